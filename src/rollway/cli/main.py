@@ -1,0 +1,35 @@
+"""Parses the command line; errors that users can mend are one line, without a traceback."""
+
+import sys
+
+import typer
+
+from ..errors import RollwayError
+from ..loop.part import first_cause
+from . import engine, envs, train
+
+app = typer.Typer(
+    name="rollway",
+    help="The rollout plane of asynchronous RL for language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(train.train)
+app.command()(envs.envs)
+app.command()(engine.engine)
+
+INTERRUPTED = 130
+
+
+def main() -> None:
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except (RollwayError, BaseExceptionGroup) as error:
+        cause = first_cause(error)
+        if not isinstance(cause, RollwayError):
+            raise
+        print(f"rollway: {cause}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,124 @@
+"""`rollway train`: a whole run from one file."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import tomli_w
+import typer
+
+from ..config.load import load
+from ..config.plan import Plan, plan
+from ..config.sections import RunConfig
+from ..errors import RunDirError
+from ..launch.run import StartPoint, run_all
+from ..launch.warmup import build_model, warmup_part
+from ..launch.watch import RunWatch
+from ..ledger.ledger import rewind
+from ..loop.run import run
+from ..model.folder import check_folder
+from ..observe.console import Screen
+from ..records.ids import Step
+from ..rundir.rundir import RunDir, without_none
+from ..trainer.recipe import is_built
+from .extras import need_torch
+
+
+def train(
+    run_file: Annotated[Path, typer.Argument(help="Run file (TOML).")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override a key: --set trainer.lr=1e-3 (repeatable)."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved config and plan; start nothing.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the run directory's last checkpoint.")
+    ] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="Remove the run directory first.")] = False,
+) -> None:
+    """Train a policy: starts engine, env servers, trainer and orchestrator, and shows their progress.
+
+    Everything of the run lies in its run directory; Ctrl-C ends it cleanly, --resume goes on.
+    """
+    config = load(run_file, overrides or [])
+    planned = plan(config)
+    if dry_run:
+        show(config, planned)
+        return
+    if resume and clean:
+        raise RunDirError("--resume and --clean exclude each other")
+    need_torch("training")
+    directory = RunDir(planned.run_dir)
+    needs_model = warmup_needed(config)
+    start = start_point(config, directory, resume=resume, clean=clean)
+    if start.first_step > config.max_steps:
+        typer.echo(f"Nothing to do: {directory.path} has trained {config.max_steps} steps")
+        return
+    directory.create(config)
+    screen = Screen()
+    watch = RunWatch(screen, config.max_steps)
+    try:
+        run(
+            "launcher", config.watch,
+            lambda _: job(config, planned, directory, start, watch, screen, needs_model),
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        screen.close()
+        how = "--resume goes on from the last checkpoint" if directory.last_checkpoint() else ""
+        typer.echo(f"Stopped after step {watch.last_step}. {how}", err=True)
+        raise
+    finally:
+        screen.close()
+    for line in watch.summary():
+        typer.echo(line)
+    typer.echo(f"Trained {config.max_steps} steps. Everything is in {directory.path}")
+
+
+async def job(
+    config: RunConfig, planned: Plan, directory: RunDir, start: StartPoint, watch: RunWatch,
+    screen: Screen, needs_model: bool,
+) -> None:  # fmt: skip
+    """Model first if there is none, then the run; SIGTERM ends it like Ctrl-C does."""
+    this = asyncio.current_task()
+    assert this is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+    part = warmup_part(config)
+    if needs_model and part is not None:
+        await build_model(part, directory, screen)
+    await run_all(config, planned, directory, start, watch)
+
+
+def warmup_needed(config: RunConfig) -> bool:
+    part = warmup_part(config)
+    if part is not None and not is_built(part):
+        return True
+    check_folder(config.model.path)
+    return False
+
+
+def start_point(config: RunConfig, run: RunDir, *, resume: bool, clean: bool) -> StartPoint:
+    """From the model, or from the last checkpoint; an existing run is never overwritten unasked."""
+    if clean:
+        run.clean()
+    if not run.exists:
+        if resume:
+            raise RunDirError(f"no run at {run.path} to resume")
+        return StartPoint(Step(1), str(Path(config.model.path).resolve()), "", {})
+    if not resume:
+        raise RunDirError(f"{run.path} holds a run already: --resume goes on, --clean starts over")
+    step = run.last_checkpoint()
+    if step is None:
+        raise RunDirError(f"{run.path} has no checkpoint to resume from; --clean starts over")
+    run.forget_after(step)
+    cursors = rewind(run.ledger, step)
+    checkpoint = str(run.checkpoint(step))
+    return StartPoint(Step(step + 1), checkpoint, checkpoint, cursors)
+
+
+def show(config: RunConfig, planned: Plan) -> None:
+    tree = without_none(msgspec.to_builtins(config))
+    typer.echo(tomli_w.dumps({**tree, "plan": msgspec.to_builtins(planned)}).rstrip())

@@ -1,0 +1,66 @@
+"""What follows from a config: sizes, bounds and paths, computed once and shown by `--dry-run`."""
+
+from pathlib import Path
+
+from msgspec import Struct
+
+from ..errors import ConfigError
+from .sections import RunConfig
+
+
+class Plan(Struct, frozen=True):
+    """Derived values of a run. Pure: the same config gives the same plan on any machine."""
+
+    run_dir: str
+    groups_per_batch: int
+    max_outstanding: int
+    """Rollouts dispatched and not yet trained or dropped, at most."""
+    max_in_flight: int
+    num_workers: int
+    worker_slots: int
+    """Rollouts all workers can run at a time."""
+    engine: str
+    binds: str
+    """Which bound limits how many rollouts run at a time."""
+
+
+def plan(config: RunConfig) -> Plan:
+    """Derive the plan, and refuse combinations that could never train."""
+    wants = config.orchestrator
+    if wants.batch_size % wants.group_size:
+        raise ConfigError(
+            f"'orchestrator.batch_size' = {wants.batch_size} is not a multiple of "
+            f"'orchestrator.group_size' = {wants.group_size}: a batch holds whole groups"
+        )
+    if wants.max_in_flight < wants.group_size:
+        raise ConfigError(
+            f"'orchestrator.max_in_flight' = {wants.max_in_flight} is below "
+            f"'orchestrator.group_size' = {wants.group_size}: no group could ever run"
+        )
+    if config.sampling.max_tokens >= config.engine.max_context:
+        raise ConfigError(
+            f"'sampling.max_tokens' = {config.sampling.max_tokens} leaves no room for a prompt in "
+            f"'engine.max_context' = {config.engine.max_context}"
+        )
+    ids = [env.id for env in config.env]
+    if twice := {id for id in ids if ids.count(id) > 1}:
+        raise ConfigError(f"'env' names {', '.join(sorted(twice))} twice; raise its ratio instead")
+    outstanding = wants.batch_size * (1 + wants.max_off_policy_steps)
+    slots = sum(env.workers * env.concurrency for env in config.env)
+    bounds = {
+        "orchestrator.max_in_flight": wants.max_in_flight,
+        "orchestrator.batch_size × (1 + max_off_policy_steps)": outstanding,
+        "env.workers × env.concurrency": slots,
+    }
+    if not config.engine.url:
+        bounds["engine.max_batch"] = config.engine.max_batch
+    return Plan(
+        run_dir=str(Path(config.output_dir) / config.name),
+        groups_per_batch=wants.batch_size // wants.group_size,
+        max_outstanding=outstanding,
+        max_in_flight=wants.max_in_flight,
+        num_workers=sum(env.workers for env in config.env),
+        worker_slots=slots,
+        engine=config.engine.url or "embedded",
+        binds=min(bounds, key=lambda name: bounds[name]),
+    )

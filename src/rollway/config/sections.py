@@ -1,0 +1,167 @@
+"""The sections of a run file. Every key, its range, its default and its meaning stand here."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, field
+
+Count = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
+class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A part of a run file; unknown keys are refused."""
+
+
+class ModelConfig(Section, frozen=True, kw_only=True):
+    """Which weights to start from and how messages become tokens."""
+
+    path: str
+    """Folder with config.json, weights and tokenizer.json."""
+    renderer: str = "auto"
+    """Message renderer of the model family (`qwen3`, `glm5`, …), `default` for its chat template."""
+    template: dict[str, Any] = field(default_factory=dict)
+    """Options of the renderer, such as `enable_thinking`."""
+
+
+class WarmupConfig(Section, frozen=True, kw_only=True):
+    """Builds a tiny Mixture-of-Experts at `model.path`, taught by an environment's answers."""
+
+    solve_rate: Fraction = 0.2
+    """Stop when the mean probability of a right answer reaches this."""
+    max_steps: Count = 600
+    batch_size: Count = 64
+    lr: Positive = 2e-3
+    hidden_size: Count = 128
+    num_layers: Count = 2
+    num_experts: Annotated[int, Meta(ge=2)] = 8
+    topk: Count = 2
+
+
+class EnvConfig(Section, frozen=True, kw_only=True):
+    """One environment and the server that runs it."""
+
+    id: str
+    """Registered name, `package.module`, or `path/to/file.py`."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of its `load_environment`."""
+    ratio: Positive = 1.0
+    """Share of the groups, relative to the other environments."""
+    workers: Count = 2
+    """Worker processes."""
+    concurrency: Count = 64
+    """Rollouts at a time in one worker."""
+    rollout_deadline_s: Positive = 300.0
+    """A rollout that runs longer fails with boundary `deadline`."""
+    scoring_deadline_s: Positive = 60.0
+    """A reward that runs longer is killed and fails its rollout."""
+
+
+class SamplingConfig(Section, frozen=True, kw_only=True):
+    """How the engine draws training rollouts."""
+
+    max_tokens: Count = 1024
+    """Tokens of one turn."""
+    temperature: Positive = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+
+
+class EngineConfig(Section, frozen=True, kw_only=True):
+    """The inference engine: embedded, or the address of one that runs already."""
+
+    url: str = ""
+    """Address of a running vLLM; empty starts the embedded engine."""
+    port: Port = 0
+    """Port of the embedded engine; 0 takes a free one."""
+    max_batch: Count = 128
+    """Requests the embedded engine decodes at a time."""
+    max_context: Count = 512
+    """Tokens of prompt and reply together."""
+    threads: Count = 1
+    """Torch threads of the embedded engine."""
+    request_deadline_s: Positive = 120.0
+    """A reply that takes longer fails its rollout with boundary `engine`."""
+    routes: bool = True
+    """Ask for expert choices and replay them in the trainer; needs a Mixture-of-Experts."""
+
+
+class OrchestratorConfig(Section, frozen=True, kw_only=True):
+    """What runs, what trains and what is thrown away."""
+
+    batch_size: Count = 64
+    """Rollouts of one optimizer step."""
+    group_size: Annotated[int, Meta(ge=2)] = 8
+    """Rollouts of one task."""
+    max_off_policy_steps: Natural = 1
+    """How many versions older than the trained weights a rollout may be; 0 is synchronous."""
+    max_in_flight: Count = 256
+    """Rollouts running at a time."""
+    max_fruitless_groups: Count = 500
+    """Groups in a row that give nothing to train on before the run stops as stuck."""
+    drop_zero_advantage: bool = True
+    """Leave out groups whose rollouts all have the same reward."""
+    save_rollouts: bool = True
+    """Write every settled rollout to `rollouts/step_N/train.jsonl`."""
+    keep_weights: Annotated[int, Meta(ge=1)] = 2
+    """How many versions stay on disk once the engine has newer ones."""
+
+
+class TrainerConfig(Section, frozen=True, kw_only=True):
+    """The optimizer step."""
+
+    lr: Positive = 1e-3
+    weight_decay: NonNegative = 0.0
+    max_grad_norm: Positive = 1.0
+    clip_low: Fraction = 0.2
+    """Importance ratios below `1 - clip_low` give no gradient where that would move further away."""
+    clip_high: NonNegative = 0.28
+    """The same above `1 + clip_high`."""
+    micro_batch_tokens: Count = 4096
+    """Tokens packed into one forward pass; a longer row gets a pass of its own."""
+    replay_routes: bool = True
+    """Use the engine's expert choices in the Mixture-of-Experts layers."""
+    threads: Count = 1
+    """Torch threads of the trainer."""
+    checkpoint_every: Natural = 10
+    """Steps between checkpoints, for `--resume`; 0 writes none but the last."""
+
+
+class PayloadConfig(Section, frozen=True, kw_only=True):
+    """Where columns lie on their way to the trainer."""
+
+    segment_mb: Count = 256
+    """A worker starts a new segment file at this size."""
+
+
+class WatchConfig(Section, frozen=True, kw_only=True):
+    """When a process says that its loop was late."""
+
+    stall_ms: Positive = 100.0
+    """A callback that holds a loop longer is reported with its file:line."""
+    tick_ms: Annotated[float, Meta(ge=1, le=100)] = 20.0
+    """How often lateness is sampled."""
+
+
+class RunConfig(Section, frozen=True, kw_only=True):
+    """A whole run file."""
+
+    name: Name
+    """Name of the run: its directory below `output_dir`."""
+    output_dir: str = "outputs"
+    seed: Natural = 0
+    """Seed of task order, sampling and warm-up."""
+    max_steps: Count = 100
+    """Optimizer steps to train."""
+    model: ModelConfig
+    warmup: WarmupConfig | None = None
+    env: Annotated[tuple[EnvConfig, ...], Meta(min_length=1)]
+    sampling: SamplingConfig = SamplingConfig()
+    engine: EngineConfig = EngineConfig()
+    orchestrator: OrchestratorConfig = OrchestratorConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    payload: PayloadConfig = PayloadConfig()
+    watch: WatchConfig = WatchConfig()

@@ -1,0 +1,86 @@
+"""Finds environments by name, module or file."""
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import EnvironmentNotFound, did_you_mean
+from .environment import Environment, check
+
+ENTRY_POINTS = "rollway.environments"
+
+
+def registered() -> dict[str, EntryPoint]:
+    """Environments that installed packages offer, by name."""
+    return {point.name: point for point in sorted(entry_points(group=ENTRY_POINTS))}
+
+
+def load_environment(id: str, /, **args: Any) -> Environment:
+    """The environment `id`: a registered name, `package.module`, or `path/to/file.py`."""
+    factory = _find(id)
+    try:
+        inspect.signature(factory).bind(**args)
+    except TypeError as error:
+        raise EnvironmentNotFound(f"environment '{id}' does not take these args: {error}") from None
+    return check(factory(**args), f"environment '{id}'")
+
+
+def _find(id: str) -> Callable[..., Any]:
+    points = registered()
+    if id in points:
+        factory: Callable[..., Any] = points[id].load()
+        return factory
+    if id.endswith(".py"):
+        return _factory(_import_file(id), id)
+    name = id.replace("-", "_")
+    if _exists(name):
+        return _factory(importlib.import_module(name), id)
+    hint = did_you_mean(id, points)
+    raise EnvironmentNotFound(f"no environment '{id}'{hint} ('rollway envs' lists all)")
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _import_file(id: str) -> ModuleType:
+    path = Path(id).resolve()
+    if not path.is_file():
+        raise EnvironmentNotFound(f"no environment file at {path}")
+    name = f"rollway_env_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _factory(module: ModuleType, id: str) -> Callable[..., Any]:
+    """The module's `load_environment`, or its only Environment class."""
+    if hasattr(module, "load_environment"):
+        factory: Callable[..., Any] = module.load_environment
+        return factory
+    classes = [
+        member for member in vars(module).values()
+        if inspect.isclass(member) and issubclass(member, Environment)
+        and member.__module__ == module.__name__
+    ]  # fmt: skip
+    if len(classes) != 1:
+        raise EnvironmentNotFound(
+            f"environment '{id}' has no load_environment() and {len(classes)} Environment classes"
+        )
+    return classes[0]

@@ -1,0 +1,68 @@
+"""Rewards and metrics: methods of an environment that score a rollout."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from msgspec import Struct
+
+F = TypeVar("F", bound=Callable[..., Any])
+_MARK = "__rollway_scorer__"
+
+
+class Scorer(Struct, frozen=True):
+    """A method that scores: a reward counts `weight` times, a metric is only reported."""
+
+    name: str
+    weight: float
+    is_metric: bool
+    is_async: bool
+
+
+@overload
+def reward(method: F) -> F: ...
+@overload
+def reward(*, weight: float = 1.0) -> Callable[[F], F]: ...
+def reward(method: Any = None, *, weight: float = 1.0) -> Any:
+    """Mark `method(self, task, rollout) -> float` as a reward.
+
+    A plain function runs in a process of its own, with a deadline that kills; it sees its own copy of
+    the environment. An `async def` runs on the worker's loop.
+    """
+    return _mark(method, weight=float(weight), is_metric=False)
+
+
+@overload
+def metric(method: F) -> F: ...
+@overload
+def metric() -> Callable[[F], F]: ...
+def metric(method: Any = None) -> Any:
+    """Mark `method(self, task, rollout) -> float` as reported, not rewarded."""
+    return _mark(method, weight=0.0, is_metric=True)
+
+
+def _mark(method: Any, *, weight: float, is_metric: bool) -> Any:
+    def decorate(method: F) -> F:
+        is_async = inspect.iscoroutinefunction(method)
+        setattr(method, _MARK, Scorer(method.__name__, weight, is_metric, is_async))
+        return method
+
+    return decorate if method is None else decorate(method)
+
+
+def scorers(kind: type) -> tuple[Scorer, ...]:
+    """The marked methods of a class, in the order they are written, base classes first."""
+    found: dict[str, Scorer] = {}
+    for base in reversed(kind.__mro__):
+        for name, member in vars(base).items():
+            mark = getattr(member, _MARK, None)
+            if isinstance(mark, Scorer):
+                found[name] = mark
+            elif name in found:
+                del found[name]
+    return tuple(found.values())
+
+
+def total(kind: type, scores: dict[str, float]) -> float:
+    """The weighted sum of the rewards among `scores`."""
+    return sum(one.weight * scores[one.name] for one in scorers(kind) if not one.is_metric)

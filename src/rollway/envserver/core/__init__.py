@@ -1,0 +1,1 @@
+"""The env server's decisions. Pure: messages in, messages out."""

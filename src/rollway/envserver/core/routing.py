@@ -1,0 +1,214 @@
+"""Which worker runs what, and what becomes of it when a worker dies. Pure.
+
+Every Run a client sends is answered by exactly one Settled: by the worker that finished it, or by the
+router when it was cancelled while it waited or its task killed too many workers.
+"""
+
+from collections import deque
+
+import msgspec
+from msgspec import Struct
+
+from ...records.ids import PolicyVersion, RolloutId, WorkerName
+from ...records.rollout import Cancelled, Failed, Settled
+from ...wire.messages import (
+    PROTOCOL,
+    Cancel,
+    Hello,
+    NewPolicy,
+    NextTasks,
+    Refused,
+    Run,
+    Stats,
+    Tasks,
+    ToClient,
+    ToRouter,
+    ToWorker,
+    Welcome,
+    WorkerLost,
+)
+
+MAX_ATTEMPTS = 2
+"""A rollout whose worker died this many times fails: its task probably kills workers."""
+NO_WORKER = WorkerName("")
+
+
+class ClientSays(Struct, frozen=True):
+    client: bytes
+    message: ToRouter
+
+
+class WorkerSays(Struct, frozen=True):
+    worker: WorkerName
+    message: ToRouter
+
+
+class WorkerDied(Struct, frozen=True):
+    worker: WorkerName
+
+
+Event = ClientSays | WorkerSays | WorkerDied
+
+
+class TellClient(Struct, frozen=True):
+    client: bytes
+    message: ToClient
+
+
+class TellWorker(Struct, frozen=True):
+    worker: WorkerName
+    message: ToWorker
+
+
+Command = TellClient | TellWorker
+
+
+class _Entry(Struct):
+    """A rollout the server owes an answer for."""
+
+    client: bytes
+    run: Run
+    worker: WorkerName = NO_WORKER
+
+
+class _Worker(Struct):
+    credits: int
+    running: set[RolloutId]
+
+    @property
+    def free(self) -> int:
+        return self.credits - len(self.running)
+
+
+class Routing:
+    """The router's state. `on_event` is all there is."""
+
+    def __init__(self, env: str) -> None:
+        self._env = env
+        self._clients: set[bytes] = set()
+        self._workers: dict[WorkerName, _Worker] = {}
+        self._entries: dict[RolloutId, _Entry] = {}
+        self._queue: deque[RolloutId] = deque()
+        self._asked: dict[tuple[bytes, int], NextTasks] = {}
+        self._version = PolicyVersion(0)
+        self.num_dropped = 0
+
+    @property
+    def num_owed(self) -> int:
+        return len(self._entries)
+
+    def on_event(self, event: Event) -> list[Command]:
+        match event:
+            case ClientSays(client=client, message=message):
+                return self._from_client(client, message)
+            case WorkerSays(worker=worker, message=message):
+                return self._from_worker(worker, message)
+            case WorkerDied(worker=worker):
+                return self._bury(worker)
+
+    def _from_client(self, client: bytes, message: ToRouter) -> list[Command]:
+        match message:
+            case Hello(protocol=protocol) if protocol != PROTOCOL:
+                reason = f"this server speaks protocol {PROTOCOL}, the client {protocol}"
+                return [TellClient(client, Refused(reason))]
+            case Hello():
+                self._clients.add(client)
+                return [TellClient(client, Welcome(self._env, len(self._workers)))]
+            case NextTasks() as wanted if client in self._clients:
+                self._asked[client, wanted.start] = wanted
+                return self._ask_tasks()
+            case Run() as run if client in self._clients and run.rollout_id not in self._entries:
+                self._entries[run.rollout_id] = _Entry(client, run)
+                self._queue.append(run.rollout_id)
+                return self._assign()
+            case Cancel(rollout_id=id, reason=reason) if client in self._clients:
+                return self._cancel(id, reason)
+            case NewPolicy(version=version) if client in self._clients:
+                self._version = version
+                return [TellWorker(worker, message) for worker in self._workers]
+        self.num_dropped += 1
+        return []
+
+    def _from_worker(self, worker: WorkerName, message: ToRouter) -> list[Command]:
+        match message:
+            case Hello(credits=credits):
+                self._workers[worker] = _Worker(credits, set())
+                news: list[Command] = [TellWorker(worker, NewPolicy(self._version))]
+                return news + self._ask_tasks() + self._assign()
+            case Tasks(start=start):
+                clients = [client for client, at in self._asked if at == start]
+                for client in clients:
+                    del self._asked[client, start]
+                return [TellClient(client, message) for client in clients]
+            case Settled():
+                return self._settle(worker, message)
+            case Stats():
+                return [TellClient(client, message) for client in self._clients]
+        self.num_dropped += 1
+        return []
+
+    def _settle(self, worker: WorkerName, settled: Settled) -> list[Command]:
+        """Pass an end on, once: a late answer of a lost attempt is dropped and counted."""
+        entry = self._entries.get(settled.rollout_id)
+        if entry is None or entry.worker != worker or entry.run.attempt != settled.attempt:
+            self.num_dropped += 1
+            return []
+        del self._entries[settled.rollout_id]
+        self._workers[worker].running.discard(settled.rollout_id)
+        told: list[Command] = [TellClient(entry.client, settled)]
+        return told + self._assign()
+
+    def _cancel(self, id: RolloutId, reason: str) -> list[Command]:
+        entry = self._entries.get(id)
+        if entry is None:
+            return []
+        if entry.worker:
+            return [TellWorker(entry.worker, Cancel(id, reason))]
+        self._queue.remove(id)
+        return [self._end_here(id, Cancelled(reason))]
+
+    def _bury(self, worker: WorkerName) -> list[Command]:
+        """Move a dead worker's rollouts to others; those that lost a worker before fail."""
+        lost = self._workers.pop(worker, None)
+        if lost is None:
+            return []
+        commands: list[Command] = []
+        moved = 0
+        for id in sorted(lost.running):
+            entry = self._entries[id]
+            if entry.run.attempt >= MAX_ATTEMPTS:
+                error = f"its worker died {MAX_ATTEMPTS} times, last {worker}"
+                commands.append(self._end_here(id, Failed("worker", error)))
+                continue
+            entry.run = msgspec.structs.replace(entry.run, attempt=entry.run.attempt + 1)
+            entry.worker = NO_WORKER
+            self._queue.appendleft(id)
+            moved += 1
+        notice = WorkerLost(worker, moved, len(lost.running) - moved)
+        commands += [TellClient(client, notice) for client in sorted(self._clients)]
+        return commands + self._ask_tasks() + self._assign()
+
+    def _end_here(self, id: RolloutId, outcome: Cancelled | Failed) -> Command:
+        entry = self._entries.pop(id)
+        return TellClient(entry.client, Settled(id, entry.run.attempt, entry.worker, outcome))
+
+    def _assign(self) -> list[Command]:
+        """Give waiting rollouts to the workers with most room."""
+        commands: list[Command] = []
+        while self._queue and self._workers:
+            worker = max(self._workers, key=lambda name: self._workers[name].free)
+            if self._workers[worker].free <= 0:
+                break
+            id = self._queue.popleft()
+            entry = self._entries[id]
+            entry.worker = worker
+            self._workers[worker].running.add(id)
+            commands.append(TellWorker(worker, entry.run))
+        return commands
+
+    def _ask_tasks(self) -> list[Command]:
+        """One worker, always the same while it lives, walks through the tasks."""
+        if not self._workers:
+            return []
+        worker = min(self._workers)
+        return [TellWorker(worker, wanted) for wanted in self._asked.values()]

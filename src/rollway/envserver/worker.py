@@ -1,0 +1,178 @@
+"""A worker: runs rollouts of one environment, as many at a time as it has credits."""
+
+import asyncio
+import logging
+import socket
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from ..config.parts import WorkerPart
+from ..envs.environment import Environment
+from ..envs.source import EnvSpec, take_tasks
+from ..errors import LaneError, ProtocolError
+from ..inference import engine as engines
+from ..inference.rendering import Renderer, Rendering
+from ..loop.lanes import ProcessLane
+from ..loop.part import Parent, run_part
+from ..payload.writer import SegmentWriter
+from ..records.ids import RolloutId, WorkerName
+from ..records.lag import ProcessStats
+from ..records.rollout import Cancelled, Outcome, Settled
+from ..wire.messages import (
+    Cancel,
+    Drain,
+    Hello,
+    NewPolicy,
+    NextTasks,
+    Run,
+    Stats,
+    Tasks,
+    encode,
+    for_worker,
+)
+from .rollout import RolloutRunner
+
+log = logging.getLogger(__name__)
+
+TASKS_DEADLINE_S = 300.0
+
+
+class Worker:
+    """Answers the router. Every Run ends in one Settled, also when it is cancelled."""
+
+    def __init__(
+        self, name: WorkerName, wire: zmq.asyncio.Socket, runner: RolloutRunner, spec: EnvSpec,
+        engine: engines.Engine, tasks_lane: ProcessLane,
+    ) -> None:  # fmt: skip
+        self._name = name
+        self._wire = wire
+        self._runner = runner
+        self._spec = spec
+        self._engine = engine
+        self._tasks_lane = tasks_lane
+        self._running: dict[RolloutId, asyncio.Task[None]] = {}
+        self._why_cancelled: dict[RolloutId, str] = {}
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._running)
+
+    async def serve(self) -> None:
+        """Take messages until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                try:
+                    message = for_worker(await self._wire.recv())
+                except ProtocolError as error:
+                    log.warning("dropped: %s", error)
+                    continue
+                match message:
+                    case Run() as run:
+                        task = tasks.create_task(self._run(run), name=run.rollout_id)
+                        self._running[run.rollout_id] = task
+                    case Cancel(rollout_id=id, reason=reason) if id in self._running:
+                        self._why_cancelled[id] = reason
+                        self._running[id].cancel()
+                    case NextTasks() as wanted:
+                        tasks.create_task(self._send_tasks(wanted))
+                    case NewPolicy(version=version):
+                        self._engine.version = version
+                    case Drain() | Cancel():
+                        pass
+
+    async def _run(self, run: Run) -> None:
+        self._engine.version = max(self._engine.version, run.version)
+        try:
+            outcome = await self._runner.run(run)
+        except asyncio.CancelledError:
+            reason = self._why_cancelled.get(run.rollout_id)
+            if reason is not None:
+                await self._settle(run, Cancelled(reason))
+            raise
+        else:
+            await self._settle(run, outcome)
+        finally:
+            self._why_cancelled.pop(run.rollout_id, None)
+            del self._running[run.rollout_id]
+
+    async def _settle(self, run: Run, outcome: Outcome) -> None:
+        await self.send(Settled(run.rollout_id, run.attempt, self._name, outcome))
+
+    async def _send_tasks(self, wanted: NextTasks) -> None:
+        """The environment's tasks come from a process of their own: `tasks()` may block."""
+        try:
+            tasks = await self._tasks_lane.call(
+                take_tasks, self._spec, wanted.start, wanted.count, deadline_s=TASKS_DEADLINE_S
+            )
+        except LaneError as error:
+            await self.send(Tasks(wanted.start, (), error=str(error)))
+            return
+        await self.send(Tasks(wanted.start, tasks, exhausted=len(tasks) < wanted.count))
+
+    async def send_stats(self, stats: ProcessStats) -> None:
+        """Workers speak of themselves on the wire, so that remote clients hear it too."""
+        await self.send(Stats(stats))
+
+    async def send(self, message: msgspec.Struct) -> None:
+        await self._wire.send(encode(message))
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """What takes long to load, loaded: the environment and the model's renderer."""
+
+    part: WorkerPart
+    spec: EnvSpec
+    env: Environment
+    rendering: Rendering
+
+
+def prepare(part: WorkerPart) -> Prepared:
+    config = part.server.env
+    spec = EnvSpec(config.id, msgspec.json.encode(config.args), part.server.seed)
+    return Prepared(part, spec, spec.build(), Rendering(part.server.model))
+
+
+async def worker(prepared: Prepared, parent: Parent) -> None:
+    """Open what rollouts need, say Hello, serve until the router is gone."""
+    part, spec = prepared.part, prepared.spec
+    server, name = part.server, WorkerName(part.name)
+    async with AsyncExitStack() as stack:
+        lane = await stack.enter_async_context(ProcessLane(f"{name}.score", size=1))
+        tasks_lane = await stack.enter_async_context(ProcessLane(f"{name}.tasks", size=1))
+        renderer = Renderer(prepared.rendering, server.model, lane)
+        engine = await stack.enter_async_context(
+            engines.connect(
+                server.engine_url,
+                routes=server.engine.routes,
+                deadline_s=server.engine.request_deadline_s,
+            )
+        )
+        folder, size = Path(server.payload_dir), server.payload.segment_mb << 20
+        writer = stack.enter_context(SegmentWriter(folder, name, size))
+        runner = RolloutRunner(server.env, spec, prepared.env, engine, renderer, lane, writer)
+        context = stack.enter_context(zmq.asyncio.Context())
+        wire = stack.enter_context(context.socket(zmq.DEALER))
+        wire.setsockopt(zmq.IDENTITY, name.encode())
+        wire.setsockopt(zmq.LINGER, 0)
+        wire.connect(part.address)
+        me = Worker(name, wire, runner, spec, engine, tasks_lane)
+        parent.in_flight, parent.on_stats = lambda: me.in_flight, me.send_stats
+        await me.send(Hello(name, server.env.concurrency))
+        await parent.ready()
+        await _until_parent_gone(me, parent)
+
+
+async def _until_parent_gone(me: Worker, parent: Parent) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(me.serve())
+        while await parent.told() is not None:
+            pass
+        serving.cancel()
+
+
+def main(name: str, sock: socket.socket) -> None:
+    run_part(name, sock, WorkerPart, prepare, worker)

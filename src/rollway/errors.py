@@ -1,0 +1,96 @@
+"""The exceptions of rollway.
+
+    RollwayError            shown to the user as one line: what, where, what to do next
+    ├── ConfigError         a run file or an option is wrong
+    ├── EnvironmentNotFound no such environment, or it cannot be imported
+    ├── ModelError          a model folder is missing or unusable
+    ├── RunDirError         a run directory exists, or is not one
+    ├── PortError           an address cannot be bound
+    ├── PayloadError        a segment is missing, short or malformed
+    ├── TraceError          a turn does not fit its row (an engine's fault)
+    ├── EngineError         an engine refused, answered nonsense, or cannot be reached
+    ├── ProtocolError       a message that does not belong to the protocol
+    ├── RunStuck            a step can no longer complete
+    └── PartDied            a process of the run ended when it should not
+        LaneError           work in a process lane did not return
+        ├── LaneTimeout     it passed its deadline and was killed
+        ├── LaneCrashed     its process died
+        └── LaneRaised      it raised; carries the remote traceback
+
+A failed rollout is not an exception but a record (`records.rollout.Failed`).
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class RollwayError(Exception):
+    """Base of what users are shown without a traceback."""
+
+
+class ConfigError(RollwayError):
+    pass
+
+
+class EnvironmentNotFound(RollwayError):
+    pass
+
+
+class ModelError(RollwayError):
+    pass
+
+
+class RunDirError(RollwayError):
+    pass
+
+
+class PortError(RollwayError):
+    pass
+
+
+class PayloadError(RollwayError):
+    pass
+
+
+class TraceError(RollwayError):
+    pass
+
+
+class EngineError(RollwayError):
+    pass
+
+
+class ProtocolError(RollwayError):
+    pass
+
+
+class RunStuck(RollwayError):
+    pass
+
+
+class PartDied(RollwayError):
+    pass
+
+
+class LaneError(RollwayError):
+    pass
+
+
+class LaneTimeout(LaneError):
+    pass
+
+
+class LaneCrashed(LaneError):
+    pass
+
+
+class LaneRaised(LaneError):
+    def __init__(self, message: str, traceback: str) -> None:
+        super().__init__(message)
+        self.traceback = traceback
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the nearest of `known`, or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{near[0]}'?" if near else ""

@@ -1,0 +1,27 @@
+"""What front and core of the embedded engine say to each other. Imports nothing heavy."""
+
+from pathlib import Path
+
+from msgspec import Struct
+
+from ...config.parts import EnginePart
+
+
+class Call(Struct, frozen=True):
+    """One request of the front: what to do, and the body as it came."""
+
+    id: int
+    action: str
+    body: bytes = b""
+
+
+class Answer(Struct, frozen=True):
+    """The answer to a call; id 0 says that the core is ready, or why it never will be."""
+
+    id: int
+    status: int
+    body: bytes
+
+
+def model_name(part: EnginePart) -> str:
+    return Path(part.model.path).name

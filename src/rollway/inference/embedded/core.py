@@ -1,0 +1,193 @@
+"""The process that decodes. It has no event loop: it takes calls between two steps and answers them.
+
+Calls and answers are frames on the pipe to the HTTP front; an answer's body is the finished JSON, so
+that the front passes bytes on and never reads them.
+"""
+
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from ...config.parts import EnginePart
+from ...errors import RollwayError
+from ...model.load import load_model, load_weights
+from ...wire.pipe import BlockingPipe
+from ..dialect import CompletionRequest
+from ..rendering import Rendering
+from ..tokenizer import Tokenizer
+from . import requests
+from .calls import Answer, Call, model_name
+from .requests import BadRequest, ChatRequest
+from .scheduler import Scheduler, Sequence
+from .slots import SlotModel
+
+log = logging.getLogger(__name__)
+
+
+class Core:
+    """The model, its scheduler, and what clients may ask of them."""
+
+    def __init__(self, part: EnginePart) -> None:
+        torch.set_num_threads(part.engine.threads)
+        self._config = part
+        self._model = load_model(part.weights)
+        self._tokenizer = Tokenizer(part.model.path)
+        self._rendering: Rendering | None = None
+        slots = SlotModel(self._model, part.engine.max_batch, part.engine.max_context)
+        self._scheduler = Scheduler(slots, part.seed)
+        self._scheduler.version = part.version
+        self._replies: dict[int, Callable[[Sequence], dict[str, Any]]] = {}
+        self._num_generated = 0
+        self._actions: dict[str, Callable[[Call], dict[str, Any] | None]] = {
+            "completions": self._complete,
+            "chat": self._chat,
+            "abort": self._abort,
+            "pause": self._pause,
+            "resume": self._resume,
+            "is_paused": lambda call: {"is_paused": self._scheduler.paused},
+            "collective_rpc": self._reload,
+            "reset_prefix_cache": lambda call: {},  # there is none: prompts are always processed
+            "update_weight_version": self._set_version,
+            "weight_info": lambda call: {"weight_version": str(self._scheduler.version)},
+            "load": self._load,
+        }
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def handle(self, call: Call) -> Answer | None:
+        """Do what a call asks. None: its answer comes later, or it needs none."""
+        try:
+            reply = self._actions[call.action](call)
+        except BadRequest as error:
+            reply = requests.error_reply(str(error), error.status)
+            return Answer(call.id, error.status, msgspec.json.encode(reply))
+        except RollwayError as error:
+            reply = requests.error_reply(str(error), 500)
+            return Answer(call.id, 500, msgspec.json.encode(reply))
+        return None if reply is None else Answer(call.id, 200, msgspec.json.encode(reply))
+
+    def step(self) -> list[Answer]:
+        """One decoding step; the answers of what finished in it."""
+        answers = []
+        for sequence in self._scheduler.step():
+            reply = self._replies.pop(sequence.ask.id)(sequence)
+            self._num_generated += len(sequence.tokens)
+            answers.append(Answer(sequence.ask.id, 200, msgspec.json.encode(reply)))
+        return answers
+
+    def _complete(self, call: Call) -> None:
+        request: CompletionRequest = requests.read(call.body, CompletionRequest)
+        if request.logprobs:
+            raise BadRequest(
+                "logprobs above 0 is not supported: only the drawn token's is returned"
+            )
+        self._add(
+            call, request.prompt, request, request.max_tokens,
+            lambda sequence: requests.completion_reply(sequence, request, self._tokenizer),
+            eos=not request.ignore_eos,
+        )  # fmt: skip
+
+    def _chat(self, call: Call) -> None:
+        request: ChatRequest = requests.read(call.body, ChatRequest)
+        rendering = self._rendering = self._rendering or Rendering(self._config.model)
+        prompt = rendering.prompt(request.messages)
+        room = self._config.engine.max_context - len(prompt)
+        max_tokens = request.max_completion_tokens or request.max_tokens or max(1, room)
+
+        def reply(sequence: Sequence) -> dict[str, Any]:
+            parsed = rendering.parse(sequence.tokens)
+            message = {"role": "assistant", "content": parsed.content}
+            if parsed.reasoning:
+                message["reasoning_content"] = parsed.reasoning
+            return requests.chat_reply(sequence, request, message, self._tokenizer)
+
+        self._add(call, prompt, request, max_tokens, reply, eos=True)
+
+    def _add(
+        self, call: Call, prompt: list[int], request: CompletionRequest | ChatRequest,
+        max_tokens: int, reply: Callable[[Sequence], dict[str, Any]], *, eos: bool,
+    ) -> None:  # fmt: skip
+        served = model_name(self._config)
+        if request.model not in (served, self._config.model.path):
+            raise BadRequest(f"The model '{request.model}' does not exist; this is '{served}'", 404)
+        stop_ids = frozenset(request.stop_token_ids) | (self._eos_ids() if eos else frozenset())
+        ask = requests.ask_from(
+            call.id, prompt, request,
+            max_tokens=max_tokens, stop_ids=stop_ids,
+            vocab_size=self._model.config.vocab_size,
+            max_context=self._config.engine.max_context,
+        )  # fmt: skip
+        self._scheduler.add(ask)
+        self._replies[call.id] = reply
+
+    def _eos_ids(self) -> frozenset[int]:
+        eos = self._model.generation_config.eos_token_id or self._model.config.eos_token_id
+        return frozenset([eos] if isinstance(eos, int) else eos or ())
+
+    def _abort(self, call: Call) -> None:
+        """Clients that hang up: the body is the id of what they asked for."""
+        id = int(call.body)
+        self._scheduler.abort(id)
+        self._replies.pop(id, None)
+
+    def _pause(self, call: Call) -> dict[str, Any]:
+        requests.read(call.body, requests.PauseRequest)
+        self._scheduler.paused = True
+        return {"status": "paused"}
+
+    def _resume(self, call: Call) -> dict[str, Any]:
+        self._scheduler.paused = False
+        return {"status": "resumed"}
+
+    def _reload(self, call: Call) -> dict[str, Any]:
+        rpc: requests.RpcRequest = requests.read(call.body, requests.RpcRequest)
+        load_weights(self._model, rpc.kwargs.weights_path)
+        return {"results": [None]}
+
+    def _set_version(self, call: Call) -> dict[str, Any]:
+        request: requests.VersionRequest = requests.read(call.body, requests.VersionRequest)
+        if not request.new_version.isdigit():
+            raise BadRequest(f"new_version must be a whole number, not {request.new_version!r}")
+        self._scheduler.version = int(request.new_version)
+        return {"success": True, "new_version": request.new_version}
+
+    def _load(self, call: Call) -> dict[str, Any]:
+        return {
+            "running": self._scheduler.num_running,
+            "waiting": self._scheduler.num_waiting,
+            "generated": self._num_generated,
+        }
+
+
+def serve_core(name: str, sock: socket.socket) -> None:
+    """Load the model, then decode and answer until the front is gone."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    pipe = BlockingPipe(sock)
+    first = pipe.receive()
+    if first is None:
+        return
+    try:
+        core = Core(msgspec.msgpack.decode(first, type=EnginePart))
+    except RollwayError as error:
+        pipe.send(msgspec.msgpack.encode(Answer(0, 500, str(error).encode())))
+        return
+    pipe.send(msgspec.msgpack.encode(Answer(0, 200, b"")))
+    calls = msgspec.msgpack.Decoder(Call)
+    while True:
+        while pipe.ready(0 if core.has_work else None):
+            frame = pipe.receive()
+            if frame is None:
+                return
+            answer = core.handle(calls.decode(frame))
+            if answer is not None:
+                pipe.send(msgspec.msgpack.encode(answer))
+        for answer in core.step():
+            pipe.send(msgspec.msgpack.encode(answer))

@@ -1,0 +1,185 @@
+"""The embedded engine's HTTP front: passes bodies to the core and its answers back, unread."""
+
+import asyncio
+import itertools
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from ...config.parts import EnginePart
+from ...errors import EngineError, ModelError, PartDied, PortError
+from ...loop import child
+from ...loop.part import Parent, as_it_is, run_part
+from ...wire.pipe import AsyncPipe
+from .calls import Answer, Call, model_name
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 64 << 20
+SHUTDOWN_S = 1.0
+"""How long requests in flight may take to end when the engine does."""
+
+POSTS = {
+    "/v1/completions": "completions",
+    "/v1/chat/completions": "chat",
+    "/resume": "resume",
+    "/collective_rpc": "collective_rpc",
+    "/reset_prefix_cache": "reset_prefix_cache",
+    "/update_weight_version": "update_weight_version",
+}
+GETS = {"/is_paused": "is_paused", "/weight_info": "weight_info"}
+
+
+class CoreClient:
+    """Calls to the core and the answers they wait for."""
+
+    def __init__(self, pipe: AsyncPipe) -> None:
+        self._pipe = pipe
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._ids = itertools.count(1)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    async def call(self, action: str, body: bytes = b"") -> Answer:
+        """The core's answer. A caller that goes away takes its request with it."""
+        id = next(self._ids)
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[id] = answer
+        try:
+            await self._pipe.send(msgspec.msgpack.encode(Call(id, action, body)))
+            return await answer
+        except asyncio.CancelledError:
+            with suppress(ConnectionError):
+                abort = Call(next(self._ids), "abort", str(id).encode())
+                await self._pipe.send(msgspec.msgpack.encode(abort))
+            raise
+        finally:
+            del self._waiting[id]
+
+    async def listen(self) -> None:
+        """Hand answers to their callers until the core is gone."""
+        answers = msgspec.msgpack.Decoder(Answer)
+        while (frame := await self._pipe.receive()) is not None:
+            answer = answers.decode(frame)
+            waiting = self._waiting.get(answer.id)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(answer)
+        gone = PartDied("the embedded engine's model process died")
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_result(Answer(0, 503, b""))
+        raise gone
+
+
+class Front:
+    """The routes of the HTTP server."""
+
+    def __init__(self, core: CoreClient, model: str) -> None:
+        self._core = core
+        self._model = model
+        self._registry = CollectorRegistry()
+        running, waiting = "Requests being decoded", "Requests waiting for a slot"
+        label, to = ["model_name"], self._registry
+        self._running = Gauge("vllm:num_requests_running", running, label, registry=to)
+        self._waiting = Gauge("vllm:num_requests_waiting", waiting, label, registry=to)
+        self._generated = Counter("vllm:generation_tokens", "Tokens drawn", label, registry=to)
+        self._num_generated = 0
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/pause", self._pause)
+        for path in POSTS:
+            app.router.add_post(path, self._post)
+        for path in GETS:
+            app.router.add_get(path, self._get)
+        return app
+
+    async def _post(self, request: web.Request) -> web.Response:
+        return _response(await self._core.call(POSTS[request.path], await request.read()))
+
+    async def _get(self, request: web.Request) -> web.Response:
+        return _response(await self._core.call(GETS[request.path]))
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        mode = {"mode": request.query.get("mode", "abort")}
+        return _response(await self._core.call("pause", msgspec.json.encode(mode)))
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response(
+            {"object": "list", "data": [{"id": self._model, "object": "model"}]}
+        )
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        load = msgspec.json.decode((await self._core.call("load")).body, type=dict[str, int])
+        self._running.labels(self._model).set(load["running"])
+        self._waiting.labels(self._model).set(load["waiting"])
+        self._generated.labels(self._model).inc(load["generated"] - self._num_generated)
+        self._num_generated = load["generated"]
+        return web.Response(body=generate_latest(self._registry), content_type="text/plain")
+
+
+def _response(answer: Answer) -> web.Response:
+    return web.Response(body=answer.body, status=answer.status, content_type="application/json")
+
+
+@asynccontextmanager
+async def _core(part: EnginePart) -> AsyncIterator[CoreClient]:
+    """The core's process, with its model loaded."""
+    async with child.start("engine-core", "rollway.inference.embedded.core:serve_core") as process:
+        await process.pipe.send(msgspec.msgpack.encode(part))
+        first = await process.pipe.receive()
+        if first is None:
+            raise EngineError("the embedded engine's model process ended while loading")
+        ready = msgspec.msgpack.decode(first, type=Answer)
+        if ready.status != 200:
+            raise ModelError(ready.body.decode())
+        yield CoreClient(process.pipe)
+
+
+@asynccontextmanager
+async def _listening(app: web.Application, host: str, port: int) -> AsyncIterator[str]:
+    """The server, bound; gives the address it is reached at."""
+    runner = web.AppRunner(
+        app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise PortError(
+                f"engine.port {port} cannot be bound: {error.strerror}; choose another, or 0 for any"
+            ) from None
+        yield f"http://{host}:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def engine(part: EnginePart, parent: Parent) -> None:
+    """Serve until the parent is gone."""
+    async with asyncio.TaskGroup() as tasks, _core(part) as core:
+        front = Front(core, model_name(part))
+        async with _listening(front.app(), "127.0.0.1", part.engine.port) as address:
+            listening = tasks.create_task(core.listen())
+            await parent.ready(address)
+            while await parent.told() is not None:
+                pass
+            listening.cancel()
+
+
+def main(name: str, sock: socket.socket) -> None:
+    run_part(name, sock, EnginePart, as_it_is, engine)

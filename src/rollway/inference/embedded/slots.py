@@ -1,0 +1,103 @@
+"""A model with a preallocated key-value cache of slots, so that sequences of any age share a batch."""
+
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from ...model.routers import capture, find_routers, num_experts
+
+
+class SlotCache(DynamicCache):
+    """Keys and values `[slots, heads, context, dim]` per layer, written in place.
+
+    `aim` says which slots and positions the next forward pass fills; `update` then returns views of
+    everything these slots hold.
+    """
+
+    def __init__(self, num_slots: int, max_context: int) -> None:
+        super().__init__()
+        self._size = (num_slots, max_context)
+        self._keys: list[torch.Tensor] = []
+        self._values: list[torch.Tensor] = []
+        self._rows = slice(0, 0)
+        self._positions = torch.empty(0, dtype=torch.long)
+        self._end = 0
+
+    def aim(self, first_slot: int, positions: torch.Tensor, end: int) -> None:
+        """Fill slots from `first_slot` at `positions` `[slots, tokens]`, and attend up to `end`."""
+        self._rows = slice(first_slot, first_slot + len(positions))
+        self._positions = positions
+        self._end = end
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int,
+        *args: Any, **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        if layer_idx == len(self._keys):
+            self._grow(key_states)
+        views = []
+        for store, new in ((self._keys, key_states), (self._values, value_states)):
+            rows = store[layer_idx][self._rows]
+            at = self._positions[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3])
+            rows.scatter_(2, at, new)
+            views.append(rows[:, :, : self._end])
+        return views[0], views[1]
+
+    def _grow(self, like: torch.Tensor) -> None:
+        shape = (self._size[0], like.shape[1], self._size[1], like.shape[3])
+        self._keys.append(torch.zeros(shape, dtype=like.dtype, device=like.device))
+        self._values.append(torch.zeros(shape, dtype=like.dtype, device=like.device))
+
+    @torch.inference_mode()
+    def move(self, source: int, target: int, length: int) -> None:
+        """Bring what `source` holds to `target`."""
+        for store in (*self._keys, *self._values):
+            store[target, :, :length] = store[source, :, :length]
+
+
+class SlotModel:
+    """One forward pass for prompts and single tokens alike: new tokens in, next-token logits out."""
+
+    def __init__(self, model: Any, num_slots: int, max_context: int) -> None:
+        self.model = model.eval()
+        self.num_slots = num_slots
+        self.max_context = max_context
+        self._cache = SlotCache(num_slots, max_context)
+        self._routers = find_routers(model)
+        self._route_dtype = torch.uint8 if num_experts(model) <= 256 else torch.uint16
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.model.device
+        return device
+
+    @torch.inference_mode()
+    def forward(
+        self, first_slot: int, ids: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Process `lengths[i]` new tokens of slot `first_slot + i` from position `starts[i]`.
+
+        `ids` is padded on the right: what padding writes lies beyond every position attended to, and
+        is overwritten when the sequence gets there. Returns the logits after each slot's last new
+        token, and routes `[slots, tokens, layers, topk]`.
+        """
+        positions = starts[:, None] + torch.arange(ids.shape[1], device=ids.device)
+        end = int((starts + lengths).max())
+        mask = torch.arange(end, device=ids.device) <= positions[:, None, :, None]
+        self._cache.aim(first_slot, positions, end)
+        last = lengths - 1
+        kept, where = torch.unique(last, return_inverse=True)
+        with capture(self._routers) as chosen:
+            output = self.model(
+                input_ids=ids, attention_mask=mask, position_ids=positions,
+                past_key_values=self._cache, use_cache=True, logits_to_keep=kept,
+            )  # fmt: skip
+        logits = output.logits[torch.arange(len(ids), device=ids.device), where].float()
+        if not chosen:
+            return logits, None
+        routes = torch.stack(chosen, dim=1).to(self._route_dtype)
+        return logits, routes.view(*ids.shape, *routes.shape[1:])
+
+    def move(self, source: int, target: int, length: int) -> None:
+        self._cache.move(source, target, length)

@@ -1,0 +1,156 @@
+"""Messages to token ids and back, by the model family's renderer."""
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+import pydantic
+import renderers
+import renderers.base
+
+from ..config.sections import ModelConfig
+from ..errors import ConfigError, ModelError, did_you_mean
+from ..loop.lanes import ProcessLane
+from ..records.task import Message
+from .tokenizer import Tokenizer
+
+INLINE_CHARS = 4_000
+"""Texts up to this length are rendered on the loop, in well under a millisecond."""
+LANE_DEADLINE_S = 60.0
+WITH_CHAT_TEMPLATE = ("auto", "default")
+"""Renderers that may run the model's own chat template, for which transformers is needed."""
+
+
+class Parsed(msgspec.Struct, frozen=True):
+    """A reply's text, with the reasoning that came before it."""
+
+    content: str
+    reasoning: str | None
+
+
+class Rendering:
+    """One model's renderer. Synchronous: see `Renderer` for what a loop calls."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        if model.renderer in WITH_CHAT_TEMPLATE:
+            tokenizer: Any = _full_tokenizer(model.path)
+        else:
+            tokenizer = Tokenizer(model.path)
+        config = _renderer_config(model)
+        extra = model.template if config is None else None
+        try:
+            self._renderer = renderers.create_renderer(
+                tokenizer, config, chat_template_kwargs=extra
+            )
+        except (AssertionError, ValueError) as error:
+            raise ModelError(
+                f"renderer '{model.renderer}' does not fit the tokenizer of '{model.path}': {error}"
+            ) from None
+        self.stop_ids: list[int] = list(self._renderer.get_stop_token_ids())
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """The ids of a whole conversation, up to where the policy starts to speak."""
+        return list(self._renderer.render_ids(_dicts(messages), add_generation_prompt=True))
+
+    def extend(
+        self, prompt_ids: list[int], completion_ids: list[int], new: Sequence[Message]
+    ) -> list[int] | None:
+        """The next prompt as the last one, the ids drawn, and new messages; None if it cannot be."""
+        bridged = self._renderer.bridge_to_next_turn(prompt_ids, completion_ids, _dicts(new))
+        return None if bridged is None else list(bridged.token_ids)
+
+    def parse(self, completion_ids: list[int]) -> Parsed:
+        parsed = self._renderer.parse_response(completion_ids)
+        return Parsed(parsed.content, parsed.reasoning_content)
+
+
+class Renderer:
+    """A model's rendering for use on a loop: short texts at once, long ones in the process lane."""
+
+    def __init__(self, here: Rendering, model: ModelConfig, lane: ProcessLane) -> None:
+        self._here = here
+        self._model = msgspec.json.encode(model)
+        self._lane = lane
+
+    @property
+    def stop_ids(self) -> list[int]:
+        return self._here.stop_ids
+
+    async def prompt(self, messages: Sequence[Message]) -> list[int]:
+        if sum(len(one.content) for one in messages) <= INLINE_CHARS:
+            return self._here.prompt(messages)
+        return await self._lane.call(
+            _prompt_in_lane, self._model, tuple(messages), deadline_s=LANE_DEADLINE_S
+        )
+
+    async def extend(
+        self, prompt_ids: list[int], completion_ids: list[int], new: Sequence[Message]
+    ) -> list[int] | None:
+        if sum(len(one.content) for one in new) <= INLINE_CHARS:
+            return self._here.extend(prompt_ids, completion_ids, new)
+        return await self._lane.call(
+            _extend_in_lane, self._model, prompt_ids, completion_ids, tuple(new),
+            deadline_s=LANE_DEADLINE_S,
+        )  # fmt: skip
+
+    async def parse(self, completion_ids: list[int]) -> Parsed:
+        if len(completion_ids) <= INLINE_CHARS:
+            return self._here.parse(completion_ids)
+        return await self._lane.call(
+            _parse_in_lane, self._model, completion_ids, deadline_s=LANE_DEADLINE_S
+        )
+
+
+@cache
+def _rendering(model: bytes) -> Rendering:
+    return Rendering(msgspec.json.decode(model, type=ModelConfig))
+
+
+def _prompt_in_lane(model: bytes, messages: Sequence[Message]) -> list[int]:
+    return _rendering(model).prompt(messages)
+
+
+def _extend_in_lane(
+    model: bytes, prompt_ids: list[int], completion_ids: list[int], new: Sequence[Message]
+) -> list[int] | None:
+    return _rendering(model).extend(prompt_ids, completion_ids, new)
+
+
+def _parse_in_lane(model: bytes, completion_ids: list[int]) -> Parsed:
+    return _rendering(model).parse(completion_ids)
+
+
+def _renderer_config(model: ModelConfig) -> Any:
+    """The typed options of the renderer that the config names; None lets the model's name decide."""
+    try:
+        default = renderers.config_from_name(model.renderer)
+    except ValueError as error:
+        known = re.findall(r"'([^']+)'", str(error).partition("Known:")[2])
+        hint = did_you_mean(model.renderer, known) or f"; known: {', '.join(known)}"
+        raise ConfigError(f"no renderer '{model.renderer}' for 'model.renderer'{hint}") from None
+    try:
+        return None if default is None else type(default)(**model.template)
+    except pydantic.ValidationError as error:
+        wrong = error.errors()[0]
+        key = ".".join(str(part) for part in wrong["loc"])
+        hint = did_you_mean(key, type(default).model_fields)
+        raise ConfigError(f"'model.template.{key}': {wrong['msg'].lower()}{hint}") from None
+
+
+def _full_tokenizer(path: str) -> Any:
+    try:
+        return renderers.base.load_tokenizer(path)
+    except ImportError:
+        raise ModelError(
+            f"model '{path}' is rendered by its chat template, which needs transformers: "
+            "pip install 'rollway[local]', or name its family in 'model.renderer'"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read the tokenizer of model '{path}': {error}") from None
+
+
+def _dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    built: list[dict[str, Any]] = msgspec.to_builtins(list(messages))
+    return built

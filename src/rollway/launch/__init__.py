@@ -1,0 +1,1 @@
+"""Starts the parts of a run, watches them, ends them together."""

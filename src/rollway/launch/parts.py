@@ -1,0 +1,51 @@
+"""The parts of a run as one thing: if any of them dies, all end, and the reason is known."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from ..loop.part import Part, start_part
+from ..records.lag import ProcessStats
+from ..rundir.rundir import RunDir
+
+
+class Parts:
+    """Starts parts; every one is listened to until the run ends."""
+
+    def __init__(
+        self, run: RunDir, tasks: asyncio.TaskGroup, stack: AsyncExitStack,
+        on_stats: Callable[[ProcessStats], None], on_said: Callable[[bytes], None],
+    ) -> None:  # fmt: skip
+        self._run = run
+        self._tasks = tasks
+        self._stack = stack
+        self._on_stats = on_stats
+        self._on_said = on_said
+        self._listening: dict[str, asyncio.Task[None]] = {}
+
+    async def start(self, name: str, entry: str, config: Any) -> Part:
+        log = self._run.logs / f"{name}.log"
+        part = await self._stack.enter_async_context(start_part(name, entry, config, log=log))
+        listening = self._tasks.create_task(part.listen(self._on_stats, self._on_said), name=name)
+        self._listening[name] = listening
+        return part
+
+    async def ended(self, part: Part) -> None:
+        """Until a part has ended by itself, and well."""
+        await self._listening[part.name]
+
+    def stop_listening(self) -> None:
+        for task in self._listening.values():
+            task.cancel()
+
+
+@asynccontextmanager
+async def started_parts(
+    run: RunDir, on_stats: Callable[[ProcessStats], None], on_said: Callable[[bytes], None]
+) -> AsyncIterator[Parts]:
+    """Parts started in the block end with it, last first; one that dies ends the block."""
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+        parts = Parts(run, tasks, stack, on_stats, on_said)
+        yield parts
+        parts.stop_listening()

@@ -1,0 +1,117 @@
+"""A whole run on this machine: engine, env servers, trainer, orchestrator."""
+
+from msgspec import Struct
+
+from ..config.parts import (
+    EnginePart,
+    EnvAddress,
+    OrchestratorPart,
+    RouterPart,
+    TrainerPart,
+)
+from ..config.plan import Plan
+from ..config.sections import RunConfig
+from ..envserver.router import slug
+from ..records.ids import Step
+from ..records.turn import Sampling
+from ..rundir.rundir import RunDir
+from .parts import started_parts
+from .watch import RunWatch
+
+ENGINE = "rollway.inference.embedded.http:main"
+ROUTER = "rollway.envserver.router:main"
+TRAINER = "rollway.trainer.front:main"
+ORCHESTRATOR = "rollway.orchestrator.shell.main:main"
+
+
+class StartPoint(Struct, frozen=True):
+    """Where a run begins: from the model, or from a checkpoint."""
+
+    first_step: Step
+    weights: str
+    checkpoint: str
+    cursors: dict[str, int]
+
+
+async def run_all(
+    config: RunConfig, plan: Plan, run: RunDir, start: StartPoint, watch: RunWatch
+) -> None:  # fmt: skip
+    """Start everything, wait for the last step, end everything."""
+    async with started_parts(run, watch.on_stats, watch.on_said) as parts:
+        trainer = await parts.start("trainer", TRAINER, trainer_part(config, run, start))
+        url = config.engine.url
+        if not url:
+            engine = await parts.start("engine", ENGINE, engine_part(config, start))
+            url = await engine.ready()
+        routers = {
+            env.id: await parts.start(
+                f"{slug(env.id)}.router", ROUTER, router_part(config, run, index, url)
+            )
+            for index, env in enumerate(config.env)
+        }
+        addresses = {id: await router.ready() for id, router in routers.items()}
+        await trainer.ready()
+        part = orchestrator_part(config, plan, run, start, url, addresses)
+        orchestrator = await parts.start("orchestrator", ORCHESTRATOR, part)
+        watch.relay_to(orchestrator)
+        await parts.ended(orchestrator)
+
+
+def trainer_part(config: RunConfig, run: RunDir, start: StartPoint) -> TrainerPart:
+    return TrainerPart(
+        trainer=config.trainer,
+        weights=start.weights,
+        checkpoint=start.checkpoint,
+        first_step=start.first_step,
+        max_steps=config.max_steps,
+        run_dir=str(run.path),
+        seed=config.seed,
+        watch=config.watch,
+    )
+
+
+def engine_part(config: RunConfig, start: StartPoint) -> EnginePart:
+    return EnginePart(
+        model=config.model,
+        engine=config.engine,
+        weights=start.weights,
+        version=start.first_step - 1,
+        seed=config.seed,
+        watch=config.watch,
+    )
+
+
+def router_part(config: RunConfig, run: RunDir, index: int, engine_url: str) -> RouterPart:
+    return RouterPart(
+        env=config.env[index],
+        model=config.model,
+        engine=config.engine,
+        engine_url=engine_url,
+        payload=config.payload,
+        payload_dir=str(run.payload),
+        log_dir=str(run.logs),
+        seed=config.seed,
+        watch=config.watch,
+    )
+
+
+def orchestrator_part(
+    config: RunConfig, plan: Plan, run: RunDir, start: StartPoint, engine_url: str,
+    addresses: dict[str, str],
+) -> OrchestratorPart:  # fmt: skip
+    return OrchestratorPart(
+        orchestrator=config.orchestrator,
+        sampling=Sampling(
+            config.sampling.max_tokens, config.sampling.temperature, config.sampling.top_p
+        ),
+        envs=tuple(EnvAddress(env.id, addresses[env.id], env.ratio) for env in config.env),
+        engine_url=engine_url,
+        request_deadline_s=config.engine.request_deadline_s,
+        micro_batch_tokens=config.trainer.micro_batch_tokens,
+        max_outstanding=plan.max_outstanding,
+        max_steps=config.max_steps,
+        first_step=start.first_step,
+        cursors=start.cursors,
+        run_dir=str(run.path),
+        watch=config.watch,
+    )

@@ -1,0 +1,52 @@
+"""Builds the model of a run that has a [warmup] section and no model yet."""
+
+import msgspec
+
+from ..config.parts import WarmupPart
+from ..config.sections import RunConfig
+from ..errors import ModelError, PartDied
+from ..loop import child
+from ..observe.console import Screen
+from ..rundir.rundir import RunDir
+from ..trainer.recipe import Said, WarmupEnded, WarmupProgress
+
+_said: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
+
+
+def warmup_part(config: RunConfig) -> WarmupPart | None:
+    if config.warmup is None:
+        return None
+    return WarmupPart(
+        warmup=config.warmup,
+        model=config.model,
+        env=config.env[0],
+        max_context=config.engine.max_context,
+        seed=config.seed,
+        watch=config.watch,
+    )
+
+
+async def build_model(part: WarmupPart, run: RunDir, screen: Screen) -> None:
+    """Run the warm-up in a process of its own, showing how far it is."""
+    wants = part.warmup
+    screen.line(
+        f"Building {part.model.path}: imitating '{part.env.id}' to a solve rate of {wants.solve_rate}"
+    )
+    log = run.logs / "warmup.log"
+    async with child.start("warmup", "rollway.trainer.warmup:main", log=log) as process:
+        await process.pipe.send(msgspec.msgpack.encode(part))
+        while (frame := await process.pipe.receive()) is not None:
+            match _said.decode(frame):
+                case WarmupProgress(step=step, loss=loss, solve_rate=solved):
+                    text = f"Warm-up step {step} | Loss: {loss:.3f} | Solve rate: {solved:.3f}"
+                    (
+                        screen.line
+                        if step % 50 == 0 or solved >= wants.solve_rate
+                        else screen.status
+                    )(text)
+                case WarmupEnded(error=error):
+                    if error:
+                        raise ModelError(error)
+                    return
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
+        raise PartDied(f"the warm-up died; last lines of {log}:\n{tail}")

@@ -1,0 +1,1 @@
+"""The run's memory: every rollout's life, in SQLite."""

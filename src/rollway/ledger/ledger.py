@@ -1,0 +1,108 @@
+"""One SQLite file per run. Writes are queued, batched and done in the thread lane."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..loop.lanes import thread
+from ..records.ids import Step
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS rollouts (
+    rollout_id TEXT PRIMARY KEY,
+    group_id INTEGER NOT NULL,
+    env TEXT NOT NULL,
+    task_id TEXT NOT NULL,
+    dispatched_version INTEGER NOT NULL,
+    dispatched_s REAL NOT NULL,
+    outcome TEXT,              -- scored, failed, cancelled; NULL while it runs
+    attempt INTEGER,
+    worker TEXT,
+    settled_s REAL,
+    num_settled INTEGER NOT NULL DEFAULT 0,
+    reward REAL,
+    boundary TEXT,
+    error TEXT,
+    first_version INTEGER,
+    last_version INTEGER,
+    segment TEXT, offset INTEGER, length INTEGER,
+    step INTEGER               -- the step it trained in
+);
+CREATE TABLE IF NOT EXISTS steps (
+    step INTEGER PRIMARY KEY,
+    shipped_s REAL NOT NULL,
+    published_s REAL,
+    cursors TEXT NOT NULL      -- JSON: tasks taken of each environment
+);
+"""
+MAX_QUEUED = 50_000
+
+Statement = tuple[str, tuple[Any, ...]]
+
+
+class Ledger:
+    """Write-behind: `write` queues a statement, one task commits what has gathered."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._queue: asyncio.Queue[Statement | None] = asyncio.Queue(MAX_QUEUED)
+
+    async def write(self, sql: str, *values: Any) -> None:
+        """Queue a statement; waits when the disk is far behind."""
+        await self._queue.put((sql, values))
+
+    async def _commit_all(self) -> None:
+        """Commit in batches until told to stop, each batch in the thread lane."""
+        with closing(sqlite3.connect(self._path, check_same_thread=False)) as db:
+            await thread(_prepare, db)
+            done = False
+            while not done:
+                batch = [await self._queue.get()]
+                while not self._queue.empty():
+                    batch.append(self._queue.get_nowait())
+                done = None in batch
+                await thread(_commit, db, [one for one in batch if one is not None])
+
+    async def _stop(self) -> None:
+        await self._queue.put(None)
+
+
+@asynccontextmanager
+async def open_ledger(path: Path) -> AsyncIterator[Ledger]:
+    """The ledger of a run; leaving the block commits what is queued."""
+    ledger = Ledger(path)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(ledger._commit_all(), name="ledger")
+        try:
+            yield ledger
+        finally:
+            await ledger._stop()
+
+
+def _prepare(db: sqlite3.Connection) -> None:
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute("PRAGMA synchronous=NORMAL")
+    db.executescript(SCHEMA)
+
+
+def _commit(db: sqlite3.Connection, batch: list[Statement]) -> None:
+    with db:
+        for sql, values in batch:
+            db.execute(sql, values)
+
+
+def rewind(path: Path, step: Step) -> dict[str, int]:
+    """Forget what came after `step`, and say how far into its tasks each environment was then."""
+    if not path.exists():
+        return {}
+    with closing(sqlite3.connect(path)) as db, db:
+        db.executescript(SCHEMA)
+        db.execute("DELETE FROM rollouts WHERE step IS NULL OR step > ?", (step,))
+        db.execute("DELETE FROM steps WHERE step > ?", (step,))
+        row = db.execute("SELECT cursors FROM steps WHERE step = ?", (step,)).fetchone()
+    return msgspec.json.decode(row[0], type=dict[str, int]) if row else {}

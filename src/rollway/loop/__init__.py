@@ -1,0 +1,1 @@
+"""Event loops that are watched, and the lanes that keep work off them."""

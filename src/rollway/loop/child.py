@@ -1,0 +1,107 @@
+"""A child process and the pipe to it. The child ends when its parent does, however that dies."""
+
+import asyncio
+import ctypes
+import importlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from ..wire.pipe import AsyncPipe
+
+GRACE_S = 5.0
+"""How long a child may take to end by itself once its pipe is closed."""
+
+
+class Child:
+    """A running child. Reading None from `pipe` means that it has closed its end."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, pipe: AsyncPipe) -> None:
+        self.name = name
+        self.pipe = pipe
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """The exit code, negative for a signal, once it has ended."""
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def end(self, grace_s: float) -> None:
+        """Close the pipe, wait, then insist."""
+        await self.pipe.close()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self.wait()
+        except TimeoutError:
+            self.kill()
+            await self.wait()
+
+
+@asynccontextmanager
+async def start(
+    name: str, entry: str, *, log: Path | None = None, grace_s: float = GRACE_S
+) -> AsyncIterator[Child]:
+    """Start `entry` ("module:function", called with name and socket) in a process of its own.
+
+    Its output goes to `log`, or where ours goes. It runs in a session of its own, so that Ctrl-C
+    reaches only the process that decides what to do about it.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        output = log.open("ab") if log else None
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "rollway.loop.child",
+                name, entry, str(theirs.fileno()), str(os.getpid()),
+                stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
+                pass_fds=[theirs.fileno()], start_new_session=True,
+            )  # fmt: skip
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            if output:
+                output.close()
+    child = Child(name, process, await AsyncPipe.open(ours))
+    try:
+        yield child
+    except BaseException:
+        await child.end(grace_s)
+        raise
+    await child.end(grace_s)
+
+
+def _die_with(parent_pid: int) -> None:
+    """Ask the kernel to kill this process when its parent ends, even while it computes."""
+    if sys.platform == "linux":
+        set_death_signal = 1
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        sys.exit(1)
+
+
+def main() -> None:
+    """The child's first lines: what `start` runs."""
+    name, entry, fd, parent_pid = sys.argv[1:]
+    _die_with(int(parent_pid))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    module, _, function = entry.partition(":")
+    target: Callable[[str, socket.socket], None] = getattr(
+        importlib.import_module(module), function
+    )
+    target(name, socket.socket(fileno=int(fd)))
+
+
+if __name__ == "__main__":
+    main()

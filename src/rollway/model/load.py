@@ -1,0 +1,46 @@
+"""Opens model folders and writes weights, with errors that say which folder and what is wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from ..errors import ModelError
+from .folder import check_folder
+
+EXPERTS = "grouped_mm"
+
+transformers_logging.disable_progress_bar()
+
+
+def load_model(folder: str) -> Any:
+    """The model of a folder, in float32 on the best device there is."""
+    check_folder(folder)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, local_files_only=True, dtype=torch.float32,
+            attn_implementation="sdpa", experts_implementation=EXPERTS,
+        )  # fmt: skip
+    except (OSError, ValueError, SafetensorError, RuntimeError) as error:
+        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"cannot load model '{folder}': {line}") from None
+    return model.to(device)
+
+
+def load_weights(model: Any, folder: str) -> None:
+    """Copy a folder's weights into a running model of the same shape, in place."""
+    fresh = load_model(folder)
+    try:
+        model.load_state_dict(fresh.state_dict())
+    except RuntimeError as error:
+        raise ModelError(f"weights of '{folder}' do not fit the model: {error}") from None
+
+
+def save_weights(model: Any, folder: Path) -> None:
+    """Write a folder that any engine can load: config and weights in the hub's layout."""
+    model.save_pretrained(folder, safe_serialization=True)

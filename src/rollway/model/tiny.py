@@ -1,0 +1,66 @@
+"""A tiny Mixture-of-Experts and a tokenizer of bytes, made here: nothing is downloaded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from ..config.sections import WarmupConfig
+
+SPECIAL = (
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>",
+    "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
+)  # fmt: skip
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
+)
+
+
+def write_tokenizer(folder: Path) -> int:
+    """One token per byte, and the special tokens of the Qwen3 family. Returns the vocabulary size."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: index for index, letter in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
+    return int(tokenizer.get_vocab_size())
+
+
+def tiny_model(config: WarmupConfig, vocab_size: int, eos_id: int, max_context: int) -> Any:
+    """A Qwen3-MoE of about a million parameters, with random weights."""
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            vocab_size=vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=2 * config.hidden_size,
+            moe_intermediate_size=config.hidden_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            num_experts=config.num_experts,
+            num_experts_per_tok=config.topk,
+            norm_topk_prob=True,
+            max_position_embeddings=max_context,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=eos_id,
+            pad_token_id=vocab_size - len(SPECIAL),
+            attn_implementation="sdpa",
+            experts_implementation="grouped_mm",
+            dtype=torch.float32,
+        )
+    )

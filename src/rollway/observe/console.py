@@ -1,0 +1,87 @@
+"""What a person sees of a run: one line per step, and a status line below them on a terminal."""
+
+import sys
+from collections.abc import Mapping
+from typing import TextIO
+
+from ..orchestrator.shell.report import Progress, StepDone
+from ..records.lag import LagStats, Stall
+
+CLEAR = "\r\x1b[2K"
+
+
+def step_line(done: StepDone, max_steps: int) -> str:
+    """One trained step, in the form the field knows."""
+    get = done.metrics.get
+    parts = [
+        f"Step {done.step}/{max_steps}",
+        f"Time: {get('time/step', 0):.2f}s",
+        f"Reward: {get('reward/all/mean', 0):.4f}",
+        f"Throughput: {get('throughput/tokens', 0):.1f} tokens/s",
+        f"Seq. Length: {get('seq_len/mean', 0):.1f}",
+        f"Off-Policy: {get('off_policy/mean', 0):.2f} (max {get('off_policy/max', 0):.0f})",
+        f"In Flight: {get('in_flight', 0):.0f}",
+        f"KL: {get('mismatch_kl', 0):.5f}",
+        f"Lag p99/max ms: {lag_line(done.lags)}",
+    ]
+    failed = {
+        name.removeprefix("errors/"): count
+        for name, count in done.metrics.items()
+        if name.startswith("errors/") and name != "errors/cancelled"
+    }
+    if failed:
+        parts.insert(6, "Failed: " + ", ".join(f"{n:.0f} {kind}" for kind, n in failed.items()))
+    return " | ".join(parts)
+
+
+def lag_line(lags: Mapping[str, LagStats]) -> str:
+    return ", ".join(
+        f"{name} {_ms(lag.p99)}/{_ms(lag.max)}" for name, lag in sorted(lags.items())
+    )  # fmt: skip
+
+
+def status_line(progress: Progress, max_steps: int, lags: Mapping[str, LagStats]) -> str:
+    worst = max(lags.items(), key=lambda one: one[1].max, default=("-", LagStats()))
+    return (
+        f"step {min(progress.step, max_steps)}/{max_steps} · {progress.ready}/{progress.batch_size} "
+        f"rollouts ready · {progress.in_flight} in flight · engine at version {progress.version} · "
+        f"worst lag now: {worst[0]} {_ms(worst[1].max)} ms"
+    )
+
+
+def stall_line(process: str, stall: Stall) -> str:
+    return f"{process}: loop held for {stall.duration_s * 1000:.0f} ms by {stall.where} in {stall.function}"
+
+
+def _ms(seconds: float) -> str:
+    ms = seconds * 1000
+    return f"{ms:.1f}" if ms < 10 else f"{ms:.0f}"
+
+
+class Screen:
+    """Prints lines; keeps a status line last where the output is a terminal."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._is_terminal = self._stream.isatty()
+        self._status = ""
+
+    def line(self, text: str) -> None:
+        if self._is_terminal:
+            self._stream.write(f"{CLEAR}{text}\n{self._status}")
+        else:
+            self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def status(self, text: str) -> None:
+        """Replace the status line; without a terminal there is none."""
+        if self._is_terminal:
+            self._status = text
+            self._stream.write(CLEAR + text)
+            self._stream.flush()
+
+    def close(self) -> None:
+        if self._is_terminal and self._status:
+            self._stream.write(CLEAR)
+            self._stream.flush()
+        self._status = ""

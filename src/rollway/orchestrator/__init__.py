@@ -1,0 +1,1 @@
+"""Decides what runs, what trains and what is thrown away. `core` decides, `shell` does."""

@@ -1,0 +1,1 @@
+"""From credited groups to a batch manifest. Pure: sizes and refs, no tokens."""

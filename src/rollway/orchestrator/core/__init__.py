@@ -1,0 +1,1 @@
+"""Events in, commands out. No clock, no asyncio, no randomness of its own."""

@@ -1,0 +1,94 @@
+"""What the core wants done. A command's result comes back as an event."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from ...records.batch import BatchManifest
+from ...records.group import Group
+from ...records.ids import GroupId, PolicyVersion, RolloutId, Step
+from ...records.payload import PayloadRef
+from ...records.task import Task
+
+Fate = Literal["trained", "zero_advantage", "too_few", "stale"]
+"""What became of a closed group."""
+
+
+class PullTasks(Struct, frozen=True):
+    """Get `count` tasks of an environment from position `start`."""
+
+    env: str
+    start: int
+    count: int
+
+
+class Dispatch(Struct, frozen=True):
+    """Start one rollout of `task` under `version`."""
+
+    env: str
+    group_id: GroupId
+    rollout_id: RolloutId
+    task: Task
+    version: PolicyVersion
+
+
+class CancelRollout(Struct, frozen=True):
+    """Stop a rollout; it will settle as Cancelled."""
+
+    env: str
+    rollout_id: RolloutId
+    reason: str
+
+
+class ClosedGroup(Struct, frozen=True):
+    """A group at its end: its members' advantages, in their order, and what became of it."""
+
+    group: Group
+    advantages: tuple[float, ...]
+    fate: Fate
+
+
+class Ship(Struct, frozen=True):
+    """Hand a batch to the trainer; `closed` are all groups that closed since the last one.
+
+    `cursors` says how far into each environment's tasks the run has come.
+    """
+
+    manifest: BatchManifest
+    closed: tuple[ClosedGroup, ...]
+    cursors: dict[str, int]
+
+
+class UpdateWeights(Struct, frozen=True):
+    """Make the engine sample from `version`."""
+
+    version: PolicyVersion
+    path: str
+
+
+class Discard(Struct, frozen=True):
+    """A group that closed before `step` shipped will not train: keep its record, free its payload."""
+
+    step: Step
+    closed: ClosedGroup
+
+
+class Release(Struct, frozen=True):
+    """These are trained; nobody will read them any more."""
+
+    refs: tuple[PayloadRef, ...]
+
+
+class Finish(Struct, frozen=True):
+    """All steps are trained."""
+
+
+class GiveUp(Struct, frozen=True):
+    """The next step can no longer complete."""
+
+    reason: str
+
+
+Command = (
+    PullTasks | Dispatch | CancelRollout | Ship | Discard | UpdateWeights | Release | Finish | GiveUp
+)  # fmt: skip

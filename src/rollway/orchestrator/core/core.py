@@ -1,0 +1,263 @@
+"""The orchestrator's decisions: what to dispatch, when a group counts, what ships, what is stale.
+
+Step n trains version n − 1 into version n. A rollout may train at step n if its first token was drawn
+by version n − 1 − max_off_policy_steps or later.
+"""
+
+from collections import Counter, deque
+
+from msgspec import Struct
+
+from ...records.group import Group
+from ...records.ids import GroupId, PolicyVersion, Step, rollout_id
+from ...records.payload import PayloadRef
+from ...records.rollout import Settled
+from ..batching.manifest import plan_batch
+from ..credit.grpo import advantages
+from ..filters.zero_advantage import is_flat
+from .commands import (
+    CancelRollout,
+    ClosedGroup,
+    Command,
+    Discard,
+    Dispatch,
+    Fate,
+    Finish,
+    GiveUp,
+    Release,
+    Ship,
+    UpdateWeights,
+)
+from .events import Event, Started, TasksArrived, VersionPublished, WeightsApplied
+from .groups import OpenGroups
+from .tasks import TaskMix
+
+MIN_SCORED = 2
+"""Fewer scored rollouts than this make no baseline."""
+
+
+class Limits(Struct, frozen=True):
+    """The bounds of a run."""
+
+    batch_size: int
+    group_size: int
+    max_in_flight: int
+    max_outstanding: int
+    max_off_policy_steps: int
+    max_fruitless_groups: int
+    max_steps: int
+    micro_batch_tokens: int
+    drop_zero_advantage: bool
+
+
+class Core:
+    """The state of a run. Every dispatched rollout is in flight, in a group, in a batch, or gone."""
+
+    def __init__(
+        self, limits: Limits, ratios: dict[str, float], cursors: dict[str, int], first_step: Step
+    ) -> None:
+        self._limits = limits
+        ahead = 2 * max(1, limits.max_outstanding // limits.group_size)
+        self._tasks = TaskMix(ratios, cursors, ahead)
+        self._groups = OpenGroups()
+        self._next_group = GroupId(first_step * 1_000_000)
+        self._ready: deque[ClosedGroup] = deque()
+        self._closed: list[ClosedGroup] = []
+        self._shipped: dict[Step, Ship] = {}
+        self._next_step = first_step
+        self._published = PolicyVersion(first_step - 1)
+        self._applied = PolicyVersion(first_step - 1)
+        self._updating: VersionPublished | None = None
+        self._newest: VersionPublished | None = None
+        self._num_fruitless = 0
+        self._fruitless: Counter[str] = Counter()
+        self.finished = False
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._groups.num_in_flight
+
+    @property
+    def num_ready(self) -> int:
+        """Rollouts that wait to be shipped."""
+        return sum(len(one.group.members) for one in self._ready)
+
+    @property
+    def next_step(self) -> Step:
+        return self._next_step
+
+    @property
+    def applied_version(self) -> PolicyVersion:
+        return self._applied
+
+    def on_event(self, event: Event) -> list[Command]:
+        if self.finished:
+            return []
+        match event:
+            case Started():
+                commands: list[Command] = []
+            case TasksArrived(env=env, start=start, tasks=tasks, exhausted=exhausted):
+                self._tasks.arrived(env, start, tasks, exhausted)
+                commands = []
+            case Settled():
+                group = self._groups.settle(event)
+                commands = self._close(group) if group else []
+            case VersionPublished():
+                commands = self._on_published(event)
+            case WeightsApplied(version=version):
+                commands = self._on_applied(version)
+        return commands + self._ship() + self._dispatch() + self._check()
+
+    def _close(self, group: Group) -> list[Command]:
+        """Credit a group; keep it for a batch, or say why not and let its payload go."""
+        credit = advantages([member.scored.reward for member in group.members])
+        fate: Fate = "trained"
+        if len(group.members) < MIN_SCORED:
+            fate = "too_few"
+        elif self._limits.drop_zero_advantage and is_flat(credit):
+            fate = "zero_advantage"
+        closed = ClosedGroup(group, credit, fate)
+        if fate == "trained":
+            self._ready.append(closed)
+            self._num_fruitless = 0
+            self._fruitless.clear()
+            return []
+        if not group.cancelled:
+            self._num_fruitless += 1
+            self._fruitless[_why_fruitless(closed)] += 1
+        return self._discard(closed)
+
+    def _discard(self, closed: ClosedGroup) -> list[Command]:
+        self._closed.append(closed)
+        return [Discard(Step(min(self._next_step, self._limits.max_steps)), closed)]
+
+    def _on_published(self, event: VersionPublished) -> list[Command]:
+        """The batch of that step is consumed; what is in flight may have become too old."""
+        self._published = event.version
+        ship = self._shipped.pop(Step(event.version))
+        commands: list[Command] = [Release(_refs_of_batch(ship))]
+        if event.version == self._limits.max_steps:
+            return commands
+        oldest = event.version - self._limits.max_off_policy_steps
+        reason = f"older than version {oldest}, the oldest that may still train"
+        commands += [
+            CancelRollout(env, id, reason) for env, id in self._groups.older_than(oldest)
+        ]  # fmt: skip
+        self._newest = event
+        return commands + self._update()
+
+    def _on_applied(self, version: PolicyVersion) -> list[Command]:
+        self._applied = version
+        self._updating = None
+        return self._update()
+
+    def _update(self) -> list[Command]:
+        """One weight update at a time, always to the newest version."""
+        newest = self._newest
+        if newest is None or self._updating is not None or newest.version <= self._applied:
+            return []
+        self._updating = newest
+        return [UpdateWeights(newest.version, newest.path)]
+
+    def _ship(self) -> list[Command]:
+        """Ship batches while there are enough rollouts and the trainer is not too far behind."""
+        commands: list[Command] = []
+        limits = self._limits
+        while self._next_step <= limits.max_steps:
+            commands += self._drop_stale()
+            behind = self._next_step - 1 - self._published
+            if behind > limits.max_off_policy_steps or self.num_ready < limits.batch_size:
+                break
+            commands.append(self._take_batch())
+        if self._next_step > limits.max_steps and commands:
+            reason = "the last batch is shipped"
+            commands += [CancelRollout(env, id, reason) for env, id in self._groups.all_in_flight()]
+        return commands
+
+    def _drop_stale(self) -> list[Command]:
+        oldest = self._next_step - 1 - self._limits.max_off_policy_steps
+        commands: list[Command] = []
+        kept: deque[ClosedGroup] = deque()
+        for closed in self._ready:
+            if min(member.scored.first_version for member in closed.group.members) >= oldest:
+                kept.append(closed)
+                continue
+            commands += self._discard(ClosedGroup(closed.group, closed.advantages, "stale"))
+        self._ready = kept
+        return commands
+
+    def _take_batch(self) -> Ship:
+        taken: list[ClosedGroup] = []
+        while sum(len(one.group.members) for one in taken) < self._limits.batch_size:
+            taken.append(self._ready.popleft())
+        manifest = plan_batch(
+            self._next_step,
+            [(one.group, one.advantages) for one in taken],
+            self._limits.micro_batch_tokens,
+        )
+        closed, self._closed = (*self._closed, *taken), []
+        ship = Ship(manifest, closed, self._tasks.cursors)
+        self._shipped[self._next_step] = ship
+        self._next_step = Step(self._next_step + 1)
+        return ship
+
+    def _dispatch(self) -> list[Command]:
+        """Start whole groups while every bound leaves room for one."""
+        commands: list[Command] = []
+        while self._has_room():
+            taken = self._tasks.take()
+            if taken is None:
+                break
+            env, task = taken
+            group_id = self._next_group
+            self._next_group = GroupId(group_id + 1)
+            ids = [rollout_id(group_id, member) for member in range(self._limits.group_size)]
+            self._groups.open(group_id, env, task, self._applied, ids)
+            commands += [Dispatch(env, group_id, id, task, self._applied) for id in ids]
+        return commands + (
+            list(self._tasks.pull()) if self._next_step <= self._limits.max_steps else []
+        )
+
+    def _has_room(self) -> bool:
+        limits, size = self._limits, self._limits.group_size
+        unshipped = self._groups.num_rollouts + self.num_ready
+        steps_left = limits.max_steps - self._next_step + 1
+        return (
+            self._groups.num_in_flight + size <= limits.max_in_flight
+            and unshipped + self._num_training() < limits.max_outstanding
+            and unshipped < steps_left * limits.batch_size
+        )
+
+    def _num_training(self) -> int:
+        """Rollouts of batches whose weights the engine does not sample from yet."""
+        return (self._next_step - 1 - self._applied) * self._limits.batch_size
+
+    def _check(self) -> list[Command]:
+        """Finish when all is trained and settled; give up instead of waiting for what cannot be."""
+        if self._published == self._limits.max_steps and not self._groups.num_in_flight:
+            self.finished = True
+            return [Finish()]
+        reason = ""
+        if env := self._tasks.empty_env:
+            reason = f"environment '{env}' has no tasks"
+        elif self._num_fruitless >= self._limits.max_fruitless_groups:
+            kinds = ", ".join(f"{count} × {why}" for why, count in self._fruitless.most_common(3))
+            reason = f"{self._num_fruitless} groups in a row gave nothing to train on: {kinds}"
+        if not reason:
+            return []
+        self.finished = True
+        return [GiveUp(reason)]
+
+
+def _why_fruitless(closed: ClosedGroup) -> str:
+    if closed.fate == "zero_advantage":
+        reward = closed.group.members[0].scored.reward
+        return f"all rewards equal ({reward:g})"
+    if closed.group.failed:
+        _, failed = closed.group.failed[0]
+        return f"{failed.boundary}: {failed.error}"
+    return "too few scored"
+
+
+def _refs_of_batch(ship: Ship) -> tuple[PayloadRef, ...]:
+    return tuple(dict.fromkeys(row.ref for row in ship.manifest.rows))

@@ -1,0 +1,36 @@
+"""What the core hears."""
+
+from msgspec import Struct
+
+from ...records.ids import PolicyVersion
+from ...records.rollout import Settled
+from ...records.task import Task
+
+
+class TasksArrived(Struct, frozen=True):
+    """Tasks of an environment from position `start`; `exhausted` when there are no more."""
+
+    env: str
+    start: int
+    tasks: tuple[Task, ...]
+    exhausted: bool = False
+
+
+class VersionPublished(Struct, frozen=True):
+    """The trainer has consumed the batch of step `version` and written its weights to `path`."""
+
+    version: PolicyVersion
+    path: str
+
+
+class WeightsApplied(Struct, frozen=True):
+    """The engine samples from `version` now."""
+
+    version: PolicyVersion
+
+
+class Started(Struct, frozen=True):
+    """Everything is up: go."""
+
+
+Event = Started | TasksArrived | Settled | VersionPublished | WeightsApplied

@@ -1,0 +1,70 @@
+"""Which task comes next: environments mixed by ratio, each in its own order, pulled ahead of need."""
+
+from collections import deque
+
+from msgspec import Struct, field
+
+from ...records.task import Task
+from .commands import PullTasks
+
+
+class _Source(Struct):
+    """One environment's tasks: `next` is the position of the first in `buffer`."""
+
+    ratio: float
+    next: int
+    buffer: deque[Task] = field(default_factory=deque)
+    pulling: bool = False
+    num_taken: int = 0
+    is_empty: bool = False
+
+    @property
+    def behind(self) -> float:
+        return self.num_taken / self.ratio
+
+
+class TaskMix:
+    """Hands out tasks so that each environment's share follows its ratio. An epoch's end wraps."""
+
+    def __init__(self, ratios: dict[str, float], cursors: dict[str, int], ahead: int) -> None:
+        self._sources = {
+            env: _Source(ratio, next=cursors.get(env, 0)) for env, ratio in ratios.items()
+        }
+        self._ahead = ahead
+
+    @property
+    def cursors(self) -> dict[str, int]:
+        return {env: source.next for env, source in self._sources.items()}
+
+    @property
+    def empty_env(self) -> str | None:
+        """An environment that has no tasks at all."""
+        return next((env for env, source in self._sources.items() if source.is_empty), None)
+
+    def take(self) -> tuple[str, Task] | None:
+        """The next task of the environment that is furthest behind its share; None: wait for it."""
+        env = min(self._sources, key=lambda name: (self._sources[name].behind, name))
+        source = self._sources[env]
+        if not source.buffer:
+            return None
+        source.num_taken += 1
+        source.next += 1
+        return env, source.buffer.popleft()
+
+    def pull(self) -> list[PullTasks]:
+        """Ask for more where less than half of what is kept ahead is left."""
+        wanted = []
+        for env, source in self._sources.items():
+            if not source.pulling and len(source.buffer) * 2 < self._ahead:
+                source.pulling = True
+                start = source.next + len(source.buffer)
+                wanted.append(PullTasks(env, start, self._ahead))
+        return wanted
+
+    def arrived(self, env: str, start: int, tasks: tuple[Task, ...], exhausted: bool) -> None:
+        source = self._sources[env]
+        source.pulling = False
+        source.buffer.extend(tasks)
+        if exhausted and not source.buffer:
+            source.is_empty = source.next == 0
+            source.next = 0

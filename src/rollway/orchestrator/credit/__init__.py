@@ -1,0 +1,1 @@
+"""From a group's rewards to its rollouts' advantages. Pure."""

@@ -1,0 +1,1 @@
+"""Which closed groups are worth a step. Pure."""

@@ -1,0 +1,117 @@
+"""The orchestrator's process: wires sources, core and performer, and drives them."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+from ...config.parts import OrchestratorPart
+from ...envserver import client as envs
+from ...inference import engine as engines
+from ...ledger.ledger import open_ledger
+from ...loop.part import Parent, as_it_is, run_part
+from ...observe.lags import Lags
+from ...records.lag import ProcessStats
+from ...rundir.rundir import RunDir
+from ..core.commands import Command
+from ..core.core import Core, Limits
+from ..core.events import Event, Started
+from .perform import Performer
+from .report import Progress
+from .sources import Events, from_env, from_parent, from_trainer
+from .steplog import StepLog
+
+MAX_EVENTS = 10_000
+PROGRESS_EVERY_S = 0.25
+
+
+async def drive(
+    core: Core, events: Events, perform: Callable[[Command], Awaitable[None]]
+) -> None:  # fmt: skip
+    """Events in, commands out, until the core has finished."""
+
+    async def do(command: Command) -> None:
+        await perform(command)
+
+    async with asyncio.TaskGroup() as tasks:
+        while not core.finished:
+            event: Event = await events.get()
+            for command in core.on_event(event):
+                tasks.create_task(do(command), name=type(command).__name__)
+
+
+async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
+    """One run's rollouts, from the first task to the last batch."""
+    run, lags = RunDir(part.run_dir), Lags()
+    events: Events = asyncio.Queue(MAX_EVENTS)
+    core = Core(
+        limits(part), {env.id: env.ratio for env in part.envs}, part.cursors, part.first_step
+    )
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        ledger = await enter(open_ledger(run.ledger))
+        engine = await enter(
+            engines.connect(part.engine_url, routes=False, deadline_s=part.request_deadline_s)
+        )
+        clients = {env.id: await enter(envs.connect(env.address)) for env in part.envs}
+        performer = Performer(
+            run, clients, engine, ledger, events, part.sampling, part.orchestrator
+        )
+        steps = StepLog(run, parent, lags, lambda: gauges(core, performer))
+        parent.in_flight, parent.on_stats = lambda: core.num_in_flight, tell_stats(parent, lags)
+        await parent.ready()
+        async with asyncio.TaskGroup() as tasks:
+            sources = [
+                *(from_env(one, events, performer, lags, parent) for one in clients.values()),
+                from_trainer(run, part.first_step, part.max_steps, events, performer, steps),
+                tell_progress(core, part.orchestrator.batch_size, parent),
+            ]
+            running = [tasks.create_task(source) for source in sources]
+            driving = tasks.create_task(drive(core, events, performer.perform))
+            listening = tasks.create_task(from_parent(parent, lags))
+            await events.put(Started())
+            await asyncio.wait([driving, listening], return_when=asyncio.FIRST_COMPLETED)
+            for task in (*running, driving, listening):
+                task.cancel()
+
+
+def limits(part: OrchestratorPart) -> Limits:
+    wants = part.orchestrator
+    return Limits(
+        batch_size=wants.batch_size,
+        group_size=wants.group_size,
+        max_in_flight=wants.max_in_flight,
+        max_outstanding=part.max_outstanding,
+        max_off_policy_steps=wants.max_off_policy_steps,
+        max_fruitless_groups=wants.max_fruitless_groups,
+        max_steps=part.max_steps,
+        micro_batch_tokens=part.micro_batch_tokens,
+        drop_zero_advantage=wants.drop_zero_advantage,
+    )
+
+
+def gauges(core: Core, performer: Performer) -> dict[str, float]:
+    return {"in_flight": core.num_in_flight, "payload/live_bytes": performer.live_bytes}
+
+
+def tell_stats(parent: Parent, lags: Lags) -> Callable[[ProcessStats], Awaitable[None]]:
+    async def tell(stats: ProcessStats) -> None:
+        lags.add(stats)
+        await parent.stats(stats)
+
+    return tell
+
+
+async def tell_progress(core: Core, batch_size: int, parent: Parent) -> None:
+    while True:
+        await asyncio.sleep(PROGRESS_EVERY_S)
+        await parent.say(
+            Progress(
+                step=core.next_step, in_flight=core.num_in_flight, ready=core.num_ready,
+                batch_size=batch_size, version=core.applied_version,
+            )
+        )  # fmt: skip
+
+
+def main(name: str, sock: socket.socket) -> None:
+    run_part(name, sock, OrchestratorPart, as_it_is, orchestrator)

@@ -1,0 +1,163 @@
+"""Does what the core commands."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from ...config.sections import OrchestratorConfig
+from ...envserver.client import EnvClient
+from ...errors import RunStuck
+from ...inference.engine import Engine
+from ...ledger.ledger import Ledger
+from ...loop.lanes import thread
+from ...payload.release import LiveRefs
+from ...records.ids import PolicyVersion, Step
+from ...records.payload import PayloadRef
+from ...records.rollout import Failed, Scored, Settled
+from ...records.turn import Sampling
+from ...rundir.rundir import RunDir
+from ...transport import filesystem
+from ...wire.messages import Cancel, NewPolicy, NextTasks, Run
+from ..core.commands import (
+    CancelRollout,
+    ClosedGroup,
+    Command,
+    Discard,
+    Dispatch,
+    Finish,
+    GiveUp,
+    PullTasks,
+    Release,
+    Ship,
+    UpdateWeights,
+)
+from ..core.events import Event, WeightsApplied
+from .saver import save
+
+
+class Performer:
+    """Turns commands into messages, files and requests. What they bring about returns as events."""
+
+    def __init__(
+        self, run: RunDir, clients: Mapping[str, EnvClient], engine: Engine, ledger: Ledger,
+        events: "asyncio.Queue[Event]", sampling: Sampling, config: OrchestratorConfig,
+    ) -> None:  # fmt: skip
+        self._run = run
+        self._clients = clients
+        self._engine = engine
+        self._ledger = ledger
+        self._events = events
+        self._sampling = sampling
+        self._config = config
+        self._live = LiveRefs()
+        self._saving = asyncio.Lock()
+        self._shipped: dict[int, asyncio.Future[Ship]] = {}
+
+    @property
+    def live_bytes(self) -> int:
+        return self._live.num_bytes
+
+    async def perform(self, command: Command) -> None:
+        match command:
+            case PullTasks(env=env, start=start, count=count):
+                await self._clients[env].send(NextTasks(start, count))
+            case Dispatch():
+                await self._dispatch(command)
+            case CancelRollout(env=env, rollout_id=id, reason=reason):
+                await self._clients[env].send(Cancel(id, reason))
+            case Ship():
+                await self._ship(command)
+            case UpdateWeights(version=version, path=path):
+                await self._update_weights(version, path)
+            case Discard(step=step, closed=closed):
+                await self._save(step, [closed])
+                await self._release([member.scored.ref for member in closed.group.members])
+            case Release(refs=refs):
+                await self._release(refs)
+            case GiveUp(reason=reason):
+                raise RunStuck(reason)
+            case Finish():
+                pass
+
+    async def _update_weights(self, version: PolicyVersion, path: str) -> None:
+        await self._engine.update_weights(path, version)
+        for client in self._clients.values():
+            await client.send(NewPolicy(version))
+        await self._events.put(WeightsApplied(version))
+        await thread(self._run.prune_weights, version - self._config.keep_weights)
+
+    async def _dispatch(self, order: Dispatch) -> None:
+        await self._ledger.write(
+            "INSERT INTO rollouts (rollout_id, group_id, env, task_id, dispatched_version, "
+            "dispatched_s) VALUES (?, ?, ?, ?, ?, ?)",
+            order.rollout_id, order.group_id, order.env, order.task.id, order.version, time.time(),
+        )  # fmt: skip
+        await self._clients[order.env].send(
+            Run(order.rollout_id, 1, order.task, self._sampling, order.version)
+        )
+
+    async def settled(self, settled: Settled) -> None:
+        """Note a rollout's end before the core hears of it."""
+        values: tuple[object, ...] = (None,) * 8
+        match settled.outcome:
+            case Scored() as scored:
+                ref = scored.ref
+                await self._remove(self._live.hold(ref))
+                values = (
+                    scored.reward, None, None, scored.first_version, scored.last_version,
+                    ref.segment, ref.offset, ref.length,
+                )  # fmt: skip
+            case Failed(boundary=boundary, error=error):
+                values = (None, boundary, error, None, None, None, None, None)
+        outcome = type(settled.outcome).__struct_config__.tag
+        await self._ledger.write(
+            "UPDATE rollouts SET outcome = ?, attempt = ?, worker = ?, settled_s = ?, "
+            "num_settled = num_settled + 1, reward = ?, boundary = ?, error = ?, "
+            "first_version = ?, last_version = ?, segment = ?, offset = ?, length = ? "
+            "WHERE rollout_id = ?",
+            outcome, settled.attempt, settled.worker, time.time(), *values, settled.rollout_id,
+        )  # fmt: skip
+
+    async def _ship(self, ship: Ship) -> None:
+        """Manifest first: the trainer starts while the rest is written."""
+        step = ship.manifest.step
+        await filesystem.ship(self._run, ship.manifest)
+        cursors = msgspec.json.encode(ship.cursors).decode()
+        await self._ledger.write(
+            "INSERT INTO steps (step, shipped_s, cursors) VALUES (?, ?, ?)",
+            step, time.time(), cursors,
+        )  # fmt: skip
+        for id in dict.fromkeys(row.rollout_id for row in ship.manifest.rows):
+            await self._ledger.write("UPDATE rollouts SET step = ? WHERE rollout_id = ?", step, id)
+        await self._save(step, [one for one in ship.closed if one.fate == "trained"])
+        self._shipped_of(step).set_result(ship)
+
+    async def published(self, step: int) -> Ship:
+        """What step `step` was made of, once everything that reads its payload has done so."""
+        ship = await self._shipped_of(step)
+        del self._shipped[step]
+        await self._ledger.write(
+            "UPDATE steps SET published_s = ? WHERE step = ?", time.time(), step
+        )
+        return ship
+
+    def _shipped_of(self, step: int) -> "asyncio.Future[Ship]":
+        if step not in self._shipped:
+            self._shipped[step] = asyncio.get_running_loop().create_future()
+        return self._shipped[step]
+
+    async def _save(self, step: Step, closed: list[ClosedGroup]) -> None:
+        if self._config.save_rollouts:
+            async with self._saving:
+                path = self._run.saved_rollouts(step)
+                await thread(save, self._run.payload, path, closed)
+
+    async def _release(self, refs: Iterable[PayloadRef]) -> None:
+        for ref in refs:
+            await self._remove(self._live.release(ref))
+
+    async def _remove(self, segments: list[str]) -> None:
+        for segment in segments:
+            await thread((self._run.payload / segment).unlink)

@@ -1,0 +1,34 @@
+"""What the orchestrator tells the process that started it."""
+
+import msgspec
+from msgspec import Struct
+
+from ...records.lag import LagStats
+
+
+class StepDone(Struct, frozen=True, tag="step_done"):
+    """A step is trained: all its metrics, and the lag of every process during it."""
+
+    step: int
+    metrics: dict[str, float]
+    lags: dict[str, LagStats]
+
+
+class Progress(Struct, frozen=True, tag="progress"):
+    """Where the run is, a few times a second."""
+
+    step: int
+    in_flight: int
+    ready: int
+    batch_size: int
+    version: int
+
+
+class Notice(Struct, frozen=True, tag="notice"):
+    """Something worth a line of its own."""
+
+    text: str
+
+
+Report = StepDone | Progress | Notice
+decode_report = msgspec.msgpack.Decoder(Report).decode

@@ -1,0 +1,54 @@
+"""Writes settled rollouts as JSONL. Runs in the thread lane: transcripts are bytes that are copied,
+never parsed."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...payload.reader import SegmentReader
+from ...records.group import Member
+from ..core.commands import ClosedGroup
+
+
+def save(folder: Path, path: Path, closed: Iterable[ClosedGroup]) -> None:
+    """Append a line for each rollout: what was said, what it was worth, what became of it."""
+    reader = SegmentReader(folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        for one in closed:
+            for line in _lines(one, reader):
+                file.write(msgspec.json.encode(line) + b"\n")
+
+
+def _lines(closed: ClosedGroup, reader: SegmentReader) -> Iterable[dict[str, Any]]:
+    group = closed.group
+    head = {"group": group.id, "env": group.env, "task": group.task_id, "fate": closed.fate}
+    for member, advantage in zip(group.members, closed.advantages, strict=True):
+        yield {**head, **_scored(member), "advantage": advantage, "messages": _said(member, reader)}
+    for id, failed in group.failed:
+        yield {**head, "rollout": id, "outcome": "failed", **msgspec.to_builtins(failed)}
+    for id, cancelled in group.cancelled:
+        yield {**head, "rollout": id, "outcome": "cancelled", "reason": cancelled.reason}
+
+
+def _scored(member: Member) -> dict[str, Any]:
+    scored = member.scored
+    return {
+        "rollout": member.rollout_id,
+        "outcome": "scored",
+        "reward": scored.reward,
+        "rewards": scored.rewards,
+        "metrics": scored.metrics,
+        "num_turns": scored.num_turns,
+        "num_tokens": scored.num_tokens,
+        "stop": scored.stop,
+        "first_version": scored.first_version,
+        "last_version": scored.last_version,
+        "timing": scored.timing,
+    }
+
+
+def _said(member: Member, reader: SegmentReader) -> msgspec.Raw:
+    return msgspec.Raw(reader.open(member.scored.ref)["transcript"].tobytes())

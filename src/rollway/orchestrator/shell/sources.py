@@ -1,0 +1,72 @@
+"""Where events come from: env servers, the trainer, the parent."""
+
+import asyncio
+import logging
+
+import msgspec
+
+from ...envserver.client import EnvClient
+from ...errors import RunStuck
+from ...loop.part import Parent
+from ...observe.lags import Lags
+from ...records.ids import PolicyVersion, Step
+from ...records.lag import ProcessStats
+from ...records.rollout import Failed, Settled
+from ...rundir.rundir import RunDir
+from ...transport import filesystem
+from ...wire.messages import Stats, Tasks, WorkerLost
+from ..core.events import Event, TasksArrived, VersionPublished
+from .perform import Performer
+from .report import Notice
+from .steplog import StepLog
+
+log = logging.getLogger(__name__)
+
+Events = asyncio.Queue[Event]
+
+
+async def from_env(
+    client: EnvClient, events: Events, performer: Performer, lags: Lags, parent: Parent
+) -> None:
+    """What one env server says."""
+    while True:
+        match await client.receive():
+            case Settled() as settled:
+                if isinstance(settled.outcome, Failed):
+                    _log_failure(settled, settled.outcome)
+                await performer.settled(settled)
+                await events.put(settled)
+            case Tasks(error=error) if error:
+                raise RunStuck(f"environment '{client.env}' cannot give tasks: {error}")
+            case Tasks(start=start, tasks=tasks, exhausted=exhausted):
+                await events.put(TasksArrived(client.env, start, tasks, exhausted))
+            case Stats(stats=stats):
+                lags.add(stats)
+                await parent.stats(stats)
+            case WorkerLost(worker=worker, num_moved=moved, num_failed=failed):
+                await parent.say(Notice(f"{worker} died: {moved} rollouts moved, {failed} failed"))
+
+
+def _log_failure(settled: Settled, failed: Failed) -> None:
+    log.warning(
+        "rollout %s failed (%s, attempt %d, %s): %s%s",
+        settled.rollout_id, failed.boundary, settled.attempt, settled.worker, failed.error,
+        f"\n{failed.traceback}" if failed.traceback else "",
+    )  # fmt: skip
+
+
+async def from_trainer(
+    run: RunDir, first: Step, last: int, events: Events, performer: Performer, steps: StepLog
+) -> None:
+    """Every version, in order, once its weights are complete and its rollouts are saved."""
+    for step in range(first, last + 1):
+        published = await filesystem.next_version(run, PolicyVersion(step))
+        ship = await performer.published(step)
+        await steps.done(ship, published.metrics)
+        await events.put(VersionPublished(published.version, published.path))
+
+
+async def from_parent(parent: Parent, lags: Lags) -> None:
+    """The lag of processes the orchestrator has no wire to; ends when the parent is gone."""
+    while (body := await parent.told()) is not None:
+        lags.add(msgspec.msgpack.decode(body, type=ProcessStats))

@@ -1,0 +1,44 @@
+"""What is told of a finished step: a line of metrics.jsonl, and a report for the console."""
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from ...loop.lanes import thread
+from ...loop.part import Parent
+from ...observe.lags import Lags
+from ...observe.metrics import lag_metrics, step_metrics
+from ...rundir.rundir import RunDir
+from ..core.commands import Ship
+from .report import StepDone
+
+
+class StepLog:
+    """Measures steps from one publication to the next."""
+
+    def __init__(
+        self, run: RunDir, parent: Parent, lags: Lags, gauges: Callable[[], dict[str, float]]
+    ) -> None:
+        self._run = run
+        self._parent = parent
+        self._lags = lags
+        self._gauges = gauges
+        self._last_s = time.monotonic()
+
+    async def done(self, ship: Ship, trained: dict[str, float]) -> None:
+        now_s = time.monotonic()
+        elapsed_s, self._last_s = now_s - self._last_s, now_s
+        lags = self._lags.take()
+        metrics = {
+            **step_metrics(ship.manifest, ship.closed, elapsed_s),
+            **self._gauges(),
+            **trained,
+        }
+        line = msgspec.json.encode({**metrics, **lag_metrics(lags), "time": time.time()}) + b"\n"
+        await thread(self._append, line)
+        await self._parent.say(StepDone(ship.manifest.step, metrics, lags))
+
+    def _append(self, line: bytes) -> None:
+        with self._run.metrics.open("ab") as file:
+            file.write(line)

@@ -1,0 +1,1 @@
+"""What travels: frozen structs of a few hundred bytes. Imports nothing of rollway's."""

@@ -1,0 +1,24 @@
+"""A closed group: all rollouts of one task have settled."""
+
+from msgspec import Struct
+
+from .ids import GroupId, RolloutId
+from .rollout import Cancelled, Failed, Scored
+
+
+class Member(Struct, frozen=True):
+    """A scored rollout of a group."""
+
+    rollout_id: RolloutId
+    scored: Scored
+
+
+class Group(Struct, frozen=True):
+    """The rollouts of one task, every one at its end."""
+
+    id: GroupId
+    env: str
+    task_id: str
+    members: tuple[Member, ...]
+    failed: tuple[tuple[RolloutId, Failed], ...] = ()
+    cancelled: tuple[tuple[RolloutId, Cancelled], ...] = ()

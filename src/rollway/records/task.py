@@ -1,0 +1,22 @@
+"""A task: one problem of an environment, and the messages it is told in."""
+
+from typing import Any
+
+from msgspec import Struct, field
+
+
+class Message(Struct, frozen=True, omit_defaults=True):
+    """One message of a conversation, in the shape chat APIs use."""
+
+    role: str
+    content: str
+    reasoning_content: str | None = None
+
+
+class Task(Struct, frozen=True, omit_defaults=True):
+    """One problem. `answer` and `info` are JSON-like and reach rewards untouched."""
+
+    id: str
+    prompt: str
+    answer: Any = None
+    info: dict[str, Any] = field(default_factory=dict)

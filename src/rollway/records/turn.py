@@ -1,0 +1,37 @@
+"""A turn: one engine call inside a rollout, as columns."""
+
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+Routes = NDArray[Any]
+"""Expert ids `[tokens, layers, topk]`, uint8 or uint16."""
+
+
+class Sampling(Struct, frozen=True):
+    """How the engine draws a reply."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+class Turn(Struct, frozen=True):
+    """What the engine was given and what it drew.
+
+    `routes` covers positions `routes_start .. len(prompt_ids) + len(completion_ids) - 2`: the last
+    token was never processed by the engine, so it has no route yet.
+    """
+
+    prompt_ids: Ints
+    completion_ids: Ints
+    logprobs: Floats
+    versions: Ints
+    temperature: float
+    finish_reason: str
+    routes: Routes | None = None
+    routes_start: int = 0

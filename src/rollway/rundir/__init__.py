@@ -1,0 +1,1 @@
+"""The run directory: where everything of a run lies."""

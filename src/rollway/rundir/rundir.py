@@ -1,0 +1,123 @@
+"""Paths of a run, and how a directory becomes one."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tomli_w
+
+from ..config.sections import RunConfig
+from ..errors import RunDirError
+from ..records.ids import PolicyVersion, Step
+
+STABLE = "STABLE"
+"""Marks a weights folder as complete; holds the record of the version."""
+
+
+class RunDir:
+    """`outputs/<run>`: configuration, ledger, metrics, logs, payload, batches, rollouts, weights."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path).resolve()
+        self.config = self.path / "config.toml"
+        self.ledger = self.path / "run.db"
+        self.metrics = self.path / "metrics.jsonl"
+        self.logs = self.path / "logs"
+        self.payload = self.path / "payload"
+        self.batches = self.path / "batches"
+        self.rollouts = self.path / "rollouts"
+        self.weights = self.path / "weights"
+        self.checkpoints = self.path / "checkpoints"
+        self.keys = self.path / "keys"
+
+    @property
+    def exists(self) -> bool:
+        return self.config.exists()
+
+    def create(self, config: RunConfig) -> None:
+        """Make the folders; refuses a directory that holds something else."""
+        if self.path.exists() and not self.exists and any(self.path.iterdir()):
+            raise RunDirError(f"{self.path} exists and is not a run directory; choose another name")
+        self._make_folders()
+        self.keys.mkdir(mode=0o700, exist_ok=True)
+        write_whole(self.config, tomli_w.dumps(without_none(msgspec.to_builtins(config))).encode())
+
+    def _make_folders(self) -> None:
+        for folder in (
+            self.logs, self.payload, self.batches, self.rollouts, self.weights, self.checkpoints
+        ):  # fmt: skip
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def clean(self) -> None:
+        """Remove the run; only ever a directory that is one."""
+        if self.exists:
+            shutil.rmtree(self.path)
+
+    def manifest(self, step: Step) -> Path:
+        return self.batches / f"step_{step}" / "manifest.json"
+
+    def weights_of(self, version: PolicyVersion) -> Path:
+        return self.weights / f"step_{version}"
+
+    def checkpoint(self, step: Step) -> Path:
+        return self.checkpoints / f"step_{step}"
+
+    def saved_rollouts(self, step: Step) -> Path:
+        return self.rollouts / f"step_{step}" / "train.jsonl"
+
+    def last_checkpoint(self) -> Step | None:
+        """The newest complete checkpoint; half-written ones have another name."""
+        steps = [
+            int(one.name.removeprefix("step_"))
+            for one in self.checkpoints.glob("step_*")
+            if one.name.removeprefix("step_").isdigit()
+        ]
+        return Step(max(steps)) if steps else None
+
+    def prune_weights(self, newest: int) -> None:
+        """Remove versions up to `newest`."""
+        for version in self.weights.glob("step_*"):
+            if int(version.name.removeprefix("step_")) <= newest:
+                shutil.rmtree(version)
+
+    def forget_after(self, step: Step) -> None:
+        """Remove batches, rollouts, weights and payload that a resume from `step` will make anew."""
+        for folder in (self.batches, self.rollouts, self.weights):
+            for one in folder.glob("step_*"):
+                if int(one.name.removeprefix("step_")) > step:
+                    shutil.rmtree(one)
+        for segment in self.payload.glob("*.seg"):
+            segment.unlink()
+        if self.metrics.exists():
+            lines = self.metrics.read_bytes().splitlines(keepends=True)
+            write_whole(self.metrics, b"".join(line for line in lines if _step_of(line) <= step))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that readers see all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(data)
+    os.replace(partial, path)
+
+
+def _step_of(line: bytes) -> float:
+    try:
+        return msgspec.json.decode(line, type=_Line).step
+    except msgspec.MsgspecError:
+        return float("inf")  # half-written by a crash
+
+
+class _Line(msgspec.Struct):
+    step: float
+
+
+def without_none(tree: Any) -> Any:
+    """TOML has no null."""
+    if isinstance(tree, dict):
+        return {key: without_none(value) for key, value in tree.items() if value is not None}
+    if isinstance(tree, (list, tuple)):
+        return [without_none(value) for value in tree]
+    return tree

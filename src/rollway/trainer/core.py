@@ -1,0 +1,97 @@
+"""The process that computes: it takes manifests, trains, writes weights, answers with metrics."""
+
+import logging
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import msgspec
+import torch
+
+from ..config.parts import TrainerPart
+from ..errors import ModelError, RollwayError
+from ..model.load import load_model, save_weights
+from ..payload.reader import SegmentReader
+from ..records.ids import PolicyVersion, Step
+from ..records.policy import Published
+from ..rundir.rundir import RunDir
+from ..transport.filesystem import read_manifest
+from ..wire.pipe import BlockingPipe
+from .calls import Loaded, Train, Trained, Troubled
+from .step import Learner
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+OPTIMIZER = "optimizer.pt"
+
+
+class TrainerCore:
+    """Weights and optimizer of a run, from a model folder or a checkpoint."""
+
+    def __init__(self, part: TrainerPart) -> None:
+        torch.set_num_threads(part.trainer.threads)
+        torch.manual_seed(part.seed)
+        self._part = part
+        self._run = RunDir(part.run_dir)
+        self._reader = SegmentReader(self._run.payload)
+        self._learner = Learner(load_model(part.weights), part.trainer)
+        if part.checkpoint:
+            self._restore(Path(part.checkpoint) / OPTIMIZER)
+
+    def train(self, manifest_path: Path) -> Published:
+        """One step; its weights lie complete in the returned path."""
+        start_s = time.monotonic()
+        manifest = read_manifest(manifest_path)
+        metrics = self._learner.step(manifest, self._reader)
+        self._reader.forget()
+        folder = self._run.weights_of(PolicyVersion(manifest.step))
+        self._save_model(folder)
+        every = self._part.trainer.checkpoint_every
+        if manifest.step == self._part.max_steps or (every and manifest.step % every == 0):
+            self._checkpoint(manifest.step)
+        metrics["time/train"] = time.monotonic() - start_s
+        return Published(PolicyVersion(manifest.step), str(folder), metrics)
+
+    def _save_model(self, folder: Path) -> None:
+        save_weights(self._learner.model, folder)
+        for name in TOKENIZER_FILES:
+            source = Path(self._part.weights) / name
+            if source.exists():
+                shutil.copy(source, folder / name)
+
+    def _checkpoint(self, step: Step) -> None:
+        """Everything a resume needs, under its name only once it is whole."""
+        final = self._run.checkpoint(step)
+        partial = final.with_name(f"partial_{final.name}")
+        shutil.rmtree(partial, ignore_errors=True)
+        self._save_model(partial)
+        torch.save(self._learner.optimizer.state_dict(), partial / OPTIMIZER)
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(partial, final)
+
+    def _restore(self, path: Path) -> None:
+        try:
+            state = torch.load(path, weights_only=True)
+        except (OSError, RuntimeError) as error:
+            raise ModelError(f"cannot read checkpoint {path}: {error}") from None
+        self._learner.optimizer.load_state_dict(state)
+
+
+def serve_core(name: str, sock: socket.socket) -> None:
+    """Load, then train what is asked for until the front is gone."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    pipe = BlockingPipe(sock)
+    first = pipe.receive()
+    if first is None:
+        return
+    try:
+        core = TrainerCore(msgspec.msgpack.decode(first, type=TrainerPart))
+        pipe.send(msgspec.msgpack.encode(Loaded()))
+        while (frame := pipe.receive()) is not None:
+            order = msgspec.msgpack.decode(frame, type=Train)
+            pipe.send(msgspec.msgpack.encode(Trained(core.train(Path(order.manifest)))))
+    except RollwayError as error:
+        pipe.send(msgspec.msgpack.encode(Troubled(str(error))))

@@ -1,0 +1,1 @@
+"""Manifests to the trainer and weights back."""
