@@ -28,9 +28,7 @@ def engine(
     need_torch("the embedded engine")
     part = EnginePart(
         model=ModelConfig(path=str(model), renderer=renderer),
-        engine=EngineConfig(
-            port=port, max_batch=max_batch, max_context=max_context, threads=threads
-        ),
+        engine=EngineConfig(port=port, max_batch=max_batch, max_context=max_context, threads=threads),
         weights=str(model),
         version=0,
         seed=0,

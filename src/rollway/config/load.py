@@ -53,9 +53,7 @@ def _place(tree: Any, keys: list[str], value: Any, override: str) -> None:
     head, rest = keys[0], keys[1:]
     if isinstance(tree, list):
         if not head.isdigit() or int(head) >= len(tree):
-            raise ConfigError(
-                f"--set {override}: '{head}' is not an index from 0 to {len(tree) - 1}"
-            )
+            raise ConfigError(f"--set {override}: '{head}' is not an index from 0 to {len(tree) - 1}")
         index: Any = int(head)
     elif isinstance(tree, dict):
         index = head

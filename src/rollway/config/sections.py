@@ -142,7 +142,7 @@ class WatchConfig(Section, frozen=True, kw_only=True):
 
     stall_ms: Positive = 100.0
     """A callback that holds a loop longer is reported with its file:line."""
-    tick_ms: Annotated[float, Meta(ge=1, le=100)] = 20.0
+    tick_ms: Annotated[float, Meta(ge=1, le=100)] = 10.0
     """How often lateness is sampled."""
 
 

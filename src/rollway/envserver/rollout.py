@@ -121,9 +121,7 @@ class RolloutRunner:
             ref = await self._writer.append(_blob(rows, rollout))
         except PayloadError as error:
             return Failed("worker", str(error))
-        rewards = {
-            one.name: scores[one.name] for one in scorers(type(self._env)) if not one.is_metric
-        }
+        rewards = {one.name: scores[one.name] for one in scorers(type(self._env)) if not one.is_metric}
         metrics = {name: value for name, value in scores.items() if name not in rewards}
         return Scored(
             reward=total(type(self._env), scores),

@@ -5,7 +5,7 @@ positions only. A reply carries routes as base64 of a .npy file in `choices[0].r
 """
 
 import io
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np

@@ -41,9 +41,7 @@ class Rendering:
         config = _renderer_config(model)
         extra = model.template if config is None else None
         try:
-            self._renderer = renderers.create_renderer(
-                tokenizer, config, chat_template_kwargs=extra
-            )
+            self._renderer = renderers.create_renderer(tokenizer, config, chat_template_kwargs=extra)
         except (AssertionError, ValueError) as error:
             raise ModelError(
                 f"renderer '{model.renderer}' does not fit the tokenizer of '{model.path}': {error}"

@@ -39,11 +39,9 @@ async def build_model(part: WarmupPart, run: RunDir, screen: Screen) -> None:
             match _said.decode(frame):
                 case WarmupProgress(step=step, loss=loss, solve_rate=solved):
                     text = f"Warm-up step {step} | Loss: {loss:.3f} | Solve rate: {solved:.3f}"
-                    (
-                        screen.line
-                        if step % 50 == 0 or solved >= wants.solve_rate
-                        else screen.status
-                    )(text)
+                    (screen.line if step % 50 == 0 or solved >= wants.solve_rate else screen.status)(
+                        text
+                    )
                 case WarmupEnded(error=error):
                     if error:
                         raise ModelError(error)

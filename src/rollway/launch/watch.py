@@ -2,10 +2,10 @@
 
 import asyncio
 
+from ..loop.lag import merge
 from ..loop.part import Part
 from ..observe.console import Screen, lag_line, stall_line, status_line, step_line
-from ..observe.lags import merge
-from ..orchestrator.shell.report import Notice, Progress, StepDone, decode_report
+from ..observe.report import Notice, Progress, StepDone, decode_report
 from ..records.lag import LagStats, ProcessStats
 
 

@@ -97,9 +97,7 @@ def main() -> None:
     _die_with(int(parent_pid))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     module, _, function = entry.partition(":")
-    target: Callable[[str, socket.socket], None] = getattr(
-        importlib.import_module(module), function
-    )
+    target: Callable[[str, socket.socket], None] = getattr(importlib.import_module(module), function)
     target(name, socket.socket(fileno=int(fd)))
 
 

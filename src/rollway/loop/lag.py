@@ -1,42 +1,45 @@
 """Measures how late a loop runs: a tick asked for every few milliseconds, and when it came."""
 
 import asyncio
+import math
+import time
+from collections import Counter
 from collections.abc import Callable
 
 from ..records.lag import LagStats
+
+FINEST_S = 10e-6
+GROWTH = 1.15
+"""Each bucket is this much wider than the last, so a merged quantile is at most 15 % too high."""
 
 
 class LagMonitor:
     """Lateness of ticks over the current window; `take()` closes the window and starts the next."""
 
-    def __init__(self, tick_s: float, on_tick: Callable[[float], None] = lambda now: None) -> None:
+    def __init__(self, tick_s: float, on_tick: Callable[[], None] = lambda: None) -> None:
         self._tick_s = tick_s
         self._on_tick = on_tick
         self._lags: list[float] = []
         self._handle: asyncio.TimerHandle | None = None
-        self._due = 0.0
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._due_s = 0.0
 
     def __enter__(self) -> "LagMonitor":
-        self._loop = asyncio.get_running_loop()
-        self._schedule(self._loop.time())
+        self._schedule(asyncio.get_running_loop())
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._handle is not None:
             self._handle.cancel()
 
-    def _schedule(self, now: float) -> None:
-        assert self._loop is not None
-        self._due = now + self._tick_s
-        self._handle = self._loop.call_at(self._due, self._tick)
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        # not loop.time(): uvloop's stands still while a callback runs and counts milliseconds
+        self._due_s = time.monotonic() + self._tick_s
+        self._handle = loop.call_later(self._tick_s, self._tick, loop)
 
-    def _tick(self) -> None:
-        assert self._loop is not None
-        now = self._loop.time()
-        self._lags.append(max(0.0, now - self._due))
-        self._on_tick(now)
-        self._schedule(now)
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._lags.append(max(0.0, time.monotonic() - self._due_s))
+        self._on_tick()
+        self._schedule(loop)
 
     def take(self) -> LagStats:
         """The statistics since the last call."""
@@ -45,20 +48,45 @@ class LagMonitor:
 
 
 def summarise(lags: list[float]) -> LagStats:
-    """Order statistics of `lags`, in their unit; all zero when there are none."""
+    """Statistics of `lags`, in seconds; all zero when there are none."""
     if not lags:
         return LagStats()
-    ordered = sorted(lags)
+    buckets = Counter(_bucket(lag) for lag in lags)
+    return _stats(min(lags), sum(lags) / len(lags), max(lags), buckets)
+
+
+def merge(a: LagStats, b: LagStats) -> LagStats:
+    """The statistics of two windows together."""
+    if not a.num_ticks or not b.num_ticks:
+        return a if a.num_ticks else b
+    mean = (a.mean * a.num_ticks + b.mean * b.num_ticks) / (a.num_ticks + b.num_ticks)
+    buckets = Counter(a.buckets) + Counter(b.buckets)
+    return _stats(min(a.min, b.min), mean, max(a.max, b.max), buckets)
+
+
+def _stats(least: float, mean: float, most: float, buckets: Counter[int]) -> LagStats:
+    total = buckets.total()
 
     def quantile(q: float) -> float:
-        return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+        below = 0
+        for bucket in sorted(buckets):
+            below += buckets[bucket]
+            if below >= q * total:
+                return min(most, FINEST_S * GROWTH**bucket)
+        return most
 
     return LagStats(
-        min=ordered[0],
-        mean=sum(ordered) / len(ordered),
+        min=least,
+        mean=mean,
         med=quantile(0.5),
         p90=quantile(0.9),
         p99=quantile(0.99),
-        max=ordered[-1],
-        num_ticks=len(ordered),
+        max=most,
+        num_ticks=total,
+        buckets=dict(buckets),
     )
+
+
+def _bucket(lag: float) -> int:
+    """The number of the bucket whose upper edge is the first at or above `lag`."""
+    return max(0, math.ceil(math.log(max(lag, FINEST_S) / FINEST_S, GROWTH)))

@@ -112,9 +112,7 @@ def run_part(
 
     `prepare` loads what takes long, before there is a loop it could hold; `main` gets its result.
     """
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     first = BlockingPipe(sock).receive()
     if first is None:
         return
@@ -224,9 +222,7 @@ class Part:
 
     def _post_mortem(self, code: int) -> str:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        lines = (
-            self._log.read_text(errors="replace").splitlines()[-LAST_LINES:] if self._log else []
-        )
+        lines = self._log.read_text(errors="replace").splitlines()[-LAST_LINES:] if self._log else []
         tail = "".join(f"\n  | {line}" for line in lines)
         return f"{self.name} (pid {self.pid}) {how}" + (
             f"; last lines of {self._log}:{tail}" * bool(tail)

@@ -48,9 +48,7 @@ def run(name: str, config: WatchConfig, main: Callable[[Watch], Coroutine[Any, A
         return runner.run(_watched(name, config, main))
 
 
-async def _watched(
-    name: str, config: WatchConfig, main: Callable[[Watch], Coroutine[Any, Any, T]]
-) -> T:
+async def _watched(name: str, config: WatchConfig, main: Callable[[Watch], Coroutine[Any, Any, T]]) -> T:
     tick_s, budget_s = config.tick_ms / 1000, config.stall_ms / 1000
     with ExitStack() as stack:
         stalls = stack.enter_context(StallWatch(tick_s, budget_s))

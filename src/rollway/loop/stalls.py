@@ -44,7 +44,7 @@ class StallWatch:
         self._stopped.set()
         self._thread.join()
 
-    def beat(self, now: float) -> None:
+    def beat(self) -> None:
         self._beat_s = time.monotonic()
 
     def take(self) -> tuple[Stall, ...]:

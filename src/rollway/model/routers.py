@@ -38,8 +38,7 @@ def capture(routers: list[torch.nn.Module]) -> Iterator[list[torch.Tensor]]:
 def replay(routers: list[torch.nn.Module], routes: torch.Tensor) -> Iterator[None]:
     """Makes the routers choose `routes` `[tokens, layers, topk]`; scores keep their gradient."""
     hooks = [
-        one.register_forward_hook(_chooser(routes[:, layer].long()))
-        for layer, one in enumerate(routers)
+        one.register_forward_hook(_chooser(routes[:, layer].long())) for layer, one in enumerate(routers)
     ]
     try:
         yield

@@ -4,8 +4,8 @@ import sys
 from collections.abc import Mapping
 from typing import TextIO
 
-from ..orchestrator.shell.report import Progress, StepDone
 from ..records.lag import LagStats, Stall
+from .report import Progress, StepDone
 
 CLEAR = "\r\x1b[2K"
 
@@ -50,7 +50,9 @@ def status_line(progress: Progress, max_steps: int, lags: Mapping[str, LagStats]
 
 
 def stall_line(process: str, stall: Stall) -> str:
-    return f"{process}: loop held for {stall.duration_s * 1000:.0f} ms by {stall.where} in {stall.function}"
+    return (
+        f"{process}: loop held for {stall.duration_s * 1000:.0f} ms by {stall.where} in {stall.function}"
+    )
 
 
 def _ms(seconds: float) -> str:

@@ -5,8 +5,8 @@ from statistics import fmean
 
 from msgspec import Struct
 
-from ..orchestrator.core.commands import ClosedGroup
 from ..records.batch import BatchManifest
+from ..records.group import ClosedGroup
 from ..records.lag import LagStats
 from ..records.rollout import Scored
 
@@ -66,9 +66,7 @@ def step_metrics(
     """The metrics of a step, from the groups that closed for it. Pure."""
     groups = list(closed)
     scored = [member.scored for one in groups for member in one.group.members]
-    trained = [
-        member.scored for one in groups if one.fate == "trained" for member in one.group.members
-    ]
+    trained = [member.scored for one in groups if one.fate == "trained" for member in one.group.members]
     return {
         "step": manifest.step,
         "time/step": elapsed_s,

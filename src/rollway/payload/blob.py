@@ -50,7 +50,7 @@ def build(columns: Mapping[str, Column]) -> Blob:
         shape = (sum(len(array) for array in arrays), *arrays[0].shape[1:])
         entries[name] = _Entry(_NAMES[arrays[0].dtype.name], shape, (offset, offset + length))
         offset += length
-        parts += [memoryview(array).cast("B") for array in arrays if array.nbytes]
+        parts += [array.data.cast("B") for array in arrays if array.nbytes]
     header = msgspec.json.encode(entries)
     header += b" " * pad(8 + len(header))
     head = len(header).to_bytes(8, "little") + header

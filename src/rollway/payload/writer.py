@@ -41,9 +41,7 @@ class SegmentWriter:
                 await thread(_write_all, self._file, blob.parts, ref.offset)
             except OSError as error:
                 where = self._folder / self._segment
-                raise PayloadError(
-                    f"cannot write {blob.length} bytes to {where}: {error}"
-                ) from None
+                raise PayloadError(f"cannot write {blob.length} bytes to {where}: {error}") from None
             self._end += blob.length + pad(blob.length)
             return ref
 
@@ -56,9 +54,7 @@ class SegmentWriter:
             os.close(self._file)
             self._number += 1
         self._end = 0
-        self._file = os.open(
-            self._folder / self._segment, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644
-        )
+        self._file = os.open(self._folder / self._segment, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
 
     def __enter__(self) -> "SegmentWriter":
         return self

@@ -1,9 +1,14 @@
 """A closed group: all rollouts of one task have settled."""
 
+from typing import Literal
+
 from msgspec import Struct
 
 from .ids import GroupId, RolloutId
 from .rollout import Cancelled, Failed, Scored
+
+Fate = Literal["trained", "zero_advantage", "too_few", "stale"]
+"""What became of a closed group."""
 
 
 class Member(Struct, frozen=True):
@@ -22,3 +27,11 @@ class Group(Struct, frozen=True):
     members: tuple[Member, ...]
     failed: tuple[tuple[RolloutId, Failed], ...] = ()
     cancelled: tuple[tuple[RolloutId, Cancelled], ...] = ()
+
+
+class ClosedGroup(Struct, frozen=True):
+    """A group at its end: its members' advantages, in their order, and what became of it."""
+
+    group: Group
+    advantages: tuple[float, ...]
+    fate: Fate

@@ -1,10 +1,13 @@
 """How late an event loop ran, over one window."""
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 
 class LagStats(Struct, frozen=True):
-    """Seconds of lateness of a loop's ticks, and the stalls named in that window."""
+    """Seconds of lateness of a loop's ticks.
+
+    `buckets` counts ticks by lateness on a logarithmic scale, so that windows can be merged.
+    """
 
     min: float = 0.0
     mean: float = 0.0
@@ -13,6 +16,7 @@ class LagStats(Struct, frozen=True):
     p99: float = 0.0
     max: float = 0.0
     num_ticks: int = 0
+    buckets: dict[int, int] = field(default_factory=dict)
 
 
 class Stall(Struct, frozen=True):

@@ -82,14 +82,17 @@ class RunDir:
             if int(version.name.removeprefix("step_")) <= newest:
                 shutil.rmtree(version)
 
+    def drop_payload(self) -> None:
+        for segment in self.payload.glob("*.seg"):
+            segment.unlink()
+
     def forget_after(self, step: Step) -> None:
         """Remove batches, rollouts, weights and payload that a resume from `step` will make anew."""
         for folder in (self.batches, self.rollouts, self.weights):
             for one in folder.glob("step_*"):
                 if int(one.name.removeprefix("step_")) > step:
                     shutil.rmtree(one)
-        for segment in self.payload.glob("*.seg"):
-            segment.unlink()
+        self.drop_payload()
         if self.metrics.exists():
             lines = self.metrics.read_bytes().splitlines(keepends=True)
             write_whole(self.metrics, b"".join(line for line in lines if _step_of(line) <= step))

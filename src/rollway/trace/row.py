@@ -61,7 +61,7 @@ class OpenRow:
         """Whether these are the prompt's first tokens: one memcmp."""
         if self.num_tokens > len(prompt_ids):
             return False
-        head = memoryview(prompt_ids[: self.num_tokens]).cast("B")
+        head = prompt_ids[: self.num_tokens].data.cast("B")
         return memoryview(self._ids) == head
 
     def extend(self, turn: Turn) -> None:
@@ -71,8 +71,8 @@ class OpenRow:
         check_routes(turn, has_routes=self._routes is not None)
         if self._routes is not None:
             self._routes.append(new_routes(turn, old))
-        self._ids += memoryview(np.ascontiguousarray(turn.prompt_ids[old:])).cast("B")
-        self._ids += memoryview(np.ascontiguousarray(turn.completion_ids)).cast("B")
+        self._ids += turn.prompt_ids[old:].tobytes()
+        self._ids += turn.completion_ids.tobytes()
         self._add("loss_mask", np.uint8, num_prompt, 0, np.ones(num_new, np.uint8))
         self._add("logprobs", np.float32, num_prompt, 0, turn.logprobs)
         temperatures = np.full(num_new, turn.temperature, np.float32)

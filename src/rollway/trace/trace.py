@@ -2,8 +2,8 @@
 
 from ..errors import TraceError
 from ..records.turn import Ints, Turn
-from .row import OpenRow, Row
 from .routes import wanted_start
+from .row import OpenRow, Row
 
 
 class Trace:
@@ -29,9 +29,7 @@ class Trace:
         row = self._longest_prefix(turn.prompt_ids)
         wanted = wanted_start(row.num_tokens) if row else 0
         if turn.routes is not None and turn.routes_start > wanted:
-            raise TraceError(
-                f"routes start at {turn.routes_start}, the row needs them from {wanted}"
-            )
+            raise TraceError(f"routes start at {turn.routes_start}, the row needs them from {wanted}")
         if row is None:
             self._rows.append(OpenRow(turn))
         else:

@@ -80,9 +80,7 @@ class TrainerCore:
 
 def serve_core(name: str, sock: socket.socket) -> None:
     """Load, then train what is asked for until the front is gone."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     pipe = BlockingPipe(sock)
     first = pipe.receive()
     if first is None:

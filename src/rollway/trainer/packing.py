@@ -40,9 +40,7 @@ def load_micro_batch(reader: SegmentReader, rows: Sequence[BatchRow]) -> PackedR
         return torch.from_numpy(np.concatenate([p[name] for p in parts])[targets])
 
     return PackedRow(
-        token_ids=torch.from_numpy(
-            np.concatenate([p["token_ids"] for p in parts]).astype(np.int64)
-        ),
+        token_ids=torch.from_numpy(np.concatenate([p["token_ids"] for p in parts]).astype(np.int64)),
         positions=torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])),
         segments=torch.from_numpy(np.repeat(np.arange(len(rows)), lengths)),
         routes=_routes(parts),

@@ -39,9 +39,7 @@ class Learner:
         self, reader: SegmentReader, rows: list[Any], num_trainable: int
     ) -> tuple[float, TokenStats]:
         packed = load_micro_batch(reader, rows)
-        logprobs, entropy = token_logprobs(
-            self.model, packed, replay_routes=self._config.replay_routes
-        )
+        logprobs, entropy = token_logprobs(self.model, packed, replay_routes=self._config.replay_routes)
         engine_logprobs = packed.logprobs.to(logprobs.device)
         losses, clipped = policy_loss(
             logprobs, engine_logprobs, packed.advantages.to(logprobs.device),

@@ -61,9 +61,7 @@ def _examples(part: WarmupPart, folder: str) -> Iterator[tuple[list[int], list[i
         system = [Message("system", env.system_prompt)] if env.system_prompt else []
         for task in env.tasks():
             if not isinstance(task.answer, str):
-                raise ConfigError(
-                    f"warm-up needs tasks with a text answer; '{part.env.id}' has none"
-                )
+                raise ConfigError(f"warm-up needs tasks with a text answer; '{part.env.id}' has none")
             prompt = rendering.prompt([*system, Message("user", task.prompt)])
             yield prompt, [*tokenizer.encode(task.answer), rendering.stop_ids[0]]
 
@@ -97,9 +95,7 @@ def _imitate(
     )
 
 
-def _likelihood(
-    model: Any, examples: list[tuple[list[int], list[int]]]
-) -> tuple[torch.Tensor, float]:
+def _likelihood(model: Any, examples: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, float]:
     """Mean loss of an answer's token, and mean probability of a whole answer."""
     width = max(len(prompt) + len(answer) for prompt, answer in examples)
     ids = torch.zeros(len(examples), width, dtype=torch.long)
@@ -115,9 +111,7 @@ def _likelihood(
 
 def main(name: str, sock: socket.socket) -> None:
     """The warm-up's process."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     pipe = BlockingPipe(sock)
     first = pipe.receive()
     if first is None:

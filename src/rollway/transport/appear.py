@@ -17,7 +17,7 @@ async def appear(path: Path) -> None:
     stop = threading.Event()
     with RustNotify([str(watched)], False, False, 0, True, True) as watcher:
         try:
-            while not path.exists():
+            while not await thread(path.exists):
                 await thread(watcher.watch, 20, 10, LOOK_AGAIN_MS, stop)
         finally:
             stop.set()

@@ -30,7 +30,7 @@ class ReverseText(rw.Environment):
     @rw.metric
     def letters_in_place(self, task: rw.Task, rollout: rw.Rollout) -> float:
         pairs = zip(rollout.reply.strip(), task.answer, strict=False)
-        return sum(a == b for a, b in pairs) / len(task.answer)
+        return float(sum(a == b for a, b in pairs) / len(task.answer))
 
 
 def load_environment(min_length: int = 3, max_length: int = 7) -> ReverseText:

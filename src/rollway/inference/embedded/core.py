@@ -84,9 +84,7 @@ class Core:
     def _complete(self, call: Call) -> None:
         request: CompletionRequest = requests.read(call.body, CompletionRequest)
         if request.logprobs:
-            raise BadRequest(
-                "logprobs above 0 is not supported: only the drawn token's is returned"
-            )
+            raise BadRequest("logprobs above 0 is not supported: only the drawn token's is returned")
         self._add(
             call, request.prompt, request, request.max_tokens,
             lambda sequence: requests.completion_reply(sequence, request, self._tokenizer),
@@ -167,9 +165,7 @@ class Core:
 
 def serve_core(name: str, sock: socket.socket) -> None:
     """Load the model, then decode and answer until the front is gone."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     pipe = BlockingPipe(sock)
     first = pipe.receive()
     if first is None:

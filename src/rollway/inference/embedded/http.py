@@ -118,9 +118,7 @@ class Front:
         return web.Response()
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response(
-            {"object": "list", "data": [{"id": self._model, "object": "model"}]}
-        )
+        return web.json_response({"object": "list", "data": [{"id": self._model, "object": "model"}]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         load = msgspec.json.decode((await self._core.call("load")).body, type=dict[str, int])
@@ -152,9 +150,7 @@ async def _core(part: EnginePart) -> AsyncIterator[CoreClient]:
 @asynccontextmanager
 async def _listening(app: web.Application, host: str, port: int) -> AsyncIterator[str]:
     """The server, bound; gives the address it is reached at."""
-    runner = web.AppRunner(
-        app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
-    )
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)

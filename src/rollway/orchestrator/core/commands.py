@@ -1,17 +1,12 @@
 """What the core wants done. A command's result comes back as an event."""
 
-from typing import Literal
-
 from msgspec import Struct
 
 from ...records.batch import BatchManifest
-from ...records.group import Group
+from ...records.group import ClosedGroup
 from ...records.ids import GroupId, PolicyVersion, RolloutId, Step
 from ...records.payload import PayloadRef
 from ...records.task import Task
-
-Fate = Literal["trained", "zero_advantage", "too_few", "stale"]
-"""What became of a closed group."""
 
 
 class PullTasks(Struct, frozen=True):
@@ -38,14 +33,6 @@ class CancelRollout(Struct, frozen=True):
     env: str
     rollout_id: RolloutId
     reason: str
-
-
-class ClosedGroup(Struct, frozen=True):
-    """A group at its end: its members' advantages, in their order, and what became of it."""
-
-    group: Group
-    advantages: tuple[float, ...]
-    fate: Fate
 
 
 class Ship(Struct, frozen=True):

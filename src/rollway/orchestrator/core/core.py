@@ -8,7 +8,7 @@ from collections import Counter, deque
 
 from msgspec import Struct
 
-from ...records.group import Group
+from ...records.group import ClosedGroup, Fate, Group
 from ...records.ids import GroupId, PolicyVersion, Step, rollout_id
 from ...records.payload import PayloadRef
 from ...records.rollout import Settled
@@ -17,11 +17,9 @@ from ..credit.grpo import advantages
 from ..filters.zero_advantage import is_flat
 from .commands import (
     CancelRollout,
-    ClosedGroup,
     Command,
     Discard,
     Dispatch,
-    Fate,
     Finish,
     GiveUp,
     Release,
@@ -214,9 +212,7 @@ class Core:
             ids = [rollout_id(group_id, member) for member in range(self._limits.group_size)]
             self._groups.open(group_id, env, task, self._applied, ids)
             commands += [Dispatch(env, group_id, id, task, self._applied) for id in ids]
-        return commands + (
-            list(self._tasks.pull()) if self._next_step <= self._limits.max_steps else []
-        )
+        return commands + (list(self._tasks.pull()) if self._next_step <= self._limits.max_steps else [])
 
     def _has_room(self) -> bool:
         limits, size = self._limits, self._limits.group_size

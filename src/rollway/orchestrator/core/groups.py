@@ -76,9 +76,7 @@ def _closed(group: _Open) -> Group:
         members=tuple(
             Member(one.rollout_id, one.outcome) for one in ends if isinstance(one.outcome, Scored)
         ),
-        failed=tuple(
-            (one.rollout_id, one.outcome) for one in ends if isinstance(one.outcome, Failed)
-        ),
+        failed=tuple((one.rollout_id, one.outcome) for one in ends if isinstance(one.outcome, Failed)),
         cancelled=tuple(
             (one.rollout_id, one.outcome) for one in ends if isinstance(one.outcome, Cancelled)
         ),

@@ -27,9 +27,7 @@ class TaskMix:
     """Hands out tasks so that each environment's share follows its ratio. An epoch's end wraps."""
 
     def __init__(self, ratios: dict[str, float], cursors: dict[str, int], ahead: int) -> None:
-        self._sources = {
-            env: _Source(ratio, next=cursors.get(env, 0)) for env, ratio in ratios.items()
-        }
+        self._sources = {env: _Source(ratio, next=cursors.get(env, 0)) for env, ratio in ratios.items()}
         self._ahead = ahead
 
     @property

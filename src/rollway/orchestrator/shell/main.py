@@ -11,13 +11,13 @@ from ...inference import engine as engines
 from ...ledger.ledger import open_ledger
 from ...loop.part import Parent, as_it_is, run_part
 from ...observe.lags import Lags
+from ...observe.report import Progress
 from ...records.lag import ProcessStats
 from ...rundir.rundir import RunDir
 from ..core.commands import Command
 from ..core.core import Core, Limits
 from ..core.events import Event, Started
 from .perform import Performer
-from .report import Progress
 from .sources import Events, from_env, from_parent, from_trainer
 from .steplog import StepLog
 
@@ -44,9 +44,7 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
     """One run's rollouts, from the first task to the last batch."""
     run, lags = RunDir(part.run_dir), Lags()
     events: Events = asyncio.Queue(MAX_EVENTS)
-    core = Core(
-        limits(part), {env.id: env.ratio for env in part.envs}, part.cursors, part.first_step
-    )
+    core = Core(limits(part), {env.id: env.ratio for env in part.envs}, part.cursors, part.first_step)
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         ledger = await enter(open_ledger(run.ledger))
@@ -54,9 +52,7 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
             engines.connect(part.engine_url, routes=False, deadline_s=part.request_deadline_s)
         )
         clients = {env.id: await enter(envs.connect(env.address)) for env in part.envs}
-        performer = Performer(
-            run, clients, engine, ledger, events, part.sampling, part.orchestrator
-        )
+        performer = Performer(run, clients, engine, ledger, events, part.sampling, part.orchestrator)
         steps = StepLog(run, parent, lags, lambda: gauges(core, performer))
         parent.in_flight, parent.on_stats = lambda: core.num_in_flight, tell_stats(parent, lags)
         await parent.ready()

@@ -13,6 +13,7 @@ from ...inference.engine import Engine
 from ...ledger.ledger import Ledger
 from ...loop.lanes import thread
 from ...payload.release import LiveRefs
+from ...records.group import ClosedGroup
 from ...records.ids import PolicyVersion, Step
 from ...records.payload import PayloadRef
 from ...records.rollout import Failed, Scored, Settled
@@ -22,7 +23,6 @@ from ...transport import filesystem
 from ...wire.messages import Cancel, NewPolicy, NextTasks, Run
 from ..core.commands import (
     CancelRollout,
-    ClosedGroup,
     Command,
     Discard,
     Dispatch,
@@ -79,7 +79,7 @@ class Performer:
             case GiveUp(reason=reason):
                 raise RunStuck(reason)
             case Finish():
-                pass
+                await thread(self._run.drop_payload)
 
     async def _update_weights(self, version: PolicyVersion, path: str) -> None:
         await self._engine.update_weights(path, version)
@@ -138,9 +138,7 @@ class Performer:
         """What step `step` was made of, once everything that reads its payload has done so."""
         ship = await self._shipped_of(step)
         del self._shipped[step]
-        await self._ledger.write(
-            "UPDATE steps SET published_s = ? WHERE step = ?", time.time(), step
-        )
+        await self._ledger.write("UPDATE steps SET published_s = ? WHERE step = ?", time.time(), step)
         return ship
 
     def _shipped_of(self, step: int) -> "asyncio.Future[Ship]":

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from ...payload.reader import SegmentReader
-from ...records.group import Member
-from ..core.commands import ClosedGroup
+from ...records.group import ClosedGroup, Member
 
 
 def save(folder: Path, path: Path, closed: Iterable[ClosedGroup]) -> None:

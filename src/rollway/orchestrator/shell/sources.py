@@ -9,6 +9,7 @@ from ...envserver.client import EnvClient
 from ...errors import RunStuck
 from ...loop.part import Parent
 from ...observe.lags import Lags
+from ...observe.report import Notice
 from ...records.ids import PolicyVersion, Step
 from ...records.lag import ProcessStats
 from ...records.rollout import Failed, Settled
@@ -17,7 +18,6 @@ from ...transport import filesystem
 from ...wire.messages import Stats, Tasks, WorkerLost
 from ..core.events import Event, TasksArrived, VersionPublished
 from .perform import Performer
-from .report import Notice
 from .steplog import StepLog
 
 log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from ...loop.lanes import thread
 from ...loop.part import Parent
 from ...observe.lags import Lags
 from ...observe.metrics import lag_metrics, step_metrics
+from ...observe.report import StepDone
 from ...rundir.rundir import RunDir
 from ..core.commands import Ship
-from .report import StepDone
 
 
 class StepLog:

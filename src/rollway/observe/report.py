@@ -1,9 +1,9 @@
-"""What the orchestrator tells the process that started it."""
+"""What the orchestrator tells the process that started it, for people to see."""
 
 import msgspec
 from msgspec import Struct
 
-from ...records.lag import LagStats
+from ..records.lag import LagStats
 
 
 class StepDone(Struct, frozen=True, tag="step_done"):

@@ -1,0 +1,100 @@
+"""Run files: what is accepted, and how what is not is refused."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rollway.config.load import check, load
+from rollway.config.plan import plan
+from rollway.errors import ConfigError
+
+MINIMAL = {"name": "run", "model": {"path": "m"}, "env": [{"id": "reverse-text"}]}
+EXAMPLE = Path(__file__).parents[2] / "examples" / "reverse-text" / "run.toml"
+
+
+def test_a_minimal_file_gets_defaults() -> None:
+    config = check(MINIMAL, "run.toml")
+    assert config.orchestrator.batch_size == 64
+    assert config.env[0].rollout_deadline_s > 0, "deadlines are on by default"
+
+
+def test_overrides_are_toml_values_or_bare_words() -> None:
+    config = load(
+        EXAMPLE, ["trainer.lr=1e-3", "name=other", "env.0.workers=3", "model.template.x=true"]
+    )
+    assert (config.trainer.lr, config.name, config.env[0].workers) == (1e-3, "other", 3)
+    assert config.model.template == {"enable_thinking": False, "x": True}
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "said"),
+    [
+        ("trainer", "learning_rate", 1, ["unknown key 'trainer.learning_rate'", "allowed: lr"]),
+        ("trainer", "max_grad_nrom", 1, ["'trainer.max_grad_nrom'", "did you mean 'max_grad_norm'?"]),
+        ("trainer", "lr", "fast", ["'trainer.lr' = 'fast'", "float"]),
+        ("trainer", "lr", -1.0, ["'trainer.lr' = -1.0", "> 0"]),
+        ("orchestrator", "group_size", 1, ["'orchestrator.group_size' = 1", ">= 2"]),
+        ("engine", "port", 70000, ["'engine.port' = 70000", "<= 65535"]),
+    ],
+)
+def test_wrong_keys_are_named(section: str, key: str, value: object, said: list[str]) -> None:
+    tree = {**MINIMAL, section: {key: value}}
+    with pytest.raises(ConfigError) as refused:
+        check(tree, "run.toml")
+    message = str(refused.value)
+    assert message.startswith("run.toml: ")
+    assert "\n" not in message
+    for part in said:
+        assert part in message
+
+
+def test_wrong_keys_inside_lists_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'env.0.worker' .*did you mean 'workers'"):
+        check({**MINIMAL, "env": [{"id": "x", "worker": 2}]}, "run.toml")
+    with pytest.raises(ConfigError, match=r"'env.1.workers' = 0: .*>= 1"):
+        check({**MINIMAL, "env": [{"id": "x"}, {"id": "y", "workers": 0}]}, "run.toml")
+
+
+def test_missing_keys_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"missing key 'model.path'"):
+        check({**MINIMAL, "model": {}}, "run.toml")
+    with pytest.raises(ConfigError, match=r"missing key 'env'"):
+        check({"name": "x", "model": {"path": "m"}}, "run.toml")
+
+
+@pytest.mark.parametrize("override", ["trainer.lr", "=1", "env.7.workers=1", "name.x=1"])
+def test_bad_overrides_are_refused(override: str) -> None:
+    with pytest.raises(ConfigError):
+        load(EXAMPLE, [override])
+
+
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run file"):
+        load(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("name = ")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load(broken)
+
+
+def test_the_plan_says_what_binds() -> None:
+    planned = plan(load(EXAMPLE))
+    assert planned.groups_per_batch * 8 == 128
+    assert planned.max_outstanding == 256
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"batch_size": 60, "group_size": 8}, "not a multiple"),
+        ({"batch_size": 64, "group_size": 8, "max_in_flight": 4}, "no group could ever run"),
+    ],
+)
+def test_the_plan_refuses_what_cannot_train(overrides: dict[str, int], said: str) -> None:
+    config = check({**MINIMAL, "orchestrator": overrides}, "run.toml")
+    config = msgspec.structs.replace(
+        config, engine=msgspec.structs.replace(config.engine, max_context=4096)
+    )
+    with pytest.raises(ConfigError, match=said):
+        plan(config)

@@ -1,0 +1,38 @@
+"""What tests share: an event loop, and tiny models that are built once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("rollway", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("rollway")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def tiny_moe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A Mixture-of-Experts with random weights, and its tokenizer."""
+    import torch
+
+    from rollway.config.sections import WarmupConfig
+    from rollway.inference.tokenizer import Tokenizer
+    from rollway.model.load import save_weights
+    from rollway.model.tiny import tiny_model, write_tokenizer
+
+    folder = tmp_path_factory.mktemp("tiny-moe")
+    torch.manual_seed(0)
+    vocab_size = write_tokenizer(folder)
+    eos_id = Tokenizer(str(folder)).convert_tokens_to_ids("<|im_end|>")
+    config = WarmupConfig(hidden_size=64, num_layers=3)
+    model = tiny_model(config, vocab_size, eos_id, max_context=256)
+    for name, weight in model.named_parameters():  # routers that disagree, so that replay matters
+        if name.endswith("mlp.gate.weight"):
+            torch.nn.init.normal_(weight, std=0.5)
+    save_weights(model, folder)
+    yield folder

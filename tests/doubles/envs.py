@@ -1,0 +1,98 @@
+"""Environments that behave, and some that do not."""
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+
+import rollway as rw
+
+
+class Counting(rw.Environment):
+    """Endless tasks `n?`; subclasses change one thing."""
+
+    def tasks(self) -> Iterator[rw.Task]:
+        n = 0
+        while True:
+            yield rw.Task(id=str(n), prompt=f"{n}?", answer=str(n))
+            n += 1
+
+    @rw.reward
+    def right(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        return float(rollout.reply == task.answer)
+
+
+class ThreeTurns(Counting):
+    """Counts on for three turns."""
+
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        reply = await chat.say(task.prompt)
+        for _ in range(2):
+            reply = await chat.say(f"{reply.text}?")
+        chat.info["last"] = reply.text
+
+
+class Raises(Counting):
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        raise KeyError("no such thing")
+
+
+class Silent(Counting):
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        pass
+
+
+class Slow(Counting):
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        await chat.say(task.prompt)
+        await asyncio.sleep(60)
+
+
+class SpinningReward(Counting):
+    @rw.reward
+    def right(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        while True:
+            pass
+
+
+class DyingReward(Counting):
+    @rw.reward
+    def right(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        os._exit(3)
+
+
+class RaisingReward(Counting):
+    @rw.reward
+    def right(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        raise ValueError("cannot judge")
+
+
+class NotANumber(Counting):
+    @rw.reward
+    def right(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        return float("nan")
+
+
+class AsyncReward(Counting):
+    @rw.reward
+    async def right(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        await asyncio.sleep(0)
+        return 0.25
+
+
+class Blocks(Counting):
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        await chat.say(task.prompt)
+        time.sleep(0.5)  # noqa: ASYNC251
+
+
+class KillsWorker(Counting):
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        await chat.say(task.prompt)
+        if task.id == "1":
+            os._exit(9)
+
+
+def load_environment(kind: str = "Counting") -> rw.Environment:
+    env: rw.Environment = globals()[kind]()
+    return env

@@ -1,0 +1,285 @@
+"""A whole env server: router, workers and lanes in real processes, against a real HTTP engine."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+import zmq
+
+from rollway.config.parts import RouterPart
+from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
+from rollway.envserver import client as envs
+from rollway.errors import PartDied
+from rollway.loop.part import start_part
+from rollway.payload.reader import SegmentReader
+from rollway.records.ids import PolicyVersion, RolloutId
+from rollway.records.lag import ProcessStats
+from rollway.records.rollout import Cancelled, Failed, Outcome, Scored, Settled
+from rollway.records.task import Task
+from rollway.records.turn import Sampling
+from rollway.wire.messages import Cancel, NextTasks, Run, Stats, Tasks, WorkerLost
+from tests.doubles.engine import EngineDouble, engine_double, routes_of
+
+pytestmark = pytest.mark.anyio
+
+ENVS = str(Path(__file__).parents[1] / "doubles" / "envs.py")
+ROUTER = "rollway.envserver.router:main"
+
+
+def plus_one(said: str) -> str:
+    return str(int(said.rstrip("?")) + 1)
+
+
+class Server:
+    """A running server and what its client has heard."""
+
+    def __init__(self, client: envs.EnvClient, engine: EngineDouble, pid: int, folder: Path) -> None:
+        self.client = client
+        self.engine = engine
+        self.pid = pid
+        self.reader = SegmentReader(folder)
+        self.settled: dict[str, list[Settled]] = {}
+        self.stats: list[ProcessStats] = []
+        self.lost: list[WorkerLost] = []
+
+    async def run(self, id: str, task: str, max_tokens: int = 20) -> None:
+        told = Task(id=task, prompt=f"{task}?", answer=str(int(task) + 1))
+        run = Run(RolloutId(id), 1, told, Sampling(max_tokens), PolicyVersion(0))
+        await self.client.send(run)
+
+    async def hear(self, wanted: type[Any]) -> Any:
+        """Everything up to the next message of a kind."""
+        while True:
+            message = await self.client.receive()
+            match message:
+                case Settled() as settled:
+                    self.settled.setdefault(settled.rollout_id, []).append(settled)
+                case Stats(stats=stats):
+                    self.stats.append(stats)
+                case WorkerLost():
+                    self.lost.append(message)
+            if isinstance(message, wanted):
+                return message
+
+    async def outcome(self, id: str) -> Outcome:
+        while id not in self.settled:
+            await self.hear(Settled)
+        return self.settled[id][0].outcome
+
+    async def all_up(self, count: int) -> None:
+        """Until so many workers have spoken."""
+        while len({one.process for one in self.stats if ".w" in one.process}) < count:
+            await self.hear(Stats)
+
+    def workers(self) -> list[psutil.Process]:
+        """The worker processes, without the lanes below them."""
+        return psutil.Process(self.pid).children()
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, model: Path, kind: str, *, latency_s: float = 0.0, **env: Any
+) -> AsyncIterator[Server]:
+    async with engine_double(model, plus_one, latency_s) as engine:
+        part = RouterPart(
+            env=EnvConfig(id=ENVS, args={"kind": kind}, **{"workers": 1, "concurrency": 8, **env}),
+            model=ModelConfig(path=str(model), renderer="qwen3", template={"enable_thinking": False}),
+            engine=EngineConfig(),
+            engine_url=engine.url,
+            payload=PayloadConfig(),
+            payload_dir=str(folder),
+            log_dir=str(folder),
+            seed=0,
+            watch=WatchConfig(),
+        )
+        async with start_part("test.router", ROUTER, part, log=folder / "router.log") as router:
+            listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
+            ready = asyncio.ensure_future(router.ready())
+            await asyncio.wait([listening, ready], return_when=asyncio.FIRST_COMPLETED)
+            async with envs.connect(await ready) as client:
+                yield Server(client, engine, router.pid, folder)
+            listening.cancel()
+
+
+async def test_a_rollouts_journey(tmp_path: Path, tiny_moe: Path) -> None:
+    """Three turns: scored, written, and its row is exactly what the engine saw and drew."""
+    async with serving(tmp_path, tiny_moe, "ThreeTurns") as server:
+        await server.run("r", "5")
+        outcome = await server.outcome("r")
+        assert isinstance(outcome, Scored), outcome
+        assert (outcome.reward, outcome.num_turns, outcome.stop) == (0.0, 3, "stop")
+        columns = server.reader.open(outcome.ref)
+        ids = columns["row0.token_ids"].tolist()
+        assert ids == server.engine.prompts[-1] + server.engine.replies[-1]
+        for prompt, reply in zip(server.engine.prompts, server.engine.replies, strict=True):
+            assert ids[: len(prompt) + len(reply)] == prompt + reply
+        expected = routes_of(ids)
+        expected[-1] = 0
+        np.testing.assert_array_equal(columns["row0.routes"], expected)
+        drawn = sum(len(reply) for reply in server.engine.replies)
+        assert int(columns["row0.loss_mask"].sum()) == drawn == outcome.num_trainable
+        said = msgspec.json.decode(columns["transcript"].tobytes())
+        assert [one["content"] for one in said] == ["5?", "6", "6?", "7", "7?", "8"]
+
+
+async def test_tasks_come_in_order_and_rollouts_run_at_once(tmp_path: Path, tiny_moe: Path) -> None:
+    async with serving(tmp_path, tiny_moe, "Counting", workers=2, latency_s=0.05) as server:
+        await server.client.send(NextTasks(3, 5))
+        tasks = await server.hear(Tasks)
+        assert [task.id for task in tasks.tasks] == ["3", "4", "5", "6", "7"]
+        for n in range(40):
+            await server.run(f"r{n}", str(n))
+        outcomes = [await server.outcome(f"r{n}") for n in range(40)]
+        assert all(isinstance(one, Scored) and one.reward == 1.0 for one in outcomes)
+        assert all(len(ends) == 1 for ends in server.settled.values())
+        while not {"test.router"} < {stats.process for stats in server.stats}:
+            await server.hear(Stats)
+
+
+async def test_failures_name_their_boundary(tmp_path: Path, tiny_moe: Path) -> None:
+    """Each environment fails in its own way; the message says whose fault it is."""
+    expected = {
+        "Raises": ("env", "no such thing"),
+        "Silent": ("env", "never spoke"),
+        "Slow": ("deadline", "longer than 1 s"),
+        "SpinningReward": ("scorer", "longer than 1 s and was killed"),
+        "DyingReward": ("scorer", "exit code 3"),
+        "RaisingReward": ("scorer", "cannot judge"),
+        "NotANumber": ("scorer", "right returned nan"),
+    }
+    for kind, (boundary, said) in expected.items():
+        deadlines = {"rollout_deadline_s": 1.0, "scoring_deadline_s": 1.0}
+        async with serving(tmp_path / kind, tiny_moe, kind, **deadlines) as server:
+            await server.run("r", "0")
+            outcome = await server.outcome("r")
+            assert isinstance(outcome, Failed), (kind, outcome)
+            assert outcome.boundary == boundary, (kind, outcome)
+            assert said in outcome.error, (kind, outcome)
+            if kind == "Raises":
+                assert "chat" not in outcome.traceback.splitlines()[1]
+                assert "envs.py" in outcome.traceback
+            if kind == "SpinningReward":
+                await server.run("again", "0")
+                assert isinstance(await server.outcome("again"), Failed), "the lane came back"
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path) -> None:
+    for kind in ("Raises", "Silent", "Slow", "SpinningReward", "DyingReward", "RaisingReward", "NotANumber"):
+        (tmp_path / kind).mkdir()
+
+
+async def test_an_engine_that_is_gone_fails_the_rollout_not_the_worker(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
+    async with serving(tmp_path, tiny_moe, "AsyncReward") as server:
+        await server.run("good", "0")
+        scored = await server.outcome("good")
+        assert isinstance(scored, Scored)
+        assert scored.reward == 0.25
+        server.engine._answer = lambda said: 1 / 0  # type: ignore[assignment,return-value]
+        await server.run("bad", "0")
+        failed = await server.outcome("bad")
+        assert isinstance(failed, Failed)
+        assert failed.boundary == "engine"
+        assert "500" in failed.error
+
+
+async def test_cancel_reaches_the_engine(tmp_path: Path, tiny_moe: Path) -> None:
+    async with serving(tmp_path, tiny_moe, "Counting", latency_s=30) as server:
+        for n in range(20):  # 8 run, 12 wait in the router
+            await server.run(f"r{n}", str(n))
+        while server.engine.num_running < 8:
+            await asyncio.sleep(0.01)
+        for n in range(20):
+            await server.client.send(Cancel(RolloutId(f"r{n}"), "no longer needed"))
+        for n in range(20):
+            assert await server.outcome(f"r{n}") == Cancelled("no longer needed")
+        while server.engine.num_running:
+            await asyncio.sleep(0.01)
+        assert server.engine.num_aborted == 8
+
+
+async def test_a_killed_workers_rollouts_move_and_settle_once(tmp_path: Path, tiny_moe: Path) -> None:
+    async with serving(tmp_path, tiny_moe, "Counting", workers=2, latency_s=1.0) as server:
+        await server.all_up(2)
+        for n in range(16):
+            await server.run(f"r{n}", str(n))
+        while server.engine.num_running < 16:
+            await asyncio.sleep(0.01)
+        victim = server.workers()[0]
+        lanes = victim.children(recursive=True)
+        os.kill(victim.pid, signal.SIGKILL)
+        outcomes = [await server.outcome(f"r{n}") for n in range(16)]
+        assert all(isinstance(one, Scored) for one in outcomes)
+        assert sorted({ends[0].attempt for ends in server.settled.values()}) == [1, 2]
+        assert all(len(ends) == 1 for ends in server.settled.values())
+        assert [(lost.num_moved, lost.num_failed) for lost in server.lost] == [(8, 0)]
+        psutil.wait_procs(lanes, timeout=10)
+        assert not [lane for lane in lanes if lane.is_running()]
+        while len(server.workers()) < 2:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_task_that_kills_workers_fails_and_the_others_do_not(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
+    async with serving(tmp_path, tiny_moe, "KillsWorker", concurrency=1) as server:
+        for n in range(3):
+            await server.run(f"r{n}", str(n))
+        failed = await server.outcome("r1")
+        assert isinstance(failed, Failed)
+        assert failed.boundary == "worker"
+        for other in ("r0", "r2"):
+            assert isinstance(await server.outcome(other), Scored)
+
+
+async def test_an_environment_that_blocks_is_named(tmp_path: Path, tiny_moe: Path) -> None:
+    async with serving(tmp_path, tiny_moe, "Blocks") as server:
+        await server.run("r", "0")
+        await server.outcome("r")
+        while not (stalls := [stall for stats in server.stats for stall in stats.stalls]):
+            await server.hear(Stats)
+        assert stalls[0].where.startswith(ENVS)
+        assert stalls[0].function.endswith("Blocks.rollout")
+        assert stalls[0].duration_s > 0.4
+
+
+async def test_bad_frames_do_not_end_the_router(tmp_path: Path, tiny_moe: Path) -> None:
+    async with serving(tmp_path, tiny_moe, "Counting") as server:
+        address = server.client._wire.getsockopt(zmq.LAST_ENDPOINT).decode()
+        with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+            stranger.setsockopt(zmq.LINGER, 1000)
+            stranger.connect(address)
+            for frame in (b"", b"garbage", b"\x81\xa4type\xa3run", bytes(10_000)):
+                stranger.send(frame)
+            stranger.send_multipart([b"a", b"b", b"c"])
+        await server.run("r", "0")
+        assert isinstance(await server.outcome("r"), Scored)
+
+
+async def test_an_unknown_environment_ends_the_server_with_one_line(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
+    part = RouterPart(
+        env=EnvConfig(id="revers-text"),
+        model=ModelConfig(path=str(tiny_moe), renderer="qwen3"),
+        engine=EngineConfig(),
+        engine_url="http://127.0.0.1:9",
+        payload=PayloadConfig(),
+        payload_dir=str(tmp_path),
+        log_dir=str(tmp_path),
+        seed=0,
+        watch=WatchConfig(),
+    )
+    async with start_part("test.router", ROUTER, part, log=tmp_path / "router.log") as router:
+        with pytest.raises(PartDied, match=r"no environment 'revers-text'; did you mean 'reverse-text'"):
+            await router.listen(lambda stats: None, lambda body: None)
