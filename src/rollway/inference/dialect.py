@@ -16,14 +16,21 @@ from ..errors import EngineError
 from ..records.turn import Floats, Ints, Routes, Sampling, Turn
 
 
-class CompletionRequest(Struct, frozen=True, omit_defaults=True):
-    """The fields of `/v1/completions` that rollway sends and its embedded engine understands."""
+class CompletionRequest(Struct, frozen=True):
+    """The fields of `/v1/completions` that rollway sends and its embedded engine understands.
+
+    All are always sent: what a request leaves out, vLLM takes from the model's generation config,
+    and samples from another distribution than the trainer assumes.
+    """
 
     model: str
     prompt: list[int]
     max_tokens: Annotated[int, Meta(ge=1)] = 16
     temperature: Annotated[float, Meta(ge=0)] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
     logprobs: Annotated[int, Meta(ge=0)] | None = None
     return_token_ids: bool = False
     routed_experts_prompt_start: Annotated[int, Meta(ge=0)] | None = None

@@ -11,8 +11,22 @@ from ..dialect import CompletionRequest, encode_routes
 from ..tokenizer import Tokenizer
 from .scheduler import Ask, Sequence
 
-UNSUPPORTED = ("stream", "n", "best_of", "echo", "suffix", "stop", "logit_bias", "tools", "top_k")
-"""Fields that would change the answer, and that this engine does not know."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "stream": (False,),
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "stop": ("", []),
+    "tools": ([],),
+    "logit_bias": ({},),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+}
+"""Fields this engine does not know, with the values at which they change nothing."""
 
 
 class BadRequest(Exception):
@@ -64,11 +78,10 @@ def read(body: bytes, kind: type[Any]) -> Any:
     """The body as `kind`; refuses fields that would silently be ignored."""
     try:
         fields = msgspec.json.decode(body or b"{}", type=dict[str, Any])
-        neutral = {None, False, 1, ""}
-        for name in UNSUPPORTED:
+        for name, neutral in NEUTRAL.items():
             value = fields.get(name)
-            if not (isinstance(value, (int, str, type(None))) and value in neutral) and value != []:
-                raise BadRequest(f"{name} is not supported by the embedded engine")
+            if value is not None and value not in neutral:
+                raise BadRequest(f"{name} = {value!r} is not supported by the embedded engine")
         return msgspec.convert(fields, kind)
     except msgspec.MsgspecError as error:
         raise BadRequest(str(error)) from None

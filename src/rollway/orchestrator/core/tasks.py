@@ -9,14 +9,16 @@ from .commands import PullTasks
 
 
 class _Source(Struct):
-    """One environment's tasks: `next` is the position of the first in `buffer`."""
+    """One environment's tasks: `next` is the position of the first in `buffer`, `pulled` of the first
+    not yet asked for. `size` is known once the end was seen."""
 
     ratio: float
     next: int
+    pulled: int
     buffer: deque[Task] = field(default_factory=deque)
     pulling: bool = False
     num_taken: int = 0
-    is_empty: bool = False
+    size: int | None = None
 
     @property
     def behind(self) -> float:
@@ -24,10 +26,14 @@ class _Source(Struct):
 
 
 class TaskMix:
-    """Hands out tasks so that each environment's share follows its ratio. An epoch's end wraps."""
+    """Hands out tasks so that each environment's share follows its ratio. After the last task comes
+    the first."""
 
     def __init__(self, ratios: dict[str, float], cursors: dict[str, int], ahead: int) -> None:
-        self._sources = {env: _Source(ratio, next=cursors.get(env, 0)) for env, ratio in ratios.items()}
+        self._sources = {
+            env: _Source(ratio, next=cursors.get(env, 0), pulled=cursors.get(env, 0))
+            for env, ratio in ratios.items()
+        }
         self._ahead = ahead
 
     @property
@@ -37,7 +43,7 @@ class TaskMix:
     @property
     def empty_env(self) -> str | None:
         """An environment that has no tasks at all."""
-        return next((env for env, source in self._sources.items() if source.is_empty), None)
+        return next((env for env, source in self._sources.items() if source.size == 0), None)
 
     def take(self) -> tuple[str, Task] | None:
         """The next task of the environment that is furthest behind its share; None: wait for it."""
@@ -47,6 +53,8 @@ class TaskMix:
             return None
         source.num_taken += 1
         source.next += 1
+        if source.next == source.size:
+            source.next = 0
         return env, source.buffer.popleft()
 
     def pull(self) -> list[PullTasks]:
@@ -55,14 +63,16 @@ class TaskMix:
         for env, source in self._sources.items():
             if not source.pulling and len(source.buffer) * 2 < self._ahead:
                 source.pulling = True
-                start = source.next + len(source.buffer)
-                wanted.append(PullTasks(env, start, self._ahead))
+                wanted.append(PullTasks(env, source.pulled, self._ahead))
         return wanted
 
     def arrived(self, env: str, start: int, tasks: tuple[Task, ...], exhausted: bool) -> None:
         source = self._sources[env]
         source.pulling = False
         source.buffer.extend(tasks)
-        if exhausted and not source.buffer:
-            source.is_empty = source.next == 0
-            source.next = 0
+        source.pulled = start + len(tasks)
+        if exhausted:
+            source.size = source.pulled if tasks or not start else source.size
+            source.pulled = 0
+            if not source.buffer:
+                source.next = 0

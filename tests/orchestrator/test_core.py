@@ -1,0 +1,311 @@
+"""The core's invariants, over random orders of settling, failing, publishing and applying."""
+
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rollway.orchestrator.core.commands import (
+    CancelRollout,
+    Discard,
+    Dispatch,
+    Finish,
+    GiveUp,
+    PullTasks,
+    Release,
+    Ship,
+    UpdateWeights,
+)
+from rollway.orchestrator.core.core import Core, Limits
+from rollway.orchestrator.core.events import Started, TasksArrived, VersionPublished, WeightsApplied
+from rollway.records.ids import PolicyVersion, RolloutId, Step, WorkerName
+from rollway.records.payload import PayloadRef
+from rollway.records.rollout import Cancelled, Failed, Outcome, RowSummary, Scored, Settled, Timing
+from rollway.records.task import Task
+
+
+def limits(**changes: Any) -> Limits:
+    defaults: dict[str, Any] = dict(
+        batch_size=8,
+        group_size=4,
+        max_in_flight=16,
+        max_outstanding=16,
+        max_off_policy_steps=1,
+        max_fruitless_groups=1000,
+        max_steps=6,
+        micro_batch_tokens=100,
+        drop_zero_advantage=True,
+    )
+    return Limits(**{**defaults, **changes})
+
+
+def scored(reward: float, version: int, number: int = 0) -> Scored:
+    return Scored(
+        reward=reward,
+        rewards={"r": reward},
+        metrics={},
+        rows=(RowSummary(10, 5),),
+        ref=PayloadRef("w0.0-0000.seg", 64 * number, 64),
+        num_turns=1,
+        stop="stop",
+        first_version=PolicyVersion(version),
+        last_version=PolicyVersion(version),
+        timing=Timing(0, 0, 0, 0),
+    )
+
+
+class World(RuleBasedStateMachine):
+    """Everything around the core: env servers, engine and trainer, each at its own pace."""
+
+    @initialize(
+        off_policy=st.integers(0, 2), group_size=st.integers(2, 4), in_flight=st.integers(4, 20),
+        drop=st.booleans(), num_tasks=st.one_of(st.none(), st.integers(1, 5)),
+    )  # fmt: skip
+    def begin(
+        self, off_policy: int, group_size: int, in_flight: int, drop: bool, num_tasks: int | None
+    ) -> None:
+        batch = 2 * group_size
+        self.limits = limits(
+            batch_size=batch, group_size=group_size, max_in_flight=max(in_flight, group_size),
+            max_outstanding=batch * (1 + off_policy), max_off_policy_steps=off_policy,
+            drop_zero_advantage=drop,
+        )  # fmt: skip
+        self.num_tasks = num_tasks
+        self.core = Core(self.limits, {"a": 3.0, "b": 1.0}, {}, Step(1))
+        self.running: dict[RolloutId, Dispatch] = {}
+        self.settled: set[str] = set()
+        self.held: dict[PayloadRef, str] = {}
+        self.trained: list[str] = []
+        self.queue: list[Ship] = []
+        self.to_apply: list[int] = []
+        self.dispatched: dict[str, int] = {"a": 0, "b": 0}
+        self.engine = 0
+        self.count = 0
+        self.done = False
+        self.hear(Started())
+
+    def hear(self, event: Any) -> None:
+        for command in self.core.on_event(event):
+            self.obey(command)
+
+    def obey(self, command: Any) -> None:
+        match command:
+            case PullTasks(env=env, start=start, count=count):
+                end = start + count if self.num_tasks is None else min(start + count, self.num_tasks)
+                tasks = tuple(Task(id=str(n), prompt="?") for n in range(start, end))
+                self.hear(TasksArrived(env, start, tasks, exhausted=len(tasks) < count))
+            case Dispatch(rollout_id=id):
+                assert id not in self.running
+                assert id not in self.settled
+                assert command.version == self.engine, "dispatched under the version that samples"
+                self.running[id] = command
+                self.dispatched[command.env] += 1
+            case CancelRollout(rollout_id=id):
+                if id in self.running:
+                    self.end(id, Cancelled("x"))
+            case Ship(manifest=manifest, closed=closed):
+                self.check_batch(command)
+                self.trained += dict.fromkeys(row.rollout_id for row in manifest.rows)
+                self.queue.append(command)
+                assert all(one.group.members for one in closed if one.fate == "trained")
+            case Discard(closed=closed):
+                for member in closed.group.members:
+                    del self.held[member.scored.ref]
+            case Release(refs=refs):
+                for ref in refs:
+                    del self.held[ref]
+            case UpdateWeights(version=version):
+                assert not self.to_apply, "one update at a time"
+                self.to_apply.append(version)
+            case Finish():
+                self.done = True
+            case GiveUp(reason=reason):
+                raise AssertionError(reason)
+
+    def check_batch(self, ship: Ship) -> None:
+        manifest = ship.manifest
+        assert {index for bin in manifest.micro_batches for index in bin} == set(range(len(manifest.rows)))
+        groups = [one for one in ship.closed if one.fate == "trained"]
+        for one in groups:
+            assert abs(sum(one.advantages)) < 1e-9, "advantages of a group sum to zero"
+            for member in one.group.members:
+                staleness = manifest.trains_version - member.scored.first_version
+                assert 0 <= staleness <= self.limits.max_off_policy_steps, "too stale to ship"
+        for row in manifest.rows:
+            assert row.ref in self.held, "a released ref is never read"
+        assert sum(len(one.group.members) for one in groups) >= self.limits.batch_size
+
+    def end(self, id: RolloutId, outcome: Outcome) -> None:
+        del self.running[id]
+        self.settled.add(id)
+        settled = Settled(id, 1, WorkerName("w"), outcome)
+        self.hear(settled)
+        self.hear(settled)  # a duplicate changes nothing
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), reward=st.sampled_from([0.0, 0.0, 1.0]))
+    def score_one(self, data: st.DataObject, reward: float) -> None:
+        id = data.draw(st.sampled_from(sorted(self.running)))
+        self.count += 1
+        version = data.draw(st.integers(self.running[id].version, self.engine))
+        outcome = scored(reward, version, self.count)
+        self.held[outcome.ref] = id
+        self.end(id, outcome)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def fail_one(self, data: st.DataObject) -> None:
+        self.end(data.draw(st.sampled_from(sorted(self.running))), Failed("env", "x"))
+
+    @precondition(lambda self: self.queue)
+    @rule()
+    def train(self) -> None:
+        ship = self.queue.pop(0)
+        self.hear(VersionPublished(PolicyVersion(ship.manifest.step), "path"))
+
+    @precondition(lambda self: self.to_apply)
+    @rule()
+    def apply(self) -> None:
+        self.engine = self.to_apply.pop()
+        self.hear(WeightsApplied(PolicyVersion(self.engine)))
+
+    @precondition(lambda self: self.done)
+    @rule()
+    def rest(self) -> None:
+        """A finished run hears nothing more."""
+        assert self.core.on_event(WeightsApplied(PolicyVersion(self.engine))) == []
+
+    @invariant()
+    def bounds_hold(self) -> None:
+        if hasattr(self, "core"):
+            assert len(self.running) <= self.limits.max_in_flight
+            assert self.core.num_in_flight == len(self.running)
+            assert len(self.trained) == len(set(self.trained)), "no rollout trains twice"
+
+    def teardown(self) -> None:
+        """When everybody keeps working the run finishes: nothing waits for what cannot happen."""
+        if not hasattr(self, "core"):
+            return
+        for turn in range(20_000):
+            if self.done:
+                break
+            if self.to_apply:
+                self.apply()
+            elif self.queue:
+                self.train()
+            else:
+                assert self.running, "nothing runs, nothing trains, and the run is not done"
+                id = min(self.running)
+                self.count += 1
+                outcome = scored(float(turn % 2), self.engine, self.count)
+                self.held[outcome.ref] = id
+                self.end(id, outcome)
+        assert self.done
+        assert not self.running, "every dispatched rollout settles"
+        shipped = {ref for ship in self.queue for ref in (row.ref for row in ship.manifest.rows)}
+        waiting = {m.scored.ref for one in self.core._ready for m in one.group.members}
+        assert set(self.held) <= shipped | waiting, "everything else was released"
+
+
+TestWorld = World.TestCase
+TestWorld.settings = settings(
+    max_examples=120, stateful_step_count=60, deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)  # fmt: skip
+
+
+def play(core: Core, event: Any) -> list[Any]:
+    return list(core.on_event(event))
+
+
+def started(**changes: Any) -> tuple[Core, list[Dispatch]]:
+    core = Core(limits(**changes), {"env": 1.0}, {}, Step(1))
+    (pull,) = play(core, Started())
+    tasks = tuple(Task(id=str(n), prompt="?") for n in range(pull.count))
+    commands = play(core, TasksArrived("env", 0, tasks))
+    return core, [one for one in commands if isinstance(one, Dispatch)]
+
+
+def settle(core: Core, order: Dispatch, outcome: Outcome) -> list[Any]:
+    return play(core, Settled(order.rollout_id, 1, WorkerName("w"), outcome))
+
+
+def test_synchronous_runs_wait_for_the_weights() -> None:
+    core, orders = started(max_off_policy_steps=0, max_outstanding=8)
+    assert len(orders) == 8
+    commands = []
+    for n, order in enumerate(orders):
+        commands += settle(core, order, scored(n % 2, 0, n))
+    (ship,) = [one for one in commands if isinstance(one, Ship)]
+    assert not [one for one in commands if isinstance(one, Dispatch)]
+    commands = play(core, VersionPublished(PolicyVersion(1), "p"))
+    assert [type(one) for one in commands] == [Release, UpdateWeights]
+    commands = play(core, WeightsApplied(PolicyVersion(1)))
+    again = [one for one in commands if isinstance(one, Dispatch)]
+    assert {one.version for one in again} == {1}
+    assert len(again) == 8
+    assert ship.cursors == {"env": 2}
+
+
+def test_stale_rollouts_in_flight_are_cancelled_on_publish() -> None:
+    core, orders = started(max_off_policy_steps=0, max_outstanding=16)
+    commands = []
+    for n, order in enumerate(orders[:8]):
+        commands += settle(core, order, scored(n % 2, 0, n))
+    assert [one for one in commands if isinstance(one, Ship)]
+    commands = play(core, VersionPublished(PolicyVersion(1), "p"))
+    cancelled = [one.rollout_id for one in commands if isinstance(one, CancelRollout)]
+    assert cancelled == [order.rollout_id for order in orders[8:16]]
+
+
+def test_a_partial_group_still_counts() -> None:
+    core, orders = started()
+    commands = settle(core, orders[0], Failed("env", "x"))
+    for n, order in enumerate(orders[1:4]):
+        commands += settle(core, order, scored(n % 2, 0, n))
+    assert core.num_ready == 3
+
+
+def test_flat_and_empty_groups_are_discarded_and_counted() -> None:
+    core, orders = started()
+    commands = []
+    for n, order in enumerate(orders[:4]):
+        commands += settle(core, order, scored(1.0, 0, n))
+    for order in orders[4:8]:
+        commands += settle(core, order, Failed("engine", "gone"))
+    fates = [one.closed.fate for one in commands if isinstance(one, Discard)]
+    assert fates == ["zero_advantage", "too_few"]
+    assert [one for one in commands if isinstance(one, Dispatch)], "others take their place"
+
+
+def test_a_run_that_gets_nowhere_gives_up_with_the_reason() -> None:
+    core, orders = started(max_fruitless_groups=3)
+    commands: list[Any] = []
+    while not core.finished:
+        order = orders.pop(0)
+        new = settle(core, order, Failed("engine", "no engine at http://x"))
+        orders += [one for one in new if isinstance(one, Dispatch)]
+        commands += new
+    (given_up,) = [one for one in commands if isinstance(one, GiveUp)]
+    assert given_up.reason == (
+        "3 groups in a row gave nothing to train on: 3 × engine: no engine at http://x"
+    )
+
+
+def test_an_environment_without_tasks_is_named() -> None:
+    core = Core(limits(), {"env": 1.0}, {}, Step(1))
+    play(core, Started())
+    (given_up,) = play(core, TasksArrived("env", 0, (), exhausted=True))
+    assert given_up == GiveUp("environment 'env' has no tasks")
+
+
+def test_environments_are_mixed_by_ratio() -> None:
+    core = Core(limits(max_in_flight=400, max_outstanding=400, batch_size=400), {"a": 3.0, "b": 1.0}, {}, Step(1))
+    orders = []
+    for pull in play(core, Started()):
+        tasks = tuple(Task(id=str(n), prompt="?") for n in range(pull.count))
+        orders += play(core, TasksArrived(pull.env, 0, tasks))
+    envs = [one.env for one in orders if isinstance(one, Dispatch)]
+    assert len(envs) == 400
+    assert envs.count("a") == 300
