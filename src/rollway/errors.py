@@ -69,7 +69,9 @@ class RunStuck(RollwayError):
 
 
 class PartDied(RollwayError):
-    pass
+    def __init__(self, message: str, *, was_killed: bool = False) -> None:
+        super().__init__(message)
+        self.was_killed = was_killed
 
 
 class LaneError(RollwayError):

@@ -20,9 +20,7 @@ def test_a_minimal_file_gets_defaults() -> None:
 
 
 def test_overrides_are_toml_values_or_bare_words() -> None:
-    config = load(
-        EXAMPLE, ["trainer.lr=1e-3", "name=other", "env.0.workers=3", "model.template.x=true"]
-    )
+    config = load(EXAMPLE, ["trainer.lr=1e-3", "name=other", "env.0.workers=3", "model.template.x=true"])
     assert (config.trainer.lr, config.name, config.env[0].workers) == (1e-3, "other", 3)
     assert config.model.template == {"enable_thinking": False, "x": True}
 

@@ -93,6 +93,18 @@ class KillsWorker(Counting):
             os._exit(9)
 
 
+class Lengths(Counting):
+    """Two turns; a random policy gets rewards of all sizes."""
+
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        await chat.say(task.prompt)
+        await chat.say("more?")
+
+    @rw.reward
+    def right(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        return sum(len(one.content.encode()) for one in rollout.messages) % 7 / 7
+
+
 def load_environment(kind: str = "Counting") -> rw.Environment:
     env: rw.Environment = globals()[kind]()
     return env

@@ -71,7 +71,9 @@ def test_reverse_text_scores() -> None:
 
 
 def test_unknown_environments_get_a_hint() -> None:
-    with pytest.raises(EnvironmentNotFound, match=r"no environment 'revers-text'; did you mean 'reverse-text'\?"):
+    with pytest.raises(
+        EnvironmentNotFound, match=r"no environment 'revers-text'; did you mean 'reverse-text'\?"
+    ):
         rw.load_environment("revers-text")
     with pytest.raises(EnvironmentNotFound, match="no environment file at"):
         rw.load_environment("nowhere/env.py")

@@ -72,7 +72,9 @@ def test_a_dead_workers_rollouts_move_then_fail() -> None:
     core.on_event(WorkerDied(WorkerName("a")))
     assert core.num_owed == 1
     commands = core.on_event(WorkerSays(WorkerName("b"), Hello("b", 1)))
-    runs = [one.message for one in commands if isinstance(one, TellWorker) and isinstance(one.message, Run)]
+    runs = [
+        one.message for one in commands if isinstance(one, TellWorker) and isinstance(one.message, Run)
+    ]
     assert [run.attempt for run in runs] == [2]
     commands = core.on_event(WorkerDied(WorkerName("b")))
     ends = [one.message for one in commands if isinstance(one, TellClient)]

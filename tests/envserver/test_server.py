@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import zmq
+from tests.doubles.engine import EngineDouble, engine_double, routes_of
 
 from rollway.config.parts import RouterPart
 from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
@@ -26,7 +27,6 @@ from rollway.records.rollout import Cancelled, Failed, Outcome, Scored, Settled
 from rollway.records.task import Task
 from rollway.records.turn import Sampling
 from rollway.wire.messages import Cancel, NextTasks, Run, Stats, Tasks, WorkerLost
-from tests.doubles.engine import EngineDouble, engine_double, routes_of
 
 pytestmark = pytest.mark.anyio
 
@@ -173,7 +173,15 @@ async def test_failures_name_their_boundary(tmp_path: Path, tiny_moe: Path) -> N
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path: Path) -> None:
-    for kind in ("Raises", "Silent", "Slow", "SpinningReward", "DyingReward", "RaisingReward", "NotANumber"):
+    for kind in (
+        "Raises",
+        "Silent",
+        "Slow",
+        "SpinningReward",
+        "DyingReward",
+        "RaisingReward",
+        "NotANumber",
+    ):
         (tmp_path / kind).mkdir()
 
 

@@ -30,7 +30,9 @@ def test_the_next_prompt_repeats_the_drawn_ids(tiny_moe: Path, ended: bool) -> N
     assert extended is not None
     assert extended[: len(prompt) + len(drawn)] == prompt + drawn
     text = Tokenizer(str(tiny_moe)).decode(extended)
-    assert text.endswith("<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert text.endswith(
+        "<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
 
 
 def test_replies_are_parsed(tiny_moe: Path) -> None:
@@ -63,7 +65,9 @@ def test_wrong_renderers_and_options_are_named(tiny_moe: Path) -> None:
     path = str(tiny_moe)
     with pytest.raises(ConfigError, match=r"no renderer 'qwen33' .*did you mean 'qwen3'"):
         Rendering(ModelConfig(path=path, renderer="qwen33"))
-    with pytest.raises(ConfigError, match=r"model.template.enable_thinkin.*did you mean 'enable_thinking'"):
+    with pytest.raises(
+        ConfigError, match=r"model.template.enable_thinkin.*did you mean 'enable_thinking'"
+    ):
         Rendering(ModelConfig(path=path, renderer="qwen3", template={"enable_thinkin": True}))
     with pytest.raises(ModelError, match="does not fit the tokenizer"):
         Rendering(ModelConfig(path=path, renderer="glm-5"))

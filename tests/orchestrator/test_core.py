@@ -125,7 +125,9 @@ class World(RuleBasedStateMachine):
 
     def check_batch(self, ship: Ship) -> None:
         manifest = ship.manifest
-        assert {index for bin in manifest.micro_batches for index in bin} == set(range(len(manifest.rows)))
+        assert {index for bin in manifest.micro_batches for index in bin} == set(
+            range(len(manifest.rows))
+        )
         groups = [one for one in ship.closed if one.fate == "trained"]
         for one in groups:
             assert abs(sum(one.advantages)) < 1e-9, "advantages of a group sum to zero"
@@ -296,12 +298,14 @@ def test_a_run_that_gets_nowhere_gives_up_with_the_reason() -> None:
 def test_an_environment_without_tasks_is_named() -> None:
     core = Core(limits(), {"env": 1.0}, {}, Step(1))
     play(core, Started())
-    (given_up,) = play(core, TasksArrived("env", 0, (), exhausted=True))
-    assert given_up == GiveUp("environment 'env' has no tasks")
+    commands = play(core, TasksArrived("env", 0, (), exhausted=True))
+    assert GiveUp("environment 'env' has no tasks") in commands
 
 
 def test_environments_are_mixed_by_ratio() -> None:
-    core = Core(limits(max_in_flight=400, max_outstanding=400, batch_size=400), {"a": 3.0, "b": 1.0}, {}, Step(1))
+    core = Core(
+        limits(max_in_flight=400, max_outstanding=400, batch_size=400), {"a": 3.0, "b": 1.0}, {}, Step(1)
+    )
     orders = []
     for pull in play(core, Started()):
         tasks = tuple(Task(id=str(n), prompt="?") for n in range(pull.count))

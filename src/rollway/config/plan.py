@@ -1,5 +1,6 @@
 """What follows from a config: sizes, bounds and paths, computed once and shown by `--dry-run`."""
 
+import re
 from pathlib import Path
 
 from msgspec import Struct
@@ -24,6 +25,12 @@ class Plan(Struct, frozen=True):
     """Which bound limits how many rollouts run at a time."""
 
 
+def env_name(id: str) -> str:
+    """An environment's name as files and processes carry it."""
+    stem = Path(id).stem if id.endswith(".py") else id
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-") or "env"
+
+
 def plan(config: RunConfig) -> Plan:
     """Derive the plan, and refuse combinations that could never train."""
     wants = config.orchestrator
@@ -42,9 +49,9 @@ def plan(config: RunConfig) -> Plan:
             f"'sampling.max_tokens' = {config.sampling.max_tokens} leaves no room for a prompt in "
             f"'engine.max_context' = {config.engine.max_context}"
         )
-    ids = [env.id for env in config.env]
-    if twice := {id for id in ids if ids.count(id) > 1}:
-        raise ConfigError(f"'env' names {', '.join(sorted(twice))} twice; raise its ratio instead")
+    names = [env_name(env.id) for env in config.env]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"two environments of 'env' are called {', '.join(twice)}; names must differ")
     outstanding = wants.batch_size * (1 + wants.max_off_policy_steps)
     slots = sum(env.workers * env.concurrency for env in config.env)
     bounds = {

@@ -1,6 +1,6 @@
 """The sections of a run file. Every key, its range, its default and its meaning stand here."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
@@ -83,6 +83,8 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     """Tokens of prompt and reply together."""
     threads: Count = 1
     """Torch threads of the embedded engine."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the embedded engine computes in; the trainer computes in float32."""
     request_deadline_s: Positive = 120.0
     """A reply that takes longer fails its rollout with boundary `engine`."""
     routes: bool = True

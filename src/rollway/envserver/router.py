@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import re
 import socket
 from contextlib import ExitStack
 from typing import Any
@@ -11,6 +10,7 @@ import zmq
 import zmq.asyncio
 
 from ..config.parts import RouterPart
+from ..config.plan import env_name
 from ..errors import ProtocolError
 from ..loop.part import Parent, as_it_is, run_part
 from ..records.ids import WorkerName
@@ -100,11 +100,6 @@ def _bind(context: Any, stack: ExitStack) -> tuple[Any, str]:
     return wire, f"{HOST}:{port}"
 
 
-def slug(env_id: str) -> str:
-    """An environment's name as files and processes carry it."""
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", env_id).strip("-") or "env"
-
-
 async def router(part: RouterPart, parent: Parent) -> None:
     """Bind, start the workers, pass messages until the parent is gone."""
     with ExitStack() as stack:
@@ -116,7 +111,7 @@ async def router(part: RouterPart, parent: Parent) -> None:
         async with asyncio.TaskGroup() as tasks:
             jobs = [me.serve_clients(), me.serve_workers()]
             jobs += [
-                keep_alive(f"{slug(part.env.id)}.w{index}", part, worker_address, me.died)
+                keep_alive(f"{env_name(part.env.id)}.w{index}", part, worker_address, me.died)
                 for index in range(part.env.workers)
             ]
             running = [tasks.create_task(job) for job in jobs]

@@ -5,9 +5,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from ..errors import PartDied
 from ..loop.part import Part, start_part
 from ..records.lag import ProcessStats
 from ..rundir.rundir import RunDir
+
+HINDSIGHT_S = 0.5
+"""How long after a death others are waited for: the first to be noticed is not always the cause."""
+
+
+def _remoteness(death: tuple[Part, PartDied]) -> tuple[bool, bool]:
+    """A killed process explains others' errors; the orchestrator's error explains none."""
+    part, error = death
+    return not error.was_killed, part.name == "orchestrator"
 
 
 class Parts:
@@ -23,13 +33,22 @@ class Parts:
         self._on_stats = on_stats
         self._on_said = on_said
         self._listening: dict[str, asyncio.Task[None]] = {}
+        self._deaths: list[tuple[Part, PartDied]] = []
 
     async def start(self, name: str, entry: str, config: Any) -> Part:
         log = self._run.logs / f"{name}.log"
         part = await self._stack.enter_async_context(start_part(name, entry, config, log=log))
-        listening = self._tasks.create_task(part.listen(self._on_stats, self._on_said), name=name)
-        self._listening[name] = listening
+        self._listening[name] = self._tasks.create_task(self._listen(part), name=name)
         return part
+
+    async def _listen(self, part: Part) -> None:
+        """Until the part ends. If it failed because another died, that one is the reason."""
+        try:
+            await part.listen(self._on_stats, self._on_said)
+        except PartDied as error:
+            self._deaths.append((part, error))
+            await asyncio.sleep(HINDSIGHT_S)
+            raise min(self._deaths, key=_remoteness)[1] from None
 
     async def ended(self, part: Part) -> None:
         """Until a part has ended by itself, and well."""

@@ -9,9 +9,8 @@ from ..config.parts import (
     RouterPart,
     TrainerPart,
 )
-from ..config.plan import Plan
+from ..config.plan import Plan, env_name
 from ..config.sections import RunConfig
-from ..envserver.router import slug
 from ..records.ids import Step
 from ..records.turn import Sampling
 from ..rundir.rundir import RunDir
@@ -45,7 +44,7 @@ async def run_all(
             url = await engine.ready()
         routers = {
             env.id: await parts.start(
-                f"{slug(env.id)}.router", ROUTER, router_part(config, run, index, url)
+                f"{env_name(env.id)}.router", ROUTER, router_part(config, run, index, url)
             )
             for index, env in enumerate(config.env)
         }

@@ -218,7 +218,7 @@ class Part:
         code = await self._process.wait()
         if code == 0 and self.was_ready:
             return
-        raise PartDied(error or self._post_mortem(code))
+        raise PartDied(error or self._post_mortem(code), was_killed=code < 0)
 
     def _post_mortem(self, code: int) -> str:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"

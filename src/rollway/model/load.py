@@ -16,14 +16,14 @@ EXPERTS = "grouped_mm"
 transformers_logging.disable_progress_bar()
 
 
-def load_model(folder: str) -> Any:
-    """The model of a folder, in float32 on the best device there is."""
+def load_model(folder: str, dtype: str = "float32") -> Any:
+    """The model of a folder, on the best device there is."""
     check_folder(folder)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, local_files_only=True, dtype=torch.float32,
+            folder, config=config, local_files_only=True, dtype=getattr(torch, dtype),
             attn_implementation="sdpa", experts_implementation=EXPERTS,
         )  # fmt: skip
     except (OSError, ValueError, SafetensorError, RuntimeError) as error:
@@ -34,7 +34,7 @@ def load_model(folder: str) -> Any:
 
 def load_weights(model: Any, folder: str) -> None:
     """Copy a folder's weights into a running model of the same shape, in place."""
-    fresh = load_model(folder)
+    fresh = load_model(folder, str(model.dtype).removeprefix("torch."))
     try:
         model.load_state_dict(fresh.state_dict())
     except RuntimeError as error:

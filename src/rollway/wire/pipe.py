@@ -32,6 +32,8 @@ class AsyncPipe:
 
     async def send(self, frame: Buffer) -> None:
         """Queue a frame; returns when the pipe has room again. Raises if the other side is gone."""
+        if self._writer.is_closing():
+            raise ConnectionResetError("the other side is gone")
         view = memoryview(frame)
         self._writer.write(_LENGTH.pack(view.nbytes))
         self._writer.write(view)

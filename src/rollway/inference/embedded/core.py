@@ -34,7 +34,7 @@ class Core:
     def __init__(self, part: EnginePart) -> None:
         torch.set_num_threads(part.engine.threads)
         self._config = part
-        self._model = load_model(part.weights)
+        self._model = load_model(part.weights, part.engine.dtype)
         self._tokenizer = Tokenizer(part.model.path)
         self._rendering: Rendering | None = None
         slots = SlotModel(self._model, part.engine.max_batch, part.engine.max_context)

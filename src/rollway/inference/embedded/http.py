@@ -21,6 +21,7 @@ from .calls import Answer, Call, model_name
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 << 20
+MAX_BACKLOG = 4096
 SHUTDOWN_S = 1.0
 """How long requests in flight may take to end when the engine does."""
 
@@ -147,34 +148,44 @@ async def _core(part: EnginePart) -> AsyncIterator[CoreClient]:
         yield CoreClient(process.pipe)
 
 
+def _bind(host: str, port: int) -> socket.socket:
+    """Claim the port before anything slow is done for it."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise PortError(
+            f"engine.port {port} cannot be bound: {error.strerror}; choose another, or 0 for any"
+        ) from None
+    return sock
+
+
 @asynccontextmanager
-async def _listening(app: web.Application, host: str, port: int) -> AsyncIterator[str]:
-    """The server, bound; gives the address it is reached at."""
+async def _listening(app: web.Application, sock: socket.socket) -> AsyncIterator[str]:
+    """The server on a bound socket; gives the address it is reached at."""
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, port)
-        try:
-            await site.start()
-        except OSError as error:
-            raise PortError(
-                f"engine.port {port} cannot be bound: {error.strerror}; choose another, or 0 for any"
-            ) from None
-        yield f"http://{host}:{runner.addresses[0][1]}"
+        await web.SockSite(runner, sock, backlog=MAX_BACKLOG).start()
+        host, port = sock.getsockname()
+        yield f"http://{host}:{port}"
     finally:
         await runner.cleanup()
 
 
 async def engine(part: EnginePart, parent: Parent) -> None:
     """Serve until the parent is gone."""
-    async with asyncio.TaskGroup() as tasks, _core(part) as core:
-        front = Front(core, model_name(part))
-        async with _listening(front.app(), "127.0.0.1", part.engine.port) as address:
-            listening = tasks.create_task(core.listen())
-            await parent.ready(address)
-            while await parent.told() is not None:
-                pass
-            listening.cancel()
+    with _bind("127.0.0.1", part.engine.port) as sock:
+        async with asyncio.TaskGroup() as tasks, _core(part) as core:
+            front = Front(core, model_name(part))
+            async with _listening(front.app(), sock) as address:
+                listening = tasks.create_task(core.listen())
+                await parent.ready(address)
+                while await parent.told() is not None:
+                    pass
+                listening.cancel()
 
 
 def main(name: str, sock: socket.socket) -> None:

@@ -1,0 +1,5 @@
+"""`python -m rollway` is `rollway`."""
+
+from .cli.main import main
+
+main()

@@ -1,0 +1,50 @@
+"""The ledger keeps everything written, and rewinds to a step."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rollway.ledger.ledger import open_ledger, rewind
+from rollway.records.ids import Step
+
+INSERT = (
+    "INSERT INTO rollouts (rollout_id, group_id, env, task_id, dispatched_version, dispatched_s, step) "
+    "VALUES (?, 0, 'e', 't', 0, 0, ?)"
+)
+
+
+async def fill(path: Path) -> None:
+    async with open_ledger(path) as ledger:
+        for n in range(100):
+            await ledger.write(INSERT, f"r{n}", n // 10 if n < 90 else None)
+        for step in range(9):
+            cursors = f'{{"e": {10 * step}}}'
+            await ledger.write("INSERT INTO steps VALUES (?, 0, 0, ?)", step, cursors)
+
+
+@pytest.mark.anyio
+async def test_everything_queued_is_committed_on_leaving(tmp_path: Path) -> None:
+    await fill(tmp_path / "run.db")
+    with closing(sqlite3.connect(tmp_path / "run.db")) as db:
+        assert db.execute("SELECT count(*) FROM rollouts").fetchone() == (100,)
+
+
+@pytest.mark.anyio
+async def test_rewinding_forgets_what_came_later(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    await fill(path)
+    assert rewind(path, Step(4)) == {"e": 40}
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT count(*), max(step) FROM rollouts").fetchone() == (50, 4)
+        assert db.execute("SELECT max(step) FROM steps").fetchone() == (4,)
+    assert rewind(tmp_path / "none.db", Step(4)) == {}
+
+
+@pytest.mark.anyio
+async def test_a_bad_statement_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(ExceptionGroup) as failed:
+        async with open_ledger(tmp_path / "run.db") as ledger:
+            await ledger.write("INSERT INTO nowhere VALUES (1)")
+    assert failed.group_contains(sqlite3.OperationalError, match="no such table")

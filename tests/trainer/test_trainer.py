@@ -1,0 +1,171 @@
+"""The trainer on real rollouts of a real engine: packing, replay, loss, learning."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rollway.config.sections import TrainerConfig
+from rollway.errors import PayloadError
+from rollway.inference.embedded.scheduler import Ask, Scheduler
+from rollway.inference.embedded.slots import SlotModel
+from rollway.model.load import load_model
+from rollway.model.routers import capture, find_routers
+from rollway.payload.blob import build, row_columns
+from rollway.payload.reader import SegmentReader
+from rollway.payload.writer import SegmentWriter
+from rollway.records.batch import BatchManifest, BatchRow
+from rollway.records.ids import PolicyVersion, RolloutId, Step
+from rollway.records.turn import Turn
+from rollway.trace.trace import Trace
+from rollway.trainer.forward import token_logprobs
+from rollway.trainer.loss import policy_loss
+from rollway.trainer.packing import load_micro_batch
+from rollway.trainer.step import Learner
+
+NUM = 12
+
+
+def sample(model: Any, temperature: float, seed: int = 0) -> list[Turn]:
+    """What the embedded engine draws for prompts of different lengths."""
+    scheduler = Scheduler(SlotModel(model, 8, 64), seed)
+    for id in range(NUM):
+        prompt = [(7 * id + n) % 200 for n in range(3 + id)]
+        scheduler.add(Ask(id, prompt, 6 + id, temperature, 1.0, frozenset(), 0, seed=id))
+    turns = []
+    while scheduler.has_work:
+        for one in scheduler.step():
+            turns.append(
+                Turn(
+                    prompt_ids=np.array(one.ask.prompt, np.int32),
+                    completion_ids=np.array(one.tokens, np.int32),
+                    logprobs=np.array(one.logprobs, np.float32),
+                    versions=np.zeros(len(one.tokens), np.int32),
+                    temperature=temperature,
+                    finish_reason="length",
+                    routes=one.routes(),
+                )
+            )
+    return turns
+
+
+async def write(
+    folder: Path, turns: list[Turn], advantage: Any = lambda n: n % 2 - 0.5
+) -> list[BatchRow]:
+    """Turns as rows of a segment, the way a worker writes them."""
+    rows = []
+    with SegmentWriter(folder, "w.0", 1 << 20) as writer:
+        for index, turn in enumerate(turns):
+            trace = Trace()
+            trace.add(turn)
+            (row,) = trace.finish()
+            ref = await writer.append(build(row_columns([row.columns()])))
+            name = RolloutId(f"g0.{index}")
+            rows.append(BatchRow(name, ref, 0, row.num_tokens, row.num_trainable, advantage(index)))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def model(tiny_moe: Path) -> Any:
+    torch.set_num_threads(1)
+    return load_model(str(tiny_moe)).eval()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+async def test_packed_logprobs_equal_the_engines(model: Any, tmp_path: Path, temperature: float) -> None:
+    """Rows packed end to end do not see each other, whatever their temperature."""
+    rows = await write(tmp_path, sample(model, temperature))
+    packed = load_micro_batch(SegmentReader(tmp_path), rows)
+    with torch.no_grad():
+        logprobs, entropy = token_logprobs(model, packed, replay_routes=True)
+    assert len(logprobs) == sum(row.num_trainable for row in rows)
+    np.testing.assert_allclose(logprobs, packed.logprobs, atol=2e-4)
+    assert (entropy > 0).all()
+
+
+@pytest.mark.anyio
+async def test_router_replay_is_real(model: Any, tiny_moe: Path, tmp_path: Path) -> None:
+    """Fresh rows of an engine in bfloat16, a trainer in float32, the same weights: where the two
+    choose other experts their logprobs part, and replay brings them together."""
+    engine = load_model(str(tiny_moe), "bfloat16").eval()
+    packed = load_micro_batch(SegmentReader(tmp_path), await write(tmp_path, sample(engine, 1.0)))
+    with torch.no_grad(), capture(find_routers(model)) as chosen:
+        own, _ = token_logprobs(model, packed, replay_routes=False)
+        replayed, _ = token_logprobs(model, packed, replay_routes=True)
+    layers = len(find_routers(model))
+    assert packed.routes is not None
+    differs = torch.stack(chosen[:layers], 1).sort().values != packed.routes.sort().values
+    assert 0 < differs.any(-1).float().mean() < 0.5, "some choices differ, most do not"
+    error_own = (own - packed.logprobs).abs().mean()
+    error_replayed = (replayed - packed.logprobs).abs().mean()
+    assert error_replayed * 2 < error_own, (error_replayed, error_own)
+
+
+@pytest.mark.anyio
+async def test_replay_makes_the_routers_choose_and_keeps_gradients(model: Any, tmp_path: Path) -> None:
+    turns = sample(model, 1.0)
+    rng = np.random.default_rng(0)
+    pairs = np.array([(a, b) for a in range(8) for b in range(8) if a != b], np.uint8)
+    forced = []
+    for turn in turns:
+        assert turn.routes is not None
+        routes = pairs[rng.integers(len(pairs), size=turn.routes.shape[:2])]
+        forced.append(Turn(*[*(getattr(turn, f) for f in turn.__struct_fields__[:6]), routes, 0]))
+    packed = load_micro_batch(SegmentReader(tmp_path), await write(tmp_path, forced))
+    routers = find_routers(model)
+    from rollway.model.routers import replay
+
+    assert packed.routes is not None
+    with replay(routers, packed.routes), capture(routers) as chosen:
+        output = model(input_ids=packed.token_ids[None], position_ids=packed.positions[None])
+    np.testing.assert_array_equal(torch.stack(chosen, 1), packed.routes)
+    output.logits.sum().backward()
+    assert all(router.weight.grad.abs().sum() > 0 for router in routers)
+    model.zero_grad()
+
+
+def test_the_clip_stops_the_push_but_not_the_way_back() -> None:
+    engine = torch.zeros(4)
+    logprobs = torch.log(torch.tensor([1.5, 0.5, 1.5, 0.5])).requires_grad_()
+    advantages = torch.tensor([1.0, -1.0, -1.0, 1.0])
+    losses, clipped = policy_loss(logprobs, engine, advantages, clip_low=0.2, clip_high=0.28)
+    losses.sum().backward()
+    assert clipped.tolist() == [True, True, False, False]
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([0.0, 0.0, 1.5, -0.5])
+
+
+@pytest.mark.anyio
+async def test_a_step_moves_probability_towards_advantage(tiny_moe: Path, tmp_path: Path) -> None:
+    """Whatever the packing, the same step; and the rewarded rows become more likely."""
+    model = load_model(str(tiny_moe))
+    rows = tuple(await write(tmp_path, sample(model.eval(), 1.0)))
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    results = []
+    for micro_batches in ((tuple(range(NUM)),), tuple((n,) for n in range(NUM))):
+        model.load_state_dict(before)
+        learner = Learner(model, TrainerConfig(lr=1e-3))
+        manifest = BatchManifest(Step(1), PolicyVersion(0), rows, micro_batches)
+        metrics = learner.step(manifest, SegmentReader(tmp_path))
+        assert metrics["mismatch_kl"] < 1e-6
+        assert metrics["ratio/mean"] == pytest.approx(1, abs=1e-3)
+        assert metrics["grad_norm"] > 0
+        results.append({name: weight.clone() for name, weight in model.state_dict().items()})
+    for name in before:
+        torch.testing.assert_close(results[0][name], results[1][name], atol=2e-4, rtol=1e-3)
+    packed = load_micro_batch(SegmentReader(tmp_path), rows)
+    with torch.no_grad():
+        after, _ = token_logprobs(model.eval(), packed, replay_routes=True)
+    gain = after - packed.logprobs
+    assert gain[packed.advantages > 0].mean() > 0 > gain[packed.advantages < 0].mean()
+
+
+@pytest.mark.anyio
+async def test_a_manifest_that_lies_is_refused(model: Any, tmp_path: Path) -> None:
+    rows = await write(tmp_path, sample(model, 1.0))
+    wrong = BatchRow(rows[0].rollout_id, rows[0].ref, 0, 999, 1, 0.0)
+    with pytest.raises(PayloadError, match=r"g0\.0: row 0 is not what its manifest says"):
+        load_micro_batch(SegmentReader(tmp_path), [wrong])
