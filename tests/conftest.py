@@ -1,6 +1,5 @@
 """What tests share: an event loop, and tiny models that are built once."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def tiny_moe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def tiny_moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Mixture-of-Experts with random weights, and its tokenizer."""
     import torch
 
@@ -36,4 +35,4 @@ def tiny_moe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             std = 0.02 if "gate.weight" in name else 0.3 if "experts" in name else 0.09
             torch.nn.init.normal_(weight, std=std)
     save_weights(model, folder)
-    yield folder
+    return folder

@@ -1,4 +1,4 @@
-"""The shape of the code: who may import whom, what is pure, where work may run, how long functions are."""
+"""The shape of the code: who may import whom, what is pure, where work runs, how long functions are."""
 
 import ast
 import subprocess
@@ -31,8 +31,9 @@ MAY_IMPORT = {
                             "transport", "ledger", "observe"},
     "trainer": BASE | {"config", "loop", "wire", "payload", "inference", "envs", "model", "rundir",
                        "transport"},
-    "launch": BASE | {"config", "loop", "envserver", "rundir", "observe", "trainer"},
-    "cli": BASE | {"config", "loop", "envs", "model", "rundir", "observe", "ledger", "trainer", "launch"},
+    "launch": BASE | {"config", "loop", "rundir", "observe", "trainer"},
+    "cli": BASE | {"config", "loop", "envs", "model", "rundir", "observe", "ledger", "trainer",
+                   "launch"},
 }  # fmt: skip
 PURE = ["trace", "orchestrator/core", "orchestrator/credit", "orchestrator/filters",
         "orchestrator/batching", "envserver/core"]  # fmt: skip

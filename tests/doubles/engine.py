@@ -38,25 +38,36 @@ class EngineDouble:
         self.prompts: list[list[int]] = []
         self.replies: list[list[int]] = []
         self.num_running = 0
+        self._changed = asyncio.Condition()
         self.num_aborted = 0
+
+    async def _running_changes(self, by: int) -> None:
+        async with self._changed:
+            self.num_running += by
+            self._changed.notify_all()
+
+    async def until_running(self, count: int) -> None:
+        """Until so many requests are in flight."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.num_running == count)
 
     async def models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "double"}]})
 
     async def completions(self, request: web.Request) -> web.Response:
         asked = await request.json()
-        self.num_running += 1
+        await self._running_changes(+1)
         try:
             await asyncio.sleep(self._latency_s)
         except asyncio.CancelledError:
             self.num_aborted += 1
             raise
         finally:
-            self.num_running -= 1
+            await self._running_changes(-1)
         prompt: list[int] = asked["prompt"]
         text = self._tokenizer.decode(prompt)
         said = text.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
-        drawn = self._tokenizer.encode(self._answer(said)) + [asked["stop_token_ids"][0]]
+        drawn = [*self._tokenizer.encode(self._answer(said)), asked["stop_token_ids"][0]]
         finish = "stop"
         if len(drawn) > asked["max_tokens"]:
             drawn, finish = drawn[: asked["max_tokens"]], "length"

@@ -157,7 +157,9 @@ async def test_failures_name_their_boundary(tmp_path: Path, tiny_moe: Path) -> N
     }
     for kind, (boundary, said) in expected.items():
         deadlines = {"rollout_deadline_s": 1.0, "scoring_deadline_s": 1.0}
-        async with serving(tmp_path / kind, tiny_moe, kind, **deadlines) as server:
+        folder = tmp_path / kind
+        folder.mkdir()
+        async with serving(folder, tiny_moe, kind, **deadlines) as server:
             await server.run("r", "0")
             outcome = await server.outcome("r")
             assert isinstance(outcome, Failed), (kind, outcome)
@@ -205,14 +207,12 @@ async def test_cancel_reaches_the_engine(tmp_path: Path, tiny_moe: Path) -> None
     async with serving(tmp_path, tiny_moe, "Counting", latency_s=30) as server:
         for n in range(20):  # 8 run, 12 wait in the router
             await server.run(f"r{n}", str(n))
-        while server.engine.num_running < 8:
-            await asyncio.sleep(0.01)
+        await server.engine.until_running(8)
         for n in range(20):
             await server.client.send(Cancel(RolloutId(f"r{n}"), "no longer needed"))
         for n in range(20):
             assert await server.outcome(f"r{n}") == Cancelled("no longer needed")
-        while server.engine.num_running:
-            await asyncio.sleep(0.01)
+        await server.engine.until_running(0)
         assert server.engine.num_aborted == 8
 
 
@@ -221,8 +221,7 @@ async def test_a_killed_workers_rollouts_move_and_settle_once(tmp_path: Path, ti
         await server.all_up(2)
         for n in range(16):
             await server.run(f"r{n}", str(n))
-        while server.engine.num_running < 16:
-            await asyncio.sleep(0.01)
+        await server.engine.until_running(16)
         victim = server.workers()[0]
         lanes = victim.children(recursive=True)
         os.kill(victim.pid, signal.SIGKILL)
@@ -233,8 +232,8 @@ async def test_a_killed_workers_rollouts_move_and_settle_once(tmp_path: Path, ti
         assert [(lost.num_moved, lost.num_failed) for lost in server.lost] == [(8, 0)]
         psutil.wait_procs(lanes, timeout=10)
         assert not [lane for lane in lanes if lane.is_running()]
-        while len(server.workers()) < 2:
-            await asyncio.sleep(0.05)
+        while not any(one.process.endswith((".w0.1", ".w1.1")) for one in server.stats):
+            await server.hear(Stats)
 
 
 async def test_a_task_that_kills_workers_fails_and_the_others_do_not(

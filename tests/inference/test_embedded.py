@@ -54,6 +54,12 @@ async def get(url: str) -> tuple[int, str]:
         return response.status, await response.text()
 
 
+async def until(url: str, line: str) -> None:
+    """Until the engine's metrics say so."""
+    while line not in (await get(f"{url}/metrics"))[1]:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
 async def test_what_clients_see(tiny_moe: Path) -> None:
     """One server for the many small things: routes, errors, metrics, chat, control."""
     async with serving(tiny_moe) as (url, _):
@@ -98,7 +104,7 @@ async def chat(url: str, name: str) -> None:
 
 
 async def errors(url: str, name: str) -> None:
-    good: dict[str, Any] = dict(model=name, prompt=[1, 2, 3], max_tokens=4)
+    good: dict[str, Any] = {"model": name, "prompt": [1, 2, 3], "max_tokens": 4}
     for change, status, said in (
         ({"prompt": [1] * 200}, 400, "maximum context length is 128"),
         ({"prompt": [99999]}, 400, "between 0 and"),
@@ -155,13 +161,9 @@ async def test_a_client_that_hangs_up_frees_its_slot(tiny_moe: Path) -> None:
         await post(f"{url}/pause?mode=keep")
         prompt = np.arange(5, dtype=np.int32)
         asked = asyncio.create_task(engine.complete(prompt, Sampling(100), [], 0))
-        while 'num_requests_waiting{model_name="' not in (await get(f"{url}/metrics"))[1]:
-            pass
-        while "waiting" in (load := (await get(f"{url}/metrics"))[1]) and "} 1.0" not in load:
-            await asyncio.sleep(0.01)
+        await until(url, f'vllm:num_requests_waiting{{model_name="{tiny_moe.name}"}} 1.0')
         asked.cancel()
-        while "} 1.0" in (await get(f"{url}/metrics"))[1]:
-            await asyncio.sleep(0.01)
+        await until(url, f'vllm:num_requests_waiting{{model_name="{tiny_moe.name}"}} 0.0')
         await post(f"{url}/resume")
         assert len((await engine.complete(prompt, Sampling(3), [], 0)).completion_ids) == 3
 

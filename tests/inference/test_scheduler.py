@@ -20,9 +20,14 @@ def model(tiny_moe: Path) -> Any:
 
 
 def ask(id: int, prompt: list[int], **changes: Any) -> Ask:
-    defaults: dict[str, Any] = dict(
-        max_tokens=6, temperature=1.0, top_p=1.0, stop_ids=frozenset(), routes_start=0, seed=id
-    )
+    defaults: dict[str, Any] = {
+        "max_tokens": 6,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "stop_ids": frozenset(),
+        "routes_start": 0,
+        "seed": id,
+    }
     return Ask(id=id, prompt=prompt, **{**defaults, **changes})
 
 

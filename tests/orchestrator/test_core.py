@@ -26,17 +26,17 @@ from rollway.records.task import Task
 
 
 def limits(**changes: Any) -> Limits:
-    defaults: dict[str, Any] = dict(
-        batch_size=8,
-        group_size=4,
-        max_in_flight=16,
-        max_outstanding=16,
-        max_off_policy_steps=1,
-        max_fruitless_groups=1000,
-        max_steps=6,
-        micro_batch_tokens=100,
-        drop_zero_advantage=True,
-    )
+    defaults: dict[str, Any] = {
+        "batch_size": 8,
+        "group_size": 4,
+        "max_in_flight": 16,
+        "max_outstanding": 16,
+        "max_off_policy_steps": 1,
+        "max_fruitless_groups": 1000,
+        "max_steps": 6,
+        "micro_batch_tokens": 100,
+        "drop_zero_advantage": True,
+    }
     return Limits(**{**defaults, **changes})
 
 

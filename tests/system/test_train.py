@@ -198,9 +198,14 @@ def test_a_killed_env_worker_costs_nothing_but_time(work: Workspace) -> None:
 
 @pytest.mark.parametrize(
     "entry",
-    ["rollway.trainer.front:main", "rollway.trainer.core:serve_core", "rollway.inference.embedded.http:main",
-     "rollway.inference.embedded.core:serve_core", "rollway.orchestrator.shell.main:main"],
-)  # fmt: skip
+    [
+        "rollway.trainer.front:main",
+        "rollway.trainer.core:serve_core",
+        "rollway.inference.embedded.http:main",
+        "rollway.inference.embedded.core:serve_core",
+        "rollway.orchestrator.shell.main:main",
+    ],
+)
 def test_a_killed_part_ends_the_run_with_the_reason(work: Workspace, entry: str) -> None:
     with work.training("--set", "max_steps=500") as process:
         (victim,) = work.find(entry)

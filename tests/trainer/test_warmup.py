@@ -16,9 +16,13 @@ from rollway.wire.pipe import BlockingPipe
 
 
 def part(folder: Path, *, seed: int = 0, **warmup: Any) -> WarmupPart:
-    small: dict[str, Any] = dict(
-        hidden_size=32, num_layers=1, batch_size=8, solve_rate=0.0, max_steps=12
-    )
+    small: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_layers": 1,
+        "batch_size": 8,
+        "solve_rate": 0.0,
+        "max_steps": 12,
+    }
     return WarmupPart(
         warmup=WarmupConfig(**{**small, **warmup}),
         model=ModelConfig(path=str(folder), renderer="qwen3", template={"enable_thinking": False}),

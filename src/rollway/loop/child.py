@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..wire.pipe import AsyncPipe
 
+COMPUTE_NICENESS = 10
 GRACE_S = 5.0
 """How long a child may take to end by itself once its pipe is closed."""
 
@@ -50,12 +51,12 @@ class Child:
 
 @asynccontextmanager
 async def start(
-    name: str, entry: str, *, log: Path | None = None, grace_s: float = GRACE_S
+    name: str, entry: str, *, log: Path | None = None, grace_s: float = GRACE_S, computes: bool = False
 ) -> AsyncIterator[Child]:
     """Start `entry` ("module:function", called with name and socket) in a process of its own.
 
-    Its output goes to `log`, or where ours goes. It runs in a session of its own, so that Ctrl-C
-    reaches only the process that decides what to do about it.
+    Its output goes to `log`, or where ours goes. One that `computes` leaves the CPU to event loops
+    that want it for a moment.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -63,9 +64,9 @@ async def start(
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "rollway.loop.child",
-                name, entry, str(theirs.fileno()), str(os.getpid()),
+                name, entry, str(theirs.fileno()), str(os.getpid()), str(COMPUTE_NICENESS * computes),
                 stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
-                pass_fds=[theirs.fileno()], start_new_session=True,
+                pass_fds=[theirs.fileno()],
             )  # fmt: skip
         except BaseException:
             ours.close()
@@ -93,9 +94,10 @@ def _die_with(parent_pid: int) -> None:
 
 def main() -> None:
     """The child's first lines: what `start` runs."""
-    name, entry, fd, parent_pid = sys.argv[1:]
+    name, entry, fd, parent_pid, niceness = sys.argv[1:]
     _die_with(int(parent_pid))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setpgid(0, 0)  # Ctrl-C is for the process that decides what to do about it
+    os.nice(int(niceness))
     module, _, function = entry.partition(":")
     target: Callable[[str, socket.socket], None] = getattr(importlib.import_module(module), function)
     target(name, socket.socket(fileno=int(fd)))

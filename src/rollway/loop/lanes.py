@@ -95,7 +95,7 @@ class _Slot:
 
     async def _start(self) -> Child:
         child = await self._stack.enter_async_context(
-            start(self._name, "rollway.loop.lanes:serve_lane", grace_s=0)
+            start(self._name, "rollway.loop.lanes:serve_lane", grace_s=0, computes=True)
         )
         self._child = child
         async with asyncio.timeout(START_DEADLINE_S):

@@ -137,7 +137,9 @@ def _response(answer: Answer) -> web.Response:
 @asynccontextmanager
 async def _core(part: EnginePart) -> AsyncIterator[CoreClient]:
     """The core's process, with its model loaded."""
-    async with child.start("engine-core", "rollway.inference.embedded.core:serve_core") as process:
+    async with child.start(
+        "engine-core", "rollway.inference.embedded.core:serve_core", computes=True
+    ) as process:
         await process.pipe.send(msgspec.msgpack.encode(part))
         first = await process.pipe.receive()
         if first is None:
