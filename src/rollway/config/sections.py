@@ -116,6 +116,8 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """The optimizer step."""
 
     lr: Positive = 1e-3
+    lr_ramp_steps: Natural = 0
+    """Steps over which the learning rate rises to `lr`."""
     weight_decay: NonNegative = 0.0
     max_grad_norm: Positive = 1.0
     clip_low: Fraction = 0.2

@@ -24,6 +24,9 @@ class Learner:
 
     def step(self, manifest: BatchManifest, reader: SegmentReader) -> dict[str, float]:
         """Gradients of every micro-batch, one update; the step's metrics."""
+        lr = self._config.lr * min(1.0, manifest.step / max(1, self._config.lr_ramp_steps))
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
         total, stats = 0.0, []
         for indices in manifest.micro_batches:
@@ -33,7 +36,7 @@ class Learner:
             stats.append(seen)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)
         self.optimizer.step()
-        return {"loss": total, "grad_norm": float(norm), "lr": self._config.lr, **_means(stats)}
+        return {"loss": total, "grad_norm": float(norm), "lr": lr, **_means(stats)}
 
     def _backward(
         self, reader: SegmentReader, rows: list[Any], num_trainable: int
