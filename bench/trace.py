@@ -90,8 +90,9 @@ def main() -> None:
         figures = {"naive_ms": naive_s * 1000, "rollway_ms": rollway_s * 1000}
     figures["ratio"] = statistics.median(ratios)
     print(
-        f"{args.turns} turns to {args.tokens} tokens × {args.bytes} B: naive {figures['naive_ms']:.1f} ms, "
-        f"rollway {figures['rollway_ms']:.2f} ms, ratio {figures['ratio']:.1f} "
+        f"{args.turns} turns to {args.tokens} tokens × {args.bytes} B: "
+        f"naive {figures['naive_ms']:.1f} ms, rollway {figures['rollway_ms']:.2f} ms, "
+        f"ratio {figures['ratio']:.1f} "
         f"({min(ratios):.1f} to {max(ratios):.1f} over {args.rounds} rounds)"
     )
     line = json.dumps({"bench": "trace", **figures})

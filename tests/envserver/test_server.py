@@ -173,20 +173,6 @@ async def test_failures_name_their_boundary(tmp_path: Path, tiny_moe: Path) -> N
                 assert isinstance(await server.outcome("again"), Failed), "the lane came back"
 
 
-@pytest.fixture(autouse=True)
-def folders(tmp_path: Path) -> None:
-    for kind in (
-        "Raises",
-        "Silent",
-        "Slow",
-        "SpinningReward",
-        "DyingReward",
-        "RaisingReward",
-        "NotANumber",
-    ):
-        (tmp_path / kind).mkdir()
-
-
 async def test_an_engine_that_is_gone_fails_the_rollout_not_the_worker(
     tmp_path: Path, tiny_moe: Path
 ) -> None:
@@ -214,6 +200,16 @@ async def test_cancel_reaches_the_engine(tmp_path: Path, tiny_moe: Path) -> None
             assert await server.outcome(f"r{n}") == Cancelled("no longer needed")
         await server.engine.until_running(0)
         assert server.engine.num_aborted == 8
+
+
+async def test_a_rollout_cancelled_before_it_begins_settles_too(tmp_path: Path, tiny_moe: Path) -> None:
+    async with serving(tmp_path, tiny_moe, "Counting", latency_s=30, concurrency=64) as server:
+        await server.all_up(1)
+        for n in range(50):
+            await server.run(f"r{n}", str(n))
+            await server.client.send(Cancel(RolloutId(f"r{n}"), "at once"))
+        for n in range(50):
+            assert await server.outcome(f"r{n}") == Cancelled("at once")
 
 
 async def test_a_killed_workers_rollouts_move_and_settle_once(tmp_path: Path, tiny_moe: Path) -> None:

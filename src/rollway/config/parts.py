@@ -68,6 +68,8 @@ class OrchestratorPart(Struct, frozen=True):
     sampling: Sampling
     envs: tuple[EnvAddress, ...]
     engine_url: str
+    push_weights: str
+    """Weights the engine must load first; empty if it has them."""
     request_deadline_s: float
     micro_batch_tokens: int
     max_outstanding: int

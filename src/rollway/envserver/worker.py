@@ -24,7 +24,6 @@ from ..records.lag import ProcessStats
 from ..records.rollout import Cancelled, Outcome, Settled
 from ..wire.messages import (
     Cancel,
-    Drain,
     Hello,
     NewPolicy,
     NextTasks,
@@ -54,7 +53,7 @@ class Worker:
         self._spec = spec
         self._engine = engine
         self._tasks_lane = tasks_lane
-        self._running: dict[RolloutId, asyncio.Task[None]] = {}
+        self._running: dict[RolloutId, asyncio.Task[None] | None] = {}
         self._why_cancelled: dict[RolloutId, str] = {}
 
     @property
@@ -72,32 +71,36 @@ class Worker:
                     continue
                 match message:
                     case Run() as run:
-                        task = tasks.create_task(self._run(run), name=run.rollout_id)
-                        self._running[run.rollout_id] = task
-                    case Cancel(rollout_id=id, reason=reason) if id in self._running:
-                        self._why_cancelled[id] = reason
-                        self._running[id].cancel()
+                        self._running[run.rollout_id] = None
+                        tasks.create_task(self._run(run), name=run.rollout_id)
+                    case Cancel(rollout_id=id, reason=reason):
+                        self._cancel(id, reason)
                     case NextTasks() as wanted:
                         tasks.create_task(self._send_tasks(wanted))
                     case NewPolicy(version=version):
                         self._engine.version = version
-                    case Drain() | Cancel():
-                        pass
+
+    def _cancel(self, id: RolloutId, reason: str) -> None:
+        """Reaches the coroutine if it has begun; if not, it will find the reason when it does."""
+        if id in self._running:
+            self._why_cancelled[id] = reason
+            if task := self._running[id]:
+                task.cancel()
 
     async def _run(self, run: Run) -> None:
+        id = run.rollout_id
         self._engine.version = max(self._engine.version, run.version)
         try:
-            outcome = await self._runner.run(run)
+            if id not in self._why_cancelled:
+                self._running[id] = asyncio.current_task()
+                await self._settle(run, await self._runner.run(run))
+                return
         except asyncio.CancelledError:
-            reason = self._why_cancelled.get(run.rollout_id)
-            if reason is not None:
-                await self._settle(run, Cancelled(reason))
-            raise
-        else:
-            await self._settle(run, outcome)
+            if id not in self._why_cancelled:
+                raise
         finally:
-            self._why_cancelled.pop(run.rollout_id, None)
-            del self._running[run.rollout_id]
+            del self._running[id]
+        await self._settle(run, Cancelled(self._why_cancelled.pop(id)))
 
     async def _settle(self, run: Run, outcome: Outcome) -> None:
         await self.send(Settled(run.rollout_id, run.attempt, self._name, outcome))

@@ -105,6 +105,7 @@ def orchestrator_part(
         ),
         envs=tuple(EnvAddress(env.id, addresses[env.id], env.ratio) for env in config.env),
         engine_url=engine_url,
+        push_weights=start.weights if config.engine.url and start.checkpoint else "",
         request_deadline_s=config.engine.request_deadline_s,
         micro_batch_tokens=config.trainer.micro_batch_tokens,
         max_outstanding=plan.max_outstanding,

@@ -88,6 +88,11 @@ class Parent:
     async def say(self, body: Struct) -> None:
         await self._pipe.send(encode(Said(encode(body))))
 
+    async def mention(self, body: Struct) -> None:
+        """Say something that the next thing will replace: skipped while the parent does not read."""
+        if not self._pipe.is_congested:
+            await self.say(body)
+
     async def stats(self, stats: ProcessStats) -> None:
         """Newer figures follow, so a parent that does not read misses these and delays nothing."""
         if not self._pipe.is_congested:

@@ -94,12 +94,8 @@ class WorkerLost(Struct, frozen=True, tag="worker_lost"):
     num_failed: int
 
 
-class Drain(Struct, frozen=True, tag="drain"):
-    """Finish what runs, take nothing new."""
-
-
 ToRouter = Hello | NextTasks | Tasks | Run | Cancel | NewPolicy | Settled | Stats
-ToWorker = Run | Cancel | NextTasks | NewPolicy | Drain
+ToWorker = Run | Cancel | NextTasks | NewPolicy
 ToClient = Welcome | Refused | Tasks | Settled | Stats | WorkerLost
 
 _encoder = msgspec.msgpack.Encoder()

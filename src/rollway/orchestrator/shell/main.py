@@ -51,6 +51,8 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
         engine = await enter(
             engines.connect(part.engine_url, routes=False, deadline_s=part.request_deadline_s)
         )
+        if part.push_weights:
+            await engine.update_weights(part.push_weights, part.first_step - 1)
         clients = {env.id: await enter(envs.connect(env.address)) for env in part.envs}
         performer = Performer(run, clients, engine, ledger, events, part.sampling, part.orchestrator)
         steps = StepLog(run, parent, lags, lambda: gauges(core, performer))
@@ -101,7 +103,7 @@ def tell_stats(parent: Parent, lags: Lags) -> Callable[[ProcessStats], Awaitable
 async def tell_progress(core: Core, batch_size: int, parent: Parent) -> None:
     while True:
         await asyncio.sleep(PROGRESS_EVERY_S)
-        await parent.say(
+        await parent.mention(
             Progress(
                 step=core.next_step, in_flight=core.num_in_flight, ready=core.num_ready,
                 batch_size=batch_size, version=core.applied_version,

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 
 import msgspec
 
@@ -29,11 +30,12 @@ async def from_env(
     client: EnvClient, events: Events, performer: Performer, lags: Lags, parent: Parent
 ) -> None:
     """What one env server says."""
+    failures = FailureLog()
     while True:
         match await client.receive():
             case Settled() as settled:
                 if isinstance(settled.outcome, Failed):
-                    _log_failure(settled, settled.outcome)
+                    failures.add(settled, settled.outcome)
                 await performer.settled(settled)
                 await events.put(settled)
             case Tasks(error=error) if error:
@@ -47,10 +49,23 @@ async def from_env(
                 await parent.say(Notice(f"{worker} died: {moved} rollouts moved, {failed} failed"))
 
 
-def _log_failure(settled: Settled, failed: Failed) -> None:
+class FailureLog:
+    """The first failures of a kind in full, then ever fewer: a log stays readable and bounded."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[str] = Counter()
+
+    def add(self, settled: Settled, failed: Failed) -> None:
+        self._seen[failed.boundary] += 1
+        count = self._seen[failed.boundary]
+        if count <= 10 or count % 10 ** (len(str(count)) - 1) == 0:
+            _log_failure(count, settled, failed)
+
+
+def _log_failure(count: int, settled: Settled, failed: Failed) -> None:
     log.warning(
-        "rollout %s failed (%s, attempt %d, %s): %s%s",
-        settled.rollout_id, failed.boundary, settled.attempt, settled.worker, failed.error,
+        "rollout %s failed (%s number %d, attempt %d, %s): %s%s",
+        settled.rollout_id, failed.boundary, count, settled.attempt, settled.worker, failed.error,
         f"\n{failed.traceback}" if failed.traceback else "",
     )  # fmt: skip
 
