@@ -2,7 +2,8 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import msgspec
 
 from ..loop.lanes import thread
-from ..records.ids import Step
+from ..records.ids import GroupId, PolicyVersion, RolloutId, Step
+from ..records.rollout import Cancelled, Failed, Scored, Settled
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS rollouts (
@@ -51,6 +53,44 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._queue: asyncio.Queue[Statement | None] = asyncio.Queue(MAX_QUEUED)
+
+    async def dispatched(
+        self, id: RolloutId, group_id: GroupId, env: str, task_id: str, version: PolicyVersion
+    ) -> None:
+        await self.write(
+            "INSERT INTO rollouts (rollout_id, group_id, env, task_id, dispatched_version, "
+            "dispatched_s) VALUES (?, ?, ?, ?, ?, ?)",
+            id, group_id, env, task_id, version, time.time(),
+        )  # fmt: skip
+
+    async def settled(self, settled: Settled) -> None:
+        outcome = settled.outcome
+        scored = outcome if isinstance(outcome, Scored) else None
+        ref = scored.ref if scored else None
+        boundary = outcome.boundary if isinstance(outcome, Failed) else None
+        error = outcome.reason if isinstance(outcome, Cancelled) else getattr(outcome, "error", None)
+        await self.write(
+            "UPDATE rollouts SET outcome = ?, attempt = ?, worker = ?, settled_s = ?, "
+            "num_settled = num_settled + 1, reward = ?, boundary = ?, error = ?, "
+            "first_version = ?, last_version = ?, segment = ?, offset = ?, length = ? "
+            "WHERE rollout_id = ?",
+            type(outcome).__name__.lower(), settled.attempt, settled.worker, time.time(),
+            scored and scored.reward, boundary, error,
+            scored and scored.first_version, scored and scored.last_version,
+            ref and ref.segment, ref and ref.offset, ref and ref.length, settled.rollout_id,
+        )  # fmt: skip
+
+    async def shipped(self, step: Step, trained: Iterable[RolloutId], cursors: dict[str, int]) -> None:
+        """A batch went to the trainer; `cursors` say how far into its tasks each environment was."""
+        place = msgspec.json.encode(cursors).decode()
+        await self.write(
+            "INSERT INTO steps (step, shipped_s, cursors) VALUES (?, ?, ?)", step, time.time(), place
+        )
+        for id in trained:
+            await self.write("UPDATE rollouts SET step = ? WHERE rollout_id = ?", step, id)
+
+    async def published(self, step: Step) -> None:
+        await self.write("UPDATE steps SET published_s = ? WHERE step = ?", time.time(), step)
 
     async def write(self, sql: str, *values: Any) -> None:
         """Queue a statement; waits when the disk is far behind."""

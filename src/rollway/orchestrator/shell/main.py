@@ -2,8 +2,9 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
+from typing import Any
 
 from ...config.parts import OrchestratorPart
 from ...envserver import client as envs
@@ -26,18 +27,14 @@ PROGRESS_EVERY_S = 0.25
 
 
 async def drive(
-    core: Core, events: Events, perform: Callable[[Command], Awaitable[None]]
-) -> None:  # fmt: skip
+    core: Core, events: Events, perform: Callable[[Command], Coroutine[Any, Any, None]]
+) -> None:
     """Events in, commands out, until the core has finished."""
-
-    async def do(command: Command) -> None:
-        await perform(command)
-
     async with asyncio.TaskGroup() as tasks:
         while not core.finished:
             event: Event = await events.get()
             for command in core.on_event(event):
-                tasks.create_task(do(command), name=type(command).__name__)
+                tasks.create_task(perform(command), name=type(command).__name__)
 
 
 async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:

@@ -1,10 +1,7 @@
 """Does what the core commands."""
 
 import asyncio
-import time
 from collections.abc import Iterable, Mapping
-
-import msgspec
 
 from ...config.sections import OrchestratorConfig
 from ...envserver.client import EnvClient
@@ -16,7 +13,7 @@ from ...payload.release import LiveRefs
 from ...records.group import ClosedGroup
 from ...records.ids import PolicyVersion, Step
 from ...records.payload import PayloadRef
-from ...records.rollout import Failed, Scored, Settled
+from ...records.rollout import Scored, Settled
 from ...records.turn import Sampling
 from ...rundir.rundir import RunDir
 from ...transport import filesystem
@@ -89,56 +86,30 @@ class Performer:
         await thread(self._run.prune_weights, version - self._config.keep_weights)
 
     async def _dispatch(self, order: Dispatch) -> None:
-        await self._ledger.write(
-            "INSERT INTO rollouts (rollout_id, group_id, env, task_id, dispatched_version, "
-            "dispatched_s) VALUES (?, ?, ?, ?, ?, ?)",
-            order.rollout_id, order.group_id, order.env, order.task.id, order.version, time.time(),
-        )  # fmt: skip
-        await self._clients[order.env].send(
-            Run(order.rollout_id, 1, order.task, self._sampling, order.version)
-        )
+        id, env, task, version = order.rollout_id, order.env, order.task, order.version
+        await self._ledger.dispatched(id, order.group_id, env, task.id, version)
+        await self._clients[env].send(Run(id, 1, task, self._sampling, version))
 
     async def settled(self, settled: Settled) -> None:
         """Note a rollout's end before the core hears of it."""
-        values: tuple[object, ...] = (None,) * 8
-        match settled.outcome:
-            case Scored() as scored:
-                ref = scored.ref
-                await self._remove(self._live.hold(ref))
-                values = (
-                    scored.reward, None, None, scored.first_version, scored.last_version,
-                    ref.segment, ref.offset, ref.length,
-                )  # fmt: skip
-            case Failed(boundary=boundary, error=error):
-                values = (None, boundary, error, None, None, None, None, None)
-        outcome = type(settled.outcome).__struct_config__.tag
-        await self._ledger.write(
-            "UPDATE rollouts SET outcome = ?, attempt = ?, worker = ?, settled_s = ?, "
-            "num_settled = num_settled + 1, reward = ?, boundary = ?, error = ?, "
-            "first_version = ?, last_version = ?, segment = ?, offset = ?, length = ? "
-            "WHERE rollout_id = ?",
-            outcome, settled.attempt, settled.worker, time.time(), *values, settled.rollout_id,
-        )  # fmt: skip
+        if isinstance(settled.outcome, Scored):
+            await self._remove(self._live.hold(settled.outcome.ref))
+        await self._ledger.settled(settled)
 
     async def _ship(self, ship: Ship) -> None:
         """Manifest first: the trainer starts while the rest is written."""
         step = ship.manifest.step
         await filesystem.ship(self._run, ship.manifest)
-        cursors = msgspec.json.encode(ship.cursors).decode()
-        await self._ledger.write(
-            "INSERT INTO steps (step, shipped_s, cursors) VALUES (?, ?, ?)",
-            step, time.time(), cursors,
-        )  # fmt: skip
-        for id in dict.fromkeys(row.rollout_id for row in ship.manifest.rows):
-            await self._ledger.write("UPDATE rollouts SET step = ? WHERE rollout_id = ?", step, id)
+        trained = dict.fromkeys(row.rollout_id for row in ship.manifest.rows)
+        await self._ledger.shipped(step, trained, ship.cursors)
         await self._save(step, [one for one in ship.closed if one.fate == "trained"])
         self._shipped_of(step).set_result(ship)
 
-    async def published(self, step: int) -> Ship:
+    async def published(self, step: Step) -> Ship:
         """What step `step` was made of, once everything that reads its payload has done so."""
         ship = await self._shipped_of(step)
         del self._shipped[step]
-        await self._ledger.write("UPDATE steps SET published_s = ? WHERE step = ?", time.time(), step)
+        await self._ledger.published(step)
         return ship
 
     def _shipped_of(self, step: int) -> "asyncio.Future[Ship]":
