@@ -230,9 +230,26 @@ def test_ctrl_c_ends_everything_and_resume_goes_on(work: Workspace) -> None:
     assert "--resume" in err
     assert "Traceback" not in err
     work.nothing_is_left()
-    resumed = work.train("--resume", "--set", "max_steps=5")
+    resumed = work.train("--resume", "--set", "max_steps=9")
     assert resumed.returncode == 0, resumed.stderr
-    assert [one["step"] for one in work.metrics()] == [1, 2, 3, 4, 5]
+    steps = [one["step"] for one in work.metrics()]
+    assert steps == sorted(set(steps)), "no step is reported twice"
+    assert steps[-1] == 9
+    trained = work.ledger("SELECT DISTINCT step FROM rollouts WHERE step IS NOT NULL ORDER BY step")
+    assert trained == [(step,) for step in range(1, 10)]
+
+
+def test_sigterm_ends_a_run_and_nobody_trains_in_it_meanwhile(work: Workspace) -> None:
+    with work.training("--set", "max_steps=500") as process:
+        for flag in ("--resume", "--clean"):
+            second = work.train(flag)
+            assert second.returncode == 1
+            assert second.stderr.startswith("rollway: another process trains in ")
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 143
+    assert "Traceback" not in err
+    work.nothing_is_left()
 
 
 def test_a_killed_launcher_takes_everything_along(work: Workspace) -> None:

@@ -7,6 +7,7 @@ import typer
 from ..errors import RollwayError
 from ..loop.part import first_cause
 from . import engine, envs, train
+from .train import INTERRUPTED
 
 app = typer.Typer(
     name="rollway",
@@ -18,8 +19,6 @@ app = typer.Typer(
 app.command()(train.train)
 app.command()(envs.envs)
 app.command()(engine.engine)
-
-INTERRUPTED = 130
 
 
 def main() -> None:

@@ -25,6 +25,9 @@ from ..rundir.rundir import RunDir, without_none
 from ..trainer.recipe import is_built
 from .extras import need_torch
 
+INTERRUPTED, TERMINATED = 130, 143
+"""Exit codes of a run ended by SIGINT and by SIGTERM, as shells know them."""
+
 
 def train(
     run_file: Annotated[Path, typer.Argument(help="Run file (TOML).")],
@@ -54,11 +57,23 @@ def train(
     need_torch("training")
     directory = RunDir(planned.run_dir)
     needs_model = warmup_needed(config)
-    start = start_point(config, directory, resume=resume, clean=clean)
-    if start.first_step > config.max_steps:
-        typer.echo(f"Nothing to do: {directory.path} has trained {config.max_steps} steps")
-        return
-    directory.create(config)
+    if resume and not directory.exists:
+        raise RunDirError(f"no run at {directory.path} to resume")
+    if clean:
+        directory.clean()
+    with directory.locked():
+        start = start_point(config, directory, resume=resume)
+        if start.first_step > config.max_steps:
+            typer.echo(f"Nothing to do: {directory.path} has trained {config.max_steps} steps")
+            return
+        directory.create(config)
+        run_it(config, planned, directory, start, needs_model)
+
+
+def run_it(
+    config: RunConfig, planned: Plan, directory: RunDir, start: StartPoint, needs_model: bool
+) -> None:
+    """The run, with its progress on the screen and its summary at the end."""
     screen = Screen()
     watch = RunWatch(screen, config.max_steps)
     try:
@@ -66,11 +81,11 @@ def train(
             "launcher", config.watch,
             lambda _: job(config, planned, directory, start, watch, screen, needs_model),
         )  # fmt: skip
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError) as stopped:
         screen.close()
         how = "--resume goes on from the last checkpoint" if directory.last_checkpoint() else ""
         typer.echo(f"Stopped after step {watch.last_step}. {how}", err=True)
-        raise
+        raise typer.Exit(INTERRUPTED if isinstance(stopped, KeyboardInterrupt) else TERMINATED) from None
     finally:
         screen.close()
     for line in watch.summary():
@@ -100,13 +115,9 @@ def warmup_needed(config: RunConfig) -> bool:
     return False
 
 
-def start_point(config: RunConfig, run: RunDir, *, resume: bool, clean: bool) -> StartPoint:
+def start_point(config: RunConfig, run: RunDir, *, resume: bool) -> StartPoint:
     """From the model, or from the last checkpoint; an existing run is never overwritten unasked."""
-    if clean:
-        run.clean()
     if not run.exists:
-        if resume:
-            raise RunDirError(f"no run at {run.path} to resume")
         return StartPoint(Step(1), str(Path(config.model.path).resolve()), "", {})
     if not resume:
         raise RunDirError(f"{run.path} holds a run already: --resume goes on, --clean starts over")

@@ -1,7 +1,10 @@
 """Paths of a run, and how a directory becomes one."""
 
+import fcntl
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +39,23 @@ class RunDir:
     def exists(self) -> bool:
         return self.config.exists()
 
-    def create(self, config: RunConfig) -> None:
-        """Make the folders; refuses a directory that holds something else."""
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes out of this run; the kernel lets go when this one ends."""
         if self.path.exists() and not self.exists and any(self.path.iterdir()):
             raise RunDirError(f"{self.path} exists and is not a run directory; choose another name")
+        self.logs.mkdir(parents=True, exist_ok=True)
+        held = os.open(self.logs, os.O_RDONLY)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise RunDirError(f"another process trains in {self.path}") from None
+        finally:
+            os.close(held)
+
+    def create(self, config: RunConfig) -> None:
+        """Make the folders, and write down what the run was started with."""
         self._make_folders()
         self.keys.mkdir(mode=0o700, exist_ok=True)
         write_whole(self.config, tomli_w.dumps(without_none(msgspec.to_builtins(config))).encode())
@@ -51,9 +67,10 @@ class RunDir:
             folder.mkdir(parents=True, exist_ok=True)
 
     def clean(self) -> None:
-        """Remove the run; only ever a directory that is one."""
+        """Remove the run; only ever a directory that is one, and that nobody trains in."""
         if self.exists:
-            shutil.rmtree(self.path)
+            with self.locked():
+                shutil.rmtree(self.path)
 
     def manifest(self, step: Step) -> Path:
         return self.batches / f"step_{step}" / "manifest.json"

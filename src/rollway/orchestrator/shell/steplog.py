@@ -9,9 +9,15 @@ from ...loop.lanes import thread
 from ...loop.part import Parent
 from ...observe.lags import Lags
 from ...observe.metrics import lag_metrics, step_metrics
-from ...observe.report import StepDone
+from ...observe.report import Notice, StepDone
 from ...rundir.rundir import RunDir
 from ..core.commands import Ship
+
+SUSPICIOUS_KL = 0.2
+MISMATCH = (
+    "Warning: engine and trainer disagree on the tokens just trained (KL above 0.2). Staleness alone "
+    "seldom does this: check that the engine really loads the weights it is given"
+)
 
 
 class StepLog:
@@ -38,6 +44,8 @@ class StepLog:
         line = msgspec.json.encode({**metrics, **lag_metrics(lags), "time": time.time()}) + b"\n"
         await thread(self._append, line)
         await self._parent.say(StepDone(ship.manifest.step, metrics, lags))
+        if metrics.get("mismatch_kl", 0.0) > SUSPICIOUS_KL:
+            await self._parent.say(Notice(MISMATCH))
 
     def _append(self, line: bytes) -> None:
         with self._run.metrics.open("ab") as file:
