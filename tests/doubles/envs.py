@@ -37,6 +37,13 @@ class Raises(Counting):
         raise KeyError("no such thing")
 
 
+class CancelsItself(Counting):
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        doomed = asyncio.ensure_future(chat.say(task.prompt))
+        doomed.cancel()
+        await doomed
+
+
 class Silent(Counting):
     async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
         pass

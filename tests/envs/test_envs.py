@@ -64,6 +64,22 @@ def test_a_file_is_an_environment(tmp_path: Path) -> None:
     assert total(type(spec.build()), scores) == 2.0
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ("id=0, prompt='?'", "Expected `str`, got `int`"),
+        ("id='0', prompt=None", "Expected `str`, got `None`"),
+        ("id='0', prompt='?', answer=2**70", "task '0' cannot be sent"),
+        ("id='0', prompt='?', answer=object()", "unsupported"),
+    ],
+)
+def test_tasks_that_cannot_travel_are_named(tmp_path: Path, fields: str, said: str) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(FILE.replace('id=str(n), prompt=f"{n}?", answer=str(n + 1)', fields))
+    with pytest.raises(TypeError, match=said):
+        take_tasks(EnvSpec(str(path), b"{}", 0), 0, 1)
+
+
 def test_reverse_text_scores() -> None:
     task = rw.Task(id="0", prompt="Reverse: abcd", answer="dcba")
     assert score(REVERSE, task, ended("dcba")) == {"exact": 1.0, "letters_in_place": 1.0}

@@ -84,6 +84,18 @@ def test_a_dead_workers_rollouts_move_then_fail() -> None:
     assert core.num_owed == 0
 
 
+def test_a_cancel_outlives_the_worker_it_was_sent_to() -> None:
+    core = routing("a", "b", credits=1)
+    (told,) = core.on_event(ClientSays(CLIENT, a_run("r")))
+    assert isinstance(told, TellWorker)
+    core.on_event(ClientSays(CLIENT, Cancel(RolloutId("r"), "too old")))
+    commands = core.on_event(WorkerDied(told.worker))
+    ends = [one.message for one in commands if isinstance(one, TellClient)]
+    assert isinstance(ends[0], Settled)
+    assert ends[0].outcome == Cancelled("too old")
+    assert core.num_owed == 0
+
+
 def test_a_late_answer_of_a_lost_attempt_is_dropped() -> None:
     core = routing("a", "b", credits=1)
     core.on_event(ClientSays(CLIENT, a_run("r")))

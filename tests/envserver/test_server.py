@@ -149,6 +149,7 @@ async def test_failures_name_their_boundary(tmp_path: Path, tiny_moe: Path) -> N
     expected = {
         "Raises": ("env", "no such thing"),
         "Silent": ("env", "never spoke"),
+        "CancelsItself": ("env", "CancelledError"),
         "Slow": ("deadline", "longer than 1 s"),
         "SpinningReward": ("scorer", "longer than 1 s and was killed"),
         "DyingReward": ("scorer", "exit code 3"),
@@ -228,8 +229,8 @@ async def test_a_killed_workers_rollouts_move_and_settle_once(tmp_path: Path, ti
         assert [(lost.num_moved, lost.num_failed) for lost in server.lost] == [(8, 0)]
         psutil.wait_procs(lanes, timeout=10)
         assert not [lane for lane in lanes if lane.is_running()]
-        while not any(one.process.endswith((".w0.1", ".w1.1")) for one in server.stats):
-            await server.hear(Stats)
+        server.stats.clear()
+        await server.all_up(2)
 
 
 async def test_a_task_that_kills_workers_fails_and_the_others_do_not(

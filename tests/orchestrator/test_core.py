@@ -19,6 +19,7 @@ from rollway.orchestrator.core.commands import (
 )
 from rollway.orchestrator.core.core import Core, Limits
 from rollway.orchestrator.core.events import Started, TasksArrived, VersionPublished, WeightsApplied
+from rollway.orchestrator.core.tasks import TaskMix
 from rollway.records.ids import PolicyVersion, RolloutId, Step, WorkerName
 from rollway.records.payload import PayloadRef
 from rollway.records.rollout import Cancelled, Failed, Outcome, RowSummary, Scored, Settled, Timing
@@ -300,6 +301,24 @@ def test_an_environment_without_tasks_is_named() -> None:
     play(core, Started())
     commands = play(core, TasksArrived("env", 0, (), exhausted=True))
     assert GiveUp("environment 'env' has no tasks") in commands
+
+
+def test_the_cursor_wraps_where_the_tasks_end() -> None:
+    """Also when their number is a multiple of what is pulled at a time."""
+    mix = TaskMix({"env": 1.0}, {}, ahead=8)
+    taken = []
+    for _ in range(40):
+        for pull in mix.pull():
+            tasks = tuple(Task(id=str(n), prompt="?") for n in range(pull.start, 16))[: pull.count]
+            mix.arrived("env", pull.start, tasks, exhausted=len(tasks) < pull.count)
+        for pull in mix.pull():  # after an empty reply
+            tasks = tuple(Task(id=str(n), prompt="?") for n in range(pull.start, 16))[: pull.count]
+            mix.arrived("env", pull.start, tasks, exhausted=len(tasks) < pull.count)
+        task = mix.take()
+        assert task is not None
+        taken.append(int(task[1].id))
+    assert taken == [n % 16 for n in range(40)]
+    assert mix.cursors == {"env": 40 % 16}
 
 
 def test_environments_are_mixed_by_ratio() -> None:

@@ -1,5 +1,6 @@
 """Blobs in segments: written in pieces, read as views, opened by safetensors itself."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,20 @@ async def test_many_chunks_are_written_without_joining(tmp_path: Path) -> None:
     with SegmentWriter(tmp_path, "w.0", segment_bytes=1 << 20) as writer:
         ref = await writer.append(build({"a": chunks}))
     np.testing.assert_array_equal(SegmentReader(tmp_path).open(ref)["a"], np.concatenate(chunks))
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_append_never_touches_another_rollouts_bytes(tmp_path: Path) -> None:
+    big = build({"a": [np.ones(1 << 16, np.uint8)] * 2000})
+    with SegmentWriter(tmp_path, "w.0", segment_bytes=1 << 30) as writer:
+        cancelled = asyncio.create_task(writer.append(big))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        ref = await writer.append(build({"a": [np.full(3, 7, np.uint8)]}))
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        assert SegmentReader(tmp_path).open(ref)["a"].tolist() == [7, 7, 7]
+        assert ref.offset >= big.length
 
 
 def test_missing_and_short_segments_are_named(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def check_console(text: str) -> None:
             assert part in line
         assert "orchestrator" in line
     (summary,) = [one for one in text.splitlines() if one.startswith("Lag p99/max ms, whole run")]
-    for process in ("orchestrator", "envs.router", "envs.w0.0", "envs.w1.0", "engine", "trainer"):
+    for process in ("orchestrator", "envs.router", "envs.w0", "envs.w1", "engine", "trainer"):
         assert process in summary
 
 
@@ -193,6 +193,17 @@ def test_a_killed_env_worker_costs_nothing_but_time(work: Workspace) -> None:
     assert "died:" in out
     assert "Step 8/8" in out
     assert work.ledger("SELECT DISTINCT num_settled FROM rollouts") == [(1,)]
+    work.nothing_is_left()
+
+
+def test_a_part_stopped_from_outside_ends_the_run(work: Workspace) -> None:
+    with work.training("--set", "max_steps=500") as process:
+        (victim,) = work.find("rollway.trainer.front:main")
+        victim.terminate()
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 1
+    assert "trainer" in err
+    assert "was stopped from outside" in err
     work.nothing_is_left()
 
 

@@ -4,10 +4,12 @@ import asyncio
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from ..config.parts import EnginePart
 from ..config.sections import EngineConfig, ModelConfig, WatchConfig
+from ..errors import ConfigError
 from ..launch.run import ENGINE
 from ..loop.part import start_part
 from ..loop.run import Watch, run
@@ -28,13 +30,23 @@ def engine(
     need_torch("the embedded engine")
     part = EnginePart(
         model=ModelConfig(path=str(model), renderer=renderer),
-        engine=EngineConfig(port=port, max_batch=max_batch, max_context=max_context, threads=threads),
+        engine=checked(
+            EngineConfig(port=port, max_batch=max_batch, max_context=max_context, threads=threads)
+        ),
         weights=str(model),
         version=0,
         seed=0,
         watch=WatchConfig(),
     )
     run("rollway-engine", part.watch, lambda watch: _serve(part, watch))
+
+
+def checked(config: EngineConfig) -> EngineConfig:
+    """Options are checked like a run file's keys."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(config), EngineConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error).replace(" - at `$.", " - for `--").replace("_", "-")) from None
 
 
 async def _serve(part: EnginePart, watch: Watch) -> None:

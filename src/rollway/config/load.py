@@ -75,9 +75,11 @@ def _refuse_unknown(tree: Any, kind: msgspec.inspect.Type, path: str, source: st
             for key, value in tree.items():
                 where = f"{path}{key}"
                 if key not in known:
-                    allowed = ", ".join(known)
-                    hint = did_you_mean(key, known) or f"; allowed: {allowed}"
-                    raise ConfigError(f"{source}: unknown key '{where}' (value {value!r}){hint}")
+                    hint = did_you_mean(key, known)
+                    allowed = f"allowed: {', '.join(known)}"
+                    raise ConfigError(
+                        f"{source}: unknown key '{where}' (value {value!r}){hint}; {allowed}"
+                    )
                 _refuse_unknown(value, known[key], f"{where}.", source)
         case msgspec.inspect.VarTupleType(item_type=item) if isinstance(tree, list):
             for index, value in enumerate(tree):

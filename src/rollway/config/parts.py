@@ -69,7 +69,9 @@ class OrchestratorPart(Struct, frozen=True):
     envs: tuple[EnvAddress, ...]
     engine_url: str
     push_weights: str
-    """Weights the engine must load first; empty if it has them."""
+    """Weights an engine of the user's must load first, empty for our own, …"""
+    has_weights_if: tuple[str, ...]
+    """… unless it says that it has one of these versions: it was started with them."""
     request_deadline_s: float
     micro_batch_tokens: int
     max_outstanding: int

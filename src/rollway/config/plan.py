@@ -49,6 +49,11 @@ def plan(config: RunConfig) -> Plan:
             f"'sampling.max_tokens' = {config.sampling.max_tokens} leaves no room for a prompt in "
             f"'engine.max_context' = {config.engine.max_context}"
         )
+    if config.warmup and config.warmup.topk > config.warmup.num_experts:
+        raise ConfigError(
+            f"'warmup.topk' = {config.warmup.topk} is more than 'warmup.num_experts' = "
+            f"{config.warmup.num_experts}"
+        )
     names = [env_name(env.id) for env in config.env]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"two environments of 'env' are called {', '.join(twice)}; names must differ")

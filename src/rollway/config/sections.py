@@ -57,6 +57,8 @@ class EnvConfig(Section, frozen=True, kw_only=True):
     """Rollouts at a time in one worker."""
     rollout_deadline_s: Positive = 300.0
     """A rollout that runs longer fails with boundary `deadline`."""
+    scoring_processes: Count = 1
+    """Processes of one worker that run plain rewards, one rollout at a time each."""
     scoring_deadline_s: Positive = 60.0
     """A reward that runs longer is killed and fails its rollout."""
 
@@ -67,7 +69,6 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
     max_tokens: Count = 1024
     """Tokens of one turn."""
     temperature: Positive = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
 
 
 class EngineConfig(Section, frozen=True, kw_only=True):
@@ -79,7 +80,7 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     """Port of the embedded engine; 0 takes a free one."""
     max_batch: Count = 128
     """Requests the embedded engine decodes at a time."""
-    max_context: Count = 512
+    max_context: Count = 4096
     """Tokens of prompt and reply together."""
     threads: Count = 1
     """Torch threads of the embedded engine."""
@@ -132,6 +133,8 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """Torch threads of the trainer."""
     checkpoint_every: Natural = 10
     """Steps between checkpoints, for `--resume`; 0 writes none but the last."""
+    keep_checkpoints: Count = 3
+    """How many checkpoints stay on disk."""
 
 
 class PayloadConfig(Section, frozen=True, kw_only=True):

@@ -34,6 +34,11 @@ def _shared(spec: EnvSpec) -> Environment:
     return spec.build()
 
 
+def load_shared(spec: EnvSpec) -> None:
+    """Build this process's copy ahead of the first rollout it scores."""
+    _shared(spec)
+
+
 class _Cursor:
     """An environment's tasks and how many of them were taken."""
 
@@ -56,10 +61,18 @@ def take_tasks(spec: EnvSpec, start: int, count: int) -> tuple[Task, ...]:
         if not isinstance(task, Task):
             raise TypeError(f"tasks() gave a {type(task).__name__}, not an rw.Task")
         if cursor.position > start:
-            taken.append(task)
+            taken.append(_checked(task))
         if len(taken) == count:
             break
     return tuple(taken)
+
+
+def _checked(task: Task) -> Task:
+    """The task as it will arrive: structs do not check their fields, the wire does."""
+    try:
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(task), type=Task)
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+        raise TypeError(f"task {task.id!r} cannot be sent: {error}") from None
 
 
 def score(spec: EnvSpec, task: Task, rollout: Rollout) -> dict[str, float]:

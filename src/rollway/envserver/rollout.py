@@ -15,7 +15,7 @@ from ..envs.environment import Environment
 from ..envs.rewards import scorers, total
 from ..envs.rollout import Rollout
 from ..envs.source import EnvSpec, as_score, score
-from ..errors import EngineError, LaneError, LaneRaised, PayloadError, TraceError
+from ..errors import EngineError, LaneError, LaneRaised, PayloadError, RollwayError, TraceError
 from ..inference.engine import Engine
 from ..inference.rendering import Renderer
 from ..loop.lanes import ProcessLane
@@ -28,6 +28,8 @@ from ..trace.row import Row
 from ..wire.messages import Run
 from .conversation import Conversation
 
+MAX_ERROR, MAX_TRACEBACK = 500, 8_000
+"""Characters of an error that travel with its record."""
 OUR_CODE = str(Path(__file__).resolve().parent.parent)
 
 
@@ -81,7 +83,11 @@ class RolloutRunner:
             async with asyncio.timeout(self._config.rollout_deadline_s) as deadline:
                 await self._env.rollout(task, chat)
         except (EngineError, TraceError) as error:
-            return Failed("engine", str(error))
+            return Failed("engine", _short(error))
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            return _failed_in_env(task, error)
         except Exception as error:
             if deadline.expired():
                 limit = self._config.rollout_deadline_s
@@ -96,20 +102,29 @@ class RolloutRunner:
         scores: dict[str, float] = {}
         try:
             if any(not one.is_async for one in scorers(kind)):
-                scores = await self._lane.call(score, self._spec, task, rollout, deadline_s=limit)
+                scores = await self._lane.call(
+                    score, self._spec, task, rollout,
+                    deadline_s=limit, queue_s=self._config.rollout_deadline_s,
+                )  # fmt: skip
             async with asyncio.timeout(limit):
                 for one in scorers(kind):
                     if one.is_async:
                         value = await getattr(self._env, one.name)(task, rollout)
                         scores[one.name] = as_score(one.name, value)
         except LaneRaised as error:
-            return Failed("scorer", f"task '{task.id}': {error}", error.traceback)
+            return Failed(
+                "scorer", f"task '{task.id}': {_short(error)}", error.traceback[-MAX_TRACEBACK:]
+            )
         except LaneError as error:
             return Failed("scorer", f"task '{task.id}': {error}")
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            return Failed("scorer", f"task '{task.id}': {error!r}", _user_traceback(error))
         except TimeoutError:
             return Failed("scorer", f"task '{task.id}': scoring ran longer than {limit:g} s")
         except Exception as error:
-            return Failed("scorer", f"task '{task.id}': {error!r}", _user_traceback(error))
+            return Failed("scorer", f"task '{task.id}': {_short(error)}", _user_traceback(error))
         return scores
 
     async def _commit(
@@ -143,8 +158,20 @@ def _blob(rows: tuple[Row, ...], rollout: Rollout) -> Blob:
     return build({**row_columns(row.columns() for row in rows), "transcript": (transcript,)})
 
 
-def _failed_in_env(task: Task, error: Exception) -> Failed:
-    return Failed("env", f"task '{task.id}': {error!r}", _user_traceback(error))
+def _failed_in_env(task: Task, error: BaseException) -> Failed:
+    return Failed("env", f"task '{task.id}': {_short(error)}", _user_traceback(error))
+
+
+def _is_cancelled() -> bool:
+    """Whether this rollout is being cancelled, rather than something its own code awaited."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _short(error: BaseException) -> str:
+    """What went wrong, in a record's size."""
+    text = str(error) if isinstance(error, RollwayError) else repr(error)
+    return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}…"
 
 
 def _user_traceback(error: BaseException) -> str:
@@ -152,4 +179,4 @@ def _user_traceback(error: BaseException) -> str:
     frame: TracebackType | None = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(OUR_CODE):
         frame = frame.tb_next
-    return "".join(traceback.format_exception(type(error), error, frame))
+    return "".join(traceback.format_exception(type(error), error, frame))[-MAX_TRACEBACK:]

@@ -46,7 +46,11 @@ class Router:
         return self._core.num_owed
 
     async def on(self, event: Event) -> None:
-        for command in self._core.on_event(event):
+        dropped = self._core.num_dropped
+        commands = self._core.on_event(event)
+        if self._core.num_dropped > dropped:
+            log.warning("dropped message %d that nobody waits for", self._core.num_dropped)
+        for command in commands:
             match command:
                 case TellClient(client=client, message=message):
                     await self._send(self._clients, client, encode(message))

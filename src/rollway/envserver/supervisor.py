@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
+MAX_NEVER_READY = 3
 HEALTHY_S = 30.0
 """A worker that lived this long restarts without the back-off of those before it."""
 
@@ -24,18 +25,23 @@ async def keep_alive(
 ) -> None:
     """One worker place, for ever: `base.0`, then `base.1` after its first death, and so on.
 
-    If the first one dies before it was ever ready the next would too: that ends the server.
+    One that dies before it is ready would die again: at once the first time, later after a few tries,
+    that ends the server.
     """
-    incarnation, pause_s = 0, FIRST_PAUSE_S
+    incarnation, never_ready, pause_s = 0, 0, FIRST_PAUSE_S
     while True:
         name = WorkerName(f"{base}.{incarnation}")
         started_s = time.monotonic()
         try:
             await _live(name, server, address)
-        except NeverReady:
-            if incarnation == 0:
+            never_ready = 0
+        except NeverReady as error:
+            never_ready += 1
+            if incarnation == 0 or never_ready == MAX_NEVER_READY:
                 raise
+            log.warning("%s could not start: %s", name, error)
         except PartDied as error:
+            never_ready = 0
             log.warning("%s", error)
         await on_death(name)
         if time.monotonic() - started_s > HEALTHY_S:
@@ -51,8 +57,9 @@ class NeverReady(PartDied):
 
 async def _live(name: WorkerName, server: RouterPart, address: str) -> None:
     part = WorkerPart(name, address, server)
-    log_path = Path(server.log_dir) / f"{name.rpartition('.')[0]}.log"
-    async with start_part(name, "rollway.envserver.worker:main", part, log=log_path) as worker:
+    place = name.rpartition(".")[0]
+    log_path = Path(server.log_dir) / f"{place}.log"
+    async with start_part(place, "rollway.envserver.worker:main", part, log=log_path) as worker:
         try:
             await worker.listen(on_stats=lambda stats: None, on_said=lambda body: None)
         except PartDied as error:

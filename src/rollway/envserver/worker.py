@@ -12,7 +12,7 @@ import zmq.asyncio
 
 from ..config.parts import WorkerPart
 from ..envs.environment import Environment
-from ..envs.source import EnvSpec, take_tasks
+from ..envs.source import EnvSpec, load_shared, take_tasks
 from ..errors import LaneError, ProtocolError
 from ..inference import engine as engines
 from ..inference.rendering import Renderer, Rendering
@@ -100,7 +100,8 @@ class Worker:
                 raise
         finally:
             del self._running[id]
-        await self._settle(run, Cancelled(self._why_cancelled.pop(id)))
+            reason = self._why_cancelled.pop(id, "")
+        await self._settle(run, Cancelled(reason))
 
     async def _settle(self, run: Run, outcome: Outcome) -> None:
         await self.send(Settled(run.rollout_id, run.attempt, self._name, outcome))
@@ -144,9 +145,12 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
     part, spec = prepared.part, prepared.spec
     server, name = part.server, WorkerName(part.name)
     async with AsyncExitStack() as stack:
-        lane = await stack.enter_async_context(ProcessLane(f"{name}.score", size=1))
+        lane = await stack.enter_async_context(
+            ProcessLane(f"{name}.score", server.env.scoring_processes, warm=(load_shared, spec))
+        )
         tasks_lane = await stack.enter_async_context(ProcessLane(f"{name}.tasks", size=1))
-        renderer = Renderer(prepared.rendering, server.model, lane)
+        render_lane = await stack.enter_async_context(ProcessLane(f"{name}.render", size=1))
+        renderer = Renderer(prepared.rendering, server.model, render_lane)
         engine = await stack.enter_async_context(
             engines.connect(
                 server.engine_url,

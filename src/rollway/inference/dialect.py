@@ -36,7 +36,7 @@ class CompletionRequest(Struct, frozen=True):
     routed_experts_prompt_start: Annotated[int, Meta(ge=0)] | None = None
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
-    seed: int | None = None
+    seed: Annotated[int, Meta(ge=0)] | None = None
 
 
 class _Logprobs(Struct, frozen=True):

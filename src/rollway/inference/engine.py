@@ -62,6 +62,16 @@ class Engine:
             await self._post("/resume")
         self.version = version
 
+    async def weight_version(self) -> str:
+        """What the engine says it samples from; empty if it does not say."""
+        async with (
+            asyncio.timeout(self._deadline_s),
+            self._session.get(f"{self._url}/weight_info") as reply,
+        ):
+            if reply.status != 200:
+                return ""
+            return str((await reply.json()).get("weight_version", ""))
+
     async def _post(self, path: str, body: bytes = b"") -> bytes:
         try:
             async with (
@@ -87,7 +97,8 @@ async def connect(url: str, *, routes: bool, deadline_s: float) -> AsyncIterator
     """An engine that answers; its model's name is what it says it serves."""
     url = url.rstrip("/").removesuffix("/v1")
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector) as session:
+    no_limit = aiohttp.ClientTimeout(total=None)  # each call has a deadline of its own
+    async with aiohttp.ClientSession(connector=connector, timeout=no_limit) as session:
         try:
             async with asyncio.timeout(deadline_s), session.get(f"{url}/v1/models") as response:
                 models = msgspec.json.decode(await response.read(), type=_Models)

@@ -10,6 +10,8 @@ from ..loop.part import Part, start_part
 from ..records.lag import ProcessStats
 from ..rundir.rundir import RunDir
 
+MAY_END = "orchestrator"
+"""The one part whose end is the run's; the others serve until they are told to stop."""
 HINDSIGHT_S = 0.5
 """How long after a death others are waited for: the first to be noticed is not always the cause."""
 
@@ -17,7 +19,7 @@ HINDSIGHT_S = 0.5
 def _remoteness(death: tuple[Part, PartDied]) -> tuple[bool, bool]:
     """A killed process explains others' errors; the orchestrator's error explains none."""
     part, error = death
-    return not error.was_killed, part.name == "orchestrator"
+    return not error.was_killed, part.name == MAY_END
 
 
 class Parts:
@@ -45,6 +47,8 @@ class Parts:
         """Until the part ends. If it failed because another died, that one is the reason."""
         try:
             await part.listen(self._on_stats, self._on_said)
+            if part.name != MAY_END:
+                raise PartDied(f"{part.name} (pid {part.pid}) was stopped from outside", was_killed=True)
         except PartDied as error:
             self._deaths.append((part, error))
             await asyncio.sleep(HINDSIGHT_S)

@@ -23,6 +23,10 @@ TRAINER = "rollway.trainer.front:main"
 ORCHESTRATOR = "rollway.orchestrator.shell.main:main"
 
 
+UNTOUCHED = ("", "0", "default")
+"""What an engine that was never given weights says of its version."""
+
+
 class StartPoint(Struct, frozen=True):
     """Where a run begins: from the model, or from a checkpoint."""
 
@@ -100,12 +104,11 @@ def orchestrator_part(
 ) -> OrchestratorPart:  # fmt: skip
     return OrchestratorPart(
         orchestrator=config.orchestrator,
-        sampling=Sampling(
-            config.sampling.max_tokens, config.sampling.temperature, config.sampling.top_p
-        ),
+        sampling=Sampling(config.sampling.max_tokens, config.sampling.temperature),
         envs=tuple(EnvAddress(env.id, addresses[env.id], env.ratio) for env in config.env),
         engine_url=engine_url,
-        push_weights=start.weights if config.engine.url and start.checkpoint else "",
+        push_weights=start.weights if config.engine.url else "",
+        has_weights_if=() if start.checkpoint else UNTOUCHED,
         request_deadline_s=config.engine.request_deadline_s,
         micro_batch_tokens=config.trainer.micro_batch_tokens,
         max_outstanding=plan.max_outstanding,

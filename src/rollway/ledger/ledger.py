@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ..loop.lanes import thread
+from ..loop.lanes import thread, thread_to_the_end
 from ..records.ids import GroupId, PolicyVersion, RolloutId, Step
 from ..records.rollout import Cancelled, Failed, Scored, Settled
 
@@ -53,6 +53,7 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._queue: asyncio.Queue[Statement | None] = asyncio.Queue(MAX_QUEUED)
+        self._failed: sqlite3.Error | None = None
 
     async def dispatched(
         self, id: RolloutId, group_id: GroupId, env: str, task_id: str, version: PolicyVersion
@@ -94,6 +95,8 @@ class Ledger:
 
     async def write(self, sql: str, *values: Any) -> None:
         """Queue a statement; waits when the disk is far behind."""
+        if self._failed is not None:
+            raise self._failed
         await self._queue.put((sql, values))
 
     async def _commit_all(self) -> None:
@@ -106,7 +109,11 @@ class Ledger:
                 while not self._queue.empty():
                     batch.append(self._queue.get_nowait())
                 done = None in batch
-                await thread(_commit, db, [one for one in batch if one is not None])
+                try:
+                    await thread_to_the_end(_commit, db, [one for one in batch if one is not None])
+                except sqlite3.Error as error:
+                    self._failed = error
+                    raise
 
     async def _stop(self) -> None:
         await self._queue.put(None)
@@ -116,12 +123,13 @@ class Ledger:
 async def open_ledger(path: Path) -> AsyncIterator[Ledger]:
     """The ledger of a run; leaving the block commits what is queued."""
     ledger = Ledger(path)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(ledger._commit_all(), name="ledger")
-        try:
-            yield ledger
-        finally:
+    committing = asyncio.create_task(ledger._commit_all(), name="ledger")
+    try:
+        yield ledger
+    finally:
+        if not committing.done():
             await ledger._stop()
+        await asyncio.shield(committing)
 
 
 def _prepare(db: sqlite3.Connection) -> None:

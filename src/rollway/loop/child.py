@@ -35,8 +35,11 @@ class Child:
         return await self._process.wait()
 
     def kill(self) -> None:
+        """The child and whatever it started: it leads a process group of its own."""
         with suppress(ProcessLookupError):
             self._process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     async def end(self, grace_s: float) -> None:
         """Close the pipe, wait, then insist."""
@@ -45,6 +48,8 @@ class Child:
             async with asyncio.timeout(grace_s):
                 await self.wait()
         except TimeoutError:
+            pass
+        finally:
             self.kill()
             await self.wait()
 

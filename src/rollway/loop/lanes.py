@@ -21,12 +21,31 @@ from .child import Child, start
 P = ParamSpec("P")
 T = TypeVar("T")
 
-START_DEADLINE_S = 60.0
+MAX_QUEUE_S = 300.0
+START_DEADLINE_S = 300.0
+"""For starting a process and warming it: an environment may load a large dataset."""
 
 
 async def thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a call that releases the GIL while it waits or copies."""
     return await asyncio.to_thread(call, *args, **kwargs)
+
+
+async def thread_to_the_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Like `thread`, but a cancelled caller waits for the call to end before it goes.
+
+    A thread cannot be stopped: what it writes to must not be reused while it runs.
+    """
+    running = asyncio.ensure_future(thread(call, *args, **kwargs))
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return running.result()
 
 
 class ProcessLane:
@@ -36,14 +55,25 @@ class ProcessLane:
     caller is cancelled, is killed with its process; the next call gets a new one.
     """
 
-    def __init__(self, name: str, size: int) -> None:
+    def __init__(self, name: str, size: int, warm: tuple[Any, ...] | None = None) -> None:
+        """`warm` is a function and its arguments, called in each process before its first call."""
         self._name = name
         self._size = size
+        self._warm = warm
         self._idle: asyncio.Queue[_Slot] = asyncio.Queue()
 
-    async def call(self, function: Callable[..., T], *args: Any, deadline_s: float) -> T:
-        """The function's result; LaneTimeout, LaneCrashed or LaneRaised say why there is none."""
-        slot = await self._idle.get()
+    async def call(
+        self, function: Callable[..., T], *args: Any, deadline_s: float, queue_s: float = MAX_QUEUE_S
+    ) -> T:
+        """The function's result; LaneTimeout, LaneCrashed or LaneRaised say why there is none.
+
+        `deadline_s` counts from when it runs, `queue_s` bounds how long it waits for that.
+        """
+        try:
+            async with asyncio.timeout(queue_s):
+                slot = await self._idle.get()
+        except TimeoutError:
+            raise LaneTimeout(f"no process of {self._name} was free within {queue_s:g} s") from None
         try:
             return await slot.call(function, args, deadline_s)
         finally:
@@ -51,7 +81,7 @@ class ProcessLane:
 
     async def __aenter__(self) -> "ProcessLane":
         for index in range(self._size):
-            self._idle.put_nowait(_Slot(f"{self._name}/lane{index}"))
+            self._idle.put_nowait(_Slot(f"{self._name}{index}", self._warm))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -62,17 +92,30 @@ class ProcessLane:
 class _Slot:
     """One place of a lane: a process from its first call on, a new one after a kill."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, warm: tuple[Any, ...] | None) -> None:
         self._name = name
+        self._warm = warm
         self._stack = AsyncExitStack()
         self._child: Child | None = None
 
     async def call(self, function: Callable[..., T], args: tuple[Any, ...], deadline_s: float) -> T:
+        if self._child is None:
+            self._child = await self._stack.enter_async_context(
+                start(self._name, "rollway.loop.lanes:serve_lane", grace_s=0, computes=True)
+            )
+            warm, *warm_args = self._warm or (_awake,)
+            await self._ask(self._child, warm, tuple(warm_args), START_DEADLINE_S)
+        result: T = await self._ask(self._child, function, args, deadline_s)
+        return result
+
+    async def _ask(
+        self, child: Child, function: Callable[..., Any], args: tuple[Any, ...], deadline_s: float
+    ) -> Any:
+        """One call and its answer; without an answer the process is gone."""
         call = pickle.dumps((function, args), protocol=pickle.HIGHEST_PROTOCOL)
         what = f"{function.__module__}.{function.__qualname__}"
         answered = False
         try:
-            child = self._child or await self._start()
             async with asyncio.timeout(deadline_s):
                 await child.pipe.send(call)
                 answer = await child.pipe.receive()
@@ -90,29 +133,21 @@ class _Slot:
         ok, value, remote = pickle.loads(answer)
         if not ok:
             raise LaneRaised(value, remote)
-        result: T = value
-        return result
-
-    async def _start(self) -> Child:
-        child = await self._stack.enter_async_context(
-            start(self._name, "rollway.loop.lanes:serve_lane", grace_s=0, computes=True)
-        )
-        self._child = child
-        async with asyncio.timeout(START_DEADLINE_S):
-            if await child.pipe.receive() is None:
-                raise LaneCrashed(f"{self._name} did not start")
-        return child
+        return value
 
     async def end(self) -> None:
         stack, self._stack, self._child = self._stack, AsyncExitStack(), None
         await stack.aclose()
 
 
+def _awake() -> None:
+    """Answered once the process is up."""
+
+
 def serve_lane(name: str, sock: socket.socket) -> None:
     """A lane's process: take a call, answer it, until the parent is gone."""
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s {name}: %(message)s")
     pipe = BlockingPipe(sock)
-    pipe.send(b"ready")
     while (frame := pipe.receive()) is not None:
         pipe.send(pickle.dumps(_answer(frame), protocol=pickle.HIGHEST_PROTOCOL))
 

@@ -9,12 +9,16 @@ from typing import Any
 
 import torch
 
-ROUTER_SUFFIX = "TopKRouter"
+from ..errors import ModelError
+
+WITHOUT = "set trainer.replay_routes=false to train without"
+ROUTER_SUFFIX = "topkrouter"
+TOLERANCE = 1e-4
 
 
 def find_routers(model: Any) -> list[torch.nn.Module]:
     """The model's routers in the order of their layers; empty for a model without experts."""
-    return [one for one in model.modules() if type(one).__name__.endswith(ROUTER_SUFFIX)]
+    return [one for one in model.modules() if type(one).__name__.lower().endswith(ROUTER_SUFFIX)]
 
 
 def num_experts(model: Any) -> int:
@@ -45,6 +49,27 @@ def replay(routers: list[torch.nn.Module], routes: torch.Tensor) -> Iterator[Non
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def check_replay(model: Any) -> None:
+    """Refuse a model whose routers score otherwise than `replay` does: it would train another model."""
+    outputs: list[tuple[Any, Any]] = []
+    routers = find_routers(model)
+    hooks = [
+        one.register_forward_hook(lambda *call: outputs.append((call[0], call[2]))) for one in routers
+    ]
+    try:
+        with torch.no_grad():
+            model(input_ids=torch.arange(8, device=model.device)[None], use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for router, output in outputs:
+        if not isinstance(output, tuple) or len(output) != 3:
+            raise ModelError(f"cannot replay routes in {type(router).__name__}; {WITHOUT}")
+        _, scores, _ = _chooser(output[2])(router, None, output)
+        if scores.shape != output[1].shape or (scores - output[1]).abs().max() > TOLERANCE:
+            raise ModelError(f"{type(router).__name__} does not score by softmax; {WITHOUT}")
 
 
 def _chooser(indices: torch.Tensor) -> Any:

@@ -10,8 +10,10 @@ class Lags:
     def __init__(self) -> None:
         self._since: dict[str, LagStats] = {}
         self._last: dict[str, LagStats] = {}
+        self.rss_bytes: dict[str, int] = {}
 
     def add(self, stats: ProcessStats) -> None:
+        self.rss_bytes[stats.process] = stats.rss_bytes
         old = self._since.get(stats.process)
         self._since[stats.process] = merge(old, stats.lag) if old else stats.lag
 

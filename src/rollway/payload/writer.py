@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import PayloadError
-from ..loop.lanes import thread
+from ..loop.lanes import thread_to_the_end
 from ..records.payload import PayloadRef
 from .blob import Blob, pad
 
@@ -37,12 +37,12 @@ class SegmentWriter:
                 self._rotate()
             assert self._file is not None
             ref = PayloadRef(self._segment, self._end, blob.length)
+            self._end += blob.length + pad(blob.length)
             try:
-                await thread(_write_all, self._file, blob.parts, ref.offset)
+                await thread_to_the_end(_write_all, self._file, blob.parts, ref.offset)
             except OSError as error:
                 where = self._folder / self._segment
                 raise PayloadError(f"cannot write {blob.length} bytes to {where}: {error}") from None
-            self._end += blob.length + pad(blob.length)
             return ref
 
     @property

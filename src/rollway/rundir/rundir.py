@@ -47,10 +47,11 @@ class RunDir:
         self.logs.mkdir(parents=True, exist_ok=True)
         held = os.open(self.logs, os.O_RDONLY)
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunDirError(f"another process trains in {self.path}") from None
             yield
-        except BlockingIOError:
-            raise RunDirError(f"another process trains in {self.path}") from None
         finally:
             os.close(held)
 
@@ -86,18 +87,19 @@ class RunDir:
 
     def last_checkpoint(self) -> Step | None:
         """The newest complete checkpoint; half-written ones have another name."""
-        steps = [
-            int(one.name.removeprefix("step_"))
-            for one in self.checkpoints.glob("step_*")
-            if one.name.removeprefix("step_").isdigit()
-        ]
+        steps = [step for step, _ in _steps(self.checkpoints)]
         return Step(max(steps)) if steps else None
+
+    def prune_checkpoints(self, keep: int) -> None:
+        """Remove all but the newest `keep`."""
+        for _, folder in sorted(_steps(self.checkpoints))[:-keep]:
+            shutil.rmtree(folder)
 
     def prune_weights(self, newest: int) -> None:
         """Remove versions up to `newest`."""
-        for version in self.weights.glob("step_*"):
-            if int(version.name.removeprefix("step_")) <= newest:
-                shutil.rmtree(version)
+        for version, folder in _steps(self.weights):
+            if version <= newest:
+                shutil.rmtree(folder)
 
     def drop_payload(self) -> None:
         for segment in self.payload.glob("*.seg"):
@@ -106,8 +108,8 @@ class RunDir:
     def forget_after(self, step: Step) -> None:
         """Remove batches, rollouts, weights and payload that a resume from `step` will make anew."""
         for folder in (self.batches, self.rollouts, self.weights):
-            for one in folder.glob("step_*"):
-                if int(one.name.removeprefix("step_")) > step:
+            for number, one in _steps(folder):
+                if number > step:
                     shutil.rmtree(one)
         self.drop_payload()
         if self.metrics.exists():
@@ -121,6 +123,12 @@ def write_whole(path: Path, data: bytes) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(data)
     os.replace(partial, path)
+
+
+def _steps(folder: Path) -> list[tuple[int, Path]]:
+    """The folders `step_N` in a folder, by N; others are the user's."""
+    found = [(one.name.removeprefix("step_"), one) for one in folder.glob("step_*")]
+    return [(int(number), one) for number, one in found if number.isdigit()]
 
 
 def _step_of(line: bytes) -> float:

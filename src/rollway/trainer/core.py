@@ -13,6 +13,7 @@ import torch
 from ..config.parts import TrainerPart
 from ..errors import ModelError, RollwayError
 from ..model.load import load_model, save_weights
+from ..model.routers import check_replay
 from ..payload.reader import SegmentReader
 from ..records.ids import PolicyVersion, Step
 from ..records.policy import Published
@@ -35,7 +36,10 @@ class TrainerCore:
         self._part = part
         self._run = RunDir(part.run_dir)
         self._reader = SegmentReader(self._run.payload)
-        self._learner = Learner(load_model(part.weights), part.trainer)
+        model = load_model(part.weights)
+        if part.trainer.replay_routes:
+            check_replay(model)
+        self._learner = Learner(model, part.trainer)
         if part.checkpoint:
             self._restore(Path(part.checkpoint) / OPTIMIZER)
 
@@ -69,6 +73,7 @@ class TrainerCore:
         torch.save(self._learner.optimizer.state_dict(), partial / OPTIMIZER)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(partial, final)
+        self._run.prune_checkpoints(self._part.trainer.keep_checkpoints)
 
     def _restore(self, path: Path) -> None:
         try:

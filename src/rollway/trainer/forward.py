@@ -1,12 +1,25 @@
 """Logprobs of a packed micro-batch under the current weights, with the engine's expert choices."""
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
+from ..errors import ModelError
 from ..model.routers import find_routers, replay
 from .packing import PackedRow
+
+
+def _replayed(model: Any, packed: PackedRow) -> AbstractContextManager[None]:
+    if packed.routes is None:
+        return nullcontext()
+    routers = find_routers(model)
+    if len(routers) != packed.routes.shape[1]:
+        raise ModelError(
+            f"the engine reports routes of {packed.routes.shape[1]} layers, the model has "
+            f"{len(routers)} routers; set trainer.replay_routes=false to train without"
+        )
+    return replay(routers, packed.routes.to(model.device))
 
 
 def token_logprobs(
@@ -16,9 +29,7 @@ def token_logprobs(
     device = model.device
     same_row = packed.segments[:, None] == packed.segments[None, :]
     mask = same_row & (packed.positions[:, None] >= packed.positions[None, :])
-    routers = find_routers(model) if replay_routes and packed.routes is not None else []
-    routes = packed.routes.to(device) if packed.routes is not None else None
-    with replay(routers, routes) if routers and routes is not None else nullcontext():
+    with _replayed(model, packed) if replay_routes else nullcontext():
         output = model(
             input_ids=packed.token_ids[None].to(device),
             position_ids=packed.positions[None].to(device),

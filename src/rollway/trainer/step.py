@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from ..config.sections import TrainerConfig
+from ..errors import ModelError
 from ..payload.reader import SegmentReader
 from ..records.batch import BatchManifest
 from .forward import token_logprobs
@@ -35,6 +36,8 @@ class Learner:
             total += loss
             stats.append(seen)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)
+        if not torch.isfinite(norm):
+            raise ModelError(f"the gradient of step {manifest.step} is not finite; nothing was updated")
         self.optimizer.step()
         return {"loss": total, "grad_norm": float(norm), "lr": lr, **_means(stats)}
 

@@ -59,7 +59,11 @@ def _examples(part: WarmupPart, folder: str) -> Iterator[tuple[list[int], list[i
     for epoch in itertools.count():
         env = EnvSpec(part.env.id, args, part.seed + SEED_OFFSET + epoch).build()
         system = [Message("system", env.system_prompt)] if env.system_prompt else []
-        for task in env.tasks():
+        tasks = iter(env.tasks())
+        first = next(tasks, None)
+        if first is None:
+            raise ConfigError(f"warm-up needs tasks; '{part.env.id}' has none")
+        for task in itertools.chain([first], tasks):
             if not isinstance(task.answer, str):
                 raise ConfigError(f"warm-up needs tasks with a text answer; '{part.env.id}' has none")
             prompt = rendering.prompt([*system, Message("user", task.prompt)])

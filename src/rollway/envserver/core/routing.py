@@ -69,6 +69,14 @@ class _Entry(Struct):
     client: bytes
     run: Run
     worker: WorkerName = NO_WORKER
+    cancelled: str = ""
+
+
+class _Asked(Struct):
+    """Tasks a client waits for, and the worker that was asked for them."""
+
+    wanted: NextTasks
+    worker: WorkerName = NO_WORKER
 
 
 class _Worker(Struct):
@@ -89,7 +97,7 @@ class Routing:
         self._workers: dict[WorkerName, _Worker] = {}
         self._entries: dict[RolloutId, _Entry] = {}
         self._queue: deque[RolloutId] = deque()
-        self._asked: dict[tuple[bytes, int], NextTasks] = {}
+        self._asked: dict[tuple[bytes, int], _Asked] = {}
         self._version = PolicyVersion(0)
         self.num_dropped = 0
 
@@ -115,7 +123,7 @@ class Routing:
                 self._clients.add(client)
                 return [TellClient(client, Welcome(self._env, len(self._workers)))]
             case NextTasks() as wanted if client in self._clients:
-                self._asked[client, wanted.start] = wanted
+                self._asked[client, wanted.start] = _Asked(wanted)
                 return self._ask_tasks()
             case Run() as run if client in self._clients and run.rollout_id not in self._entries:
                 self._entries[run.rollout_id] = _Entry(client, run)
@@ -163,6 +171,7 @@ class Routing:
         if entry is None:
             return []
         if entry.worker:
+            entry.cancelled = reason or "cancelled"
             return [TellWorker(entry.worker, Cancel(id, reason))]
         self._queue.remove(id)
         return [self._end_here(id, Cancelled(reason))]
@@ -173,18 +182,22 @@ class Routing:
         if lost is None:
             return []
         commands: list[Command] = []
-        moved = 0
+        moved = failed = 0
         for id in sorted(lost.running):
             entry = self._entries[id]
+            if entry.cancelled:
+                commands.append(self._end_here(id, Cancelled(entry.cancelled)))
+                continue
             if entry.run.attempt >= MAX_ATTEMPTS:
                 error = f"its worker died {MAX_ATTEMPTS} times, last {worker}"
                 commands.append(self._end_here(id, Failed("worker", error)))
+                failed += 1
                 continue
             entry.run = msgspec.structs.replace(entry.run, attempt=entry.run.attempt + 1)
             entry.worker = NO_WORKER
             self._queue.appendleft(id)
             moved += 1
-        notice = WorkerLost(worker, moved, len(lost.running) - moved)
+        notice = WorkerLost(worker, moved, failed)
         commands += [TellClient(client, notice) for client in sorted(self._clients)]
         return commands + self._ask_tasks() + self._assign()
 
@@ -208,7 +221,9 @@ class Routing:
 
     def _ask_tasks(self) -> list[Command]:
         """One worker, always the same while it lives, walks through the tasks."""
-        if not self._workers:
-            return []
-        worker = min(self._workers)
-        return [TellWorker(worker, wanted) for wanted in self._asked.values()]
+        commands: list[Command] = []
+        for asked in self._asked.values():
+            if self._workers and asked.worker not in self._workers:
+                asked.worker = min(self._workers)
+                commands.append(TellWorker(asked.worker, asked.wanted))
+        return commands

@@ -94,7 +94,10 @@ class Core:
     def _chat(self, call: Call) -> None:
         request: ChatRequest = requests.read(call.body, ChatRequest)
         rendering = self._rendering = self._rendering or Rendering(self._config.model)
-        prompt = rendering.prompt(request.messages)
+        try:
+            prompt = rendering.prompt(request.messages)
+        except Exception as error:
+            raise BadRequest(f"these messages cannot be rendered: {error}") from error
         room = self._config.engine.max_context - len(prompt)
         max_tokens = request.max_completion_tokens or request.max_tokens or max(1, room)
 

@@ -184,6 +184,7 @@ async def engine(part: EnginePart, parent: Parent) -> None:
             front = Front(core, model_name(part))
             async with _listening(front.app(), sock) as address:
                 listening = tasks.create_task(core.listen())
+                parent.in_flight = lambda: core.num_waiting
                 await parent.ready(address)
                 while await parent.told() is not None:
                     pass

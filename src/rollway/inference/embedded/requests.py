@@ -50,7 +50,7 @@ class ChatRequest(Struct, frozen=True):
     return_token_ids: bool = False
     routed_experts_prompt_start: Annotated[int, Meta(ge=0)] | None = None
     stop_token_ids: list[int] = []
-    seed: int | None = None
+    seed: Annotated[int, Meta(ge=0)] | None = None
 
 
 class PauseRequest(Struct, frozen=True):

@@ -164,8 +164,10 @@ def draw(logits: torch.Tensor, sequences: list[Sequence]) -> tuple[list[int], li
     if any(one.ask.top_p < 1 for one in sequences):
         logprobs = _nucleus(logprobs, [one.ask.top_p for one in sequences])
     mass = logprobs.double().exp().cumsum(-1)
-    uniform = torch.tensor([one.rng.random() for one in sequences], device=logits.device)
-    drawn = torch.searchsorted(mass, uniform.double()[:, None] * mass[:, -1:], right=True)[:, 0]
+    uniform = torch.tensor(
+        [one.rng.random() for one in sequences], dtype=torch.float64, device=logits.device
+    )
+    drawn = torch.searchsorted(mass, uniform[:, None] * mass[:, -1:], right=True)[:, 0]
     drawn = drawn.clamp(max=logits.shape[-1] - 1)
     best = torch.as_tensor(greedy, device=logits.device)
     tokens = torch.where(best, logprobs.argmax(-1), drawn)

@@ -68,11 +68,12 @@ class TaskMix:
 
     def arrived(self, env: str, start: int, tasks: tuple[Task, ...], exhausted: bool) -> None:
         source = self._sources[env]
+        known = source.pulled if source.buffer or source.num_taken else None
         source.pulling = False
         source.buffer.extend(tasks)
         source.pulled = start + len(tasks)
         if exhausted:
-            source.size = source.pulled if tasks or not start else source.size
+            source.size = start + len(tasks) if tasks or start in (0, known) else source.size
             source.pulled = 0
             if not source.buffer:
                 source.next = 0

@@ -10,6 +10,7 @@ from ...config.parts import OrchestratorPart
 from ...envserver import client as envs
 from ...inference import engine as engines
 from ...ledger.ledger import open_ledger
+from ...loop.lanes import thread
 from ...loop.part import Parent, as_it_is, run_part
 from ...observe.lags import Lags
 from ...observe.report import Progress
@@ -48,7 +49,7 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
         engine = await enter(
             engines.connect(part.engine_url, routes=False, deadline_s=part.request_deadline_s)
         )
-        if part.push_weights:
+        if part.push_weights and await engine.weight_version() not in part.has_weights_if:
             await engine.update_weights(part.push_weights, part.first_step - 1)
         clients = {env.id: await enter(envs.connect(env.address)) for env in part.envs}
         performer = Performer(run, clients, engine, ledger, events, part.sampling, part.orchestrator)
@@ -68,6 +69,8 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
             await asyncio.wait([driving, listening], return_when=asyncio.FIRST_COMPLETED)
             for task in (*running, driving, listening):
                 task.cancel()
+        if core.finished:
+            await thread(run.drop_payload)
 
 
 def limits(part: OrchestratorPart) -> Limits:

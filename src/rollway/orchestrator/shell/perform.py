@@ -76,7 +76,7 @@ class Performer:
             case GiveUp(reason=reason):
                 raise RunStuck(reason)
             case Finish():
-                await thread(self._run.drop_payload)
+                pass  # the core says so by itself
 
     async def _update_weights(self, version: PolicyVersion, path: str) -> None:
         await self._engine.update_weights(path, version)

@@ -39,6 +39,7 @@ class StepLog:
         metrics = {
             **step_metrics(ship.manifest, ship.closed, elapsed_s),
             **self._gauges(),
+            **{f"rss/{process}": rss for process, rss in self._lags.rss_bytes.items()},
             **trained,
         }
         line = msgspec.json.encode({**metrics, **lag_metrics(lags), "time": time.time()}) + b"\n"
