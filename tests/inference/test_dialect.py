@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from rollway.errors import EngineError
-from rollway.inference.dialect import encode_routes, problem, request, turn_from_reply
-from rollway.records.turn import Sampling
+from rollway.inference.body import BodyCutter
+from rollway.inference.dialect import decode_routes, encode_routes, problem, request, turn_from_reply
+from rollway.records.turn import Sampling, Turn
 
 DATA = Path(__file__).parent / "data"
 PROMPT = np.arange(5, 13, dtype=np.int32)
@@ -20,8 +21,16 @@ def reply(name: str) -> bytes:
     return (DATA / f"vllm-0.30-{name}.json").read_bytes()
 
 
+def turn_from(body: bytes, version: int, routes_start: int | None) -> Turn:
+    """A whole reply, the way the engine client takes it in."""
+    cutter = BodyCutter()
+    cutter.feed(body)
+    routes = None if cutter.bulk is None else decode_routes(cutter.bulk)
+    return turn_from_reply(cutter.rest, routes, PROMPT, SAMPLING, version, routes_start)
+
+
 def test_a_reply_of_vllm_with_all_routes() -> None:
-    turn = turn_from_reply(reply("completions"), PROMPT, SAMPLING, 3, routes_start=6)
+    turn = turn_from(reply("completions"), 3, routes_start=6)
     assert turn.completion_ids.tolist() == [510, 140, 70, 729, 906]
     assert turn.logprobs[0] == pytest.approx(-6.884614944458008)
     assert turn.versions.tolist() == [3] * 5
@@ -32,8 +41,8 @@ def test_a_reply_of_vllm_with_all_routes() -> None:
 
 
 def test_a_reply_of_vllm_with_new_routes_only() -> None:
-    whole = turn_from_reply(reply("completions"), PROMPT, SAMPLING, 0, routes_start=0)
-    turn = turn_from_reply(reply("completions-delta"), PROMPT, SAMPLING, 0, routes_start=6)
+    whole = turn_from(reply("completions"), 0, routes_start=0)
+    turn = turn_from(reply("completions-delta"), 0, routes_start=6)
     assert turn.routes is not None
     assert whole.routes is not None
     assert turn.routes_start == 6
@@ -41,7 +50,7 @@ def test_a_reply_of_vllm_with_new_routes_only() -> None:
 
 
 def test_routes_are_left_alone_when_not_asked_for() -> None:
-    assert turn_from_reply(reply("completions"), PROMPT, SAMPLING, 0, None).routes is None
+    assert turn_from(reply("completions"), 0, None).routes is None
 
 
 def test_requests_ask_for_ids_logprobs_and_new_routes() -> None:
@@ -90,7 +99,7 @@ FLOATS = np.zeros((12, 4, 2), np.float32)
 )
 def test_replies_that_cannot_be_right_are_refused(body: bytes, said: str) -> None:
     with pytest.raises(EngineError, match=said):
-        turn_from_reply(body, PROMPT, SAMPLING, 0, routes_start=0)
+        turn_from(body, 0, routes_start=0)
 
 
 def test_errors_are_told_in_the_engines_words() -> None:

@@ -5,6 +5,7 @@ positions only. A reply carries routes as base64 of a .npy file in `choices[0].r
 """
 
 import io
+import math
 from typing import Annotated
 
 import msgspec
@@ -14,6 +15,8 @@ from msgspec import Meta, Struct
 
 from ..errors import EngineError
 from ..records.turn import Floats, Ints, Routes, Sampling, Turn
+
+MAX_NPY_HEADER = 1024
 
 
 class CompletionRequest(Struct, frozen=True):
@@ -47,7 +50,6 @@ class _Choice(Struct, frozen=True):
     finish_reason: str | None
     token_ids: list[int] | None = None
     logprobs: _Logprobs | None = None
-    routed_experts: str | None = None
     token_versions: list[int] | None = None
 
 
@@ -87,9 +89,17 @@ def request(
 
 
 def turn_from_reply(
-    body: bytes, prompt_ids: Ints, sampling: Sampling, version: int, routes_start: int | None
+    body: bytes | bytearray,
+    routes: Routes | None,
+    prompt_ids: Ints,
+    sampling: Sampling,
+    version: int,
+    routes_start: int | None,
 ) -> Turn:
-    """A reply's body as a turn; `version` is what sampled it where the engine does not say."""
+    """A reply as a turn: its JSON without the routes, and the routes, decoded.
+
+    `version` is what sampled it where the engine does not say.
+    """
     try:
         choice = _replies.decode(body).choices[0]
     except msgspec.MsgspecError as error:
@@ -100,9 +110,9 @@ def turn_from_reply(
     if not choice.token_ids:
         raise EngineError("the engine's reply has no tokens")
     versions = choice.token_versions or [version] * len(choice.token_ids)
-    routes, start = None, 0
+    start = 0
     if routes_start is not None:
-        routes, start = _routes(choice, len(prompt_ids), routes_start)
+        start = _start(routes, len(prompt_ids) + len(choice.token_ids) - 1, routes_start)
     return Turn(
         prompt_ids=prompt_ids,
         completion_ids=np.array(choice.token_ids, np.int32),
@@ -110,7 +120,7 @@ def turn_from_reply(
         versions=np.array(versions, np.int32),
         temperature=sampling.temperature,
         finish_reason=choice.finish_reason or "abort",
-        routes=routes,
+        routes=None if routes_start is None else routes,
         routes_start=start,
     )
 
@@ -122,28 +132,34 @@ def _finite(values: list[float]) -> Floats:
     return logprobs
 
 
-def _routes(choice: _Choice, num_prompt: int, asked_start: int) -> tuple[Routes, int]:
-    """The routes and the position they start at: where asked, or 0 if the engine sent them all."""
-    if choice.routed_experts is None:
+def _start(routes: Routes | None, all_positions: int, asked_start: int) -> int:
+    """The position routes start at: where asked, or 0 if the engine sent them all."""
+    if routes is None:
         raise EngineError(
             "the engine's reply has no routes: start it with --enable-return-routed-experts, or set "
             "engine.routes=false for a model without experts"
         )
-    assert choice.token_ids is not None
-    routes = decode_routes(choice.routed_experts)
-    all_positions = num_prompt + len(choice.token_ids) - 1
-    return routes, 0 if len(routes) == all_positions else asked_start
+    return 0 if len(routes) == all_positions else asked_start
 
 
-def decode_routes(text: str) -> Routes:
-    """Base64 of a .npy file of uint8 or uint16 `[tokens, layers, topk]`."""
+def decode_routes(text: bytes | bytearray) -> Routes:
+    """Base64 of a .npy file of uint8 or uint16 `[tokens, layers, topk]`, as a view of its bytes.
+
+    Decoding releases the GIL, so this may run in the thread lane.
+    """
     try:
-        raw = pybase64.b64decode(text, validate=True)
-        routes: Routes = np.load(io.BytesIO(raw), allow_pickle=False)
+        raw = pybase64.b64decode_as_bytearray(text, validate=True)
+        header = io.BytesIO(raw[:MAX_NPY_HEADER])
+        if np.lib.format.read_magic(header) != (1, 0):
+            raise ValueError("not version 1.0 of the .npy format")
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(header)
+        if len(shape) != 3 or fortran or dtype not in (np.uint8, np.uint16):
+            raise ValueError(f"{dtype}{list(shape)} is not uint8 or uint16 [tokens, layers, topk]")
+        if len(raw) - header.tell() != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"{len(raw) - header.tell()} bytes for {dtype}{list(shape)}")
+        routes: Routes = np.frombuffer(raw, dtype, offset=header.tell()).reshape(shape)
     except (ValueError, EOFError) as error:
         raise EngineError(f"the engine's routes cannot be read: {error}") from None
-    if routes.ndim != 3 or routes.dtype not in (np.uint8, np.uint16):
-        raise EngineError(f"the engine's routes are {routes.dtype}{list(routes.shape)}")
     return routes
 
 

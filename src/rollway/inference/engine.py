@@ -2,14 +2,21 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import aiohttp
 import msgspec
 
 from ..errors import EngineError
+from ..loop.lanes import thread
 from ..records.turn import Ints, Sampling, Turn
 from . import dialect
+from .body import BodyCutter
+
+INLINE_BYTES = 64 << 10
+"""Bodies and routes up to this size are dealt with on the loop, in well under a millisecond."""
+READ_BUFFER_BYTES = 16 << 10
+"""What is read from a socket at a time: bursts, not sums, make a loop late."""
 
 
 class _Model(msgspec.Struct, frozen=True):
@@ -37,6 +44,7 @@ class Engine:
         self._model = model
         self._routes = routes
         self._deadline_s = deadline_s
+        self._large_bodies = asyncio.Lock()
         self.version = 0
 
     async def complete(
@@ -47,7 +55,12 @@ class Engine:
         version = self.version
         body = dialect.request(self._model, prompt_ids, sampling, stop_ids, start)
         reply = await self._post("/v1/completions", body)
-        return dialect.turn_from_reply(reply, prompt_ids, sampling, version, start)
+        routes = None
+        if reply.bulk is not None and start is not None:
+            decode = dialect.decode_routes
+            small = len(reply.bulk) <= INLINE_BYTES
+            routes = decode(reply.bulk) if small else await thread(decode, reply.bulk)
+        return dialect.turn_from_reply(reply.rest, routes, prompt_ids, sampling, version, start)
 
     async def update_weights(self, path: str, version: int) -> None:
         """Load new weights between two decoding steps; requests in flight go on with them."""
@@ -72,7 +85,7 @@ class Engine:
                 return ""
             return str((await reply.json()).get("weight_version", ""))
 
-    async def _post(self, path: str, body: bytes = b"") -> bytes:
+    async def _post(self, path: str, body: bytes = b"") -> BodyCutter:
         try:
             async with (
                 asyncio.timeout(self._deadline_s),
@@ -80,7 +93,7 @@ class Engine:
                     self._url + path, data=body, headers={"Content-Type": "application/json"}
                 ) as response,
             ):
-                reply = await response.read()
+                reply = await self._read(response)
         except TimeoutError:
             raise EngineError(
                 f"{self._url}{path} did not answer within {self._deadline_s:g} s"
@@ -88,8 +101,18 @@ class Engine:
         except aiohttp.ClientError as error:
             raise EngineError(f"{self._url}{path}: {error or type(error).__name__}") from None
         if response.status != 200:
-            raise EngineError(f"{self._url}{path}: {dialect.problem(response.status, reply)}")
+            problem = dialect.problem(response.status, bytes(reply.rest))
+            raise EngineError(f"{self._url}{path}: {problem}")
         return reply
+
+    async def _read(self, response: aiohttp.ClientResponse) -> BodyCutter:
+        """A body in pieces. Large ones one at a time: the others wait in the kernel, not on the loop."""
+        cutter = BodyCutter()
+        paced = (response.content_length or 0) > INLINE_BYTES
+        async with self._large_bodies if paced else nullcontext():
+            async for piece in response.content.iter_any():
+                cutter.feed(piece)
+        return cutter
 
 
 @asynccontextmanager
@@ -98,7 +121,9 @@ async def connect(url: str, *, routes: bool, deadline_s: float) -> AsyncIterator
     url = url.rstrip("/").removesuffix("/v1")
     connector = aiohttp.TCPConnector(limit=0)
     no_limit = aiohttp.ClientTimeout(total=None)  # each call has a deadline of its own
-    async with aiohttp.ClientSession(connector=connector, timeout=no_limit) as session:
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=no_limit, read_bufsize=READ_BUFFER_BYTES
+    ) as session:
         try:
             async with asyncio.timeout(deadline_s), session.get(f"{url}/v1/models") as response:
                 models = msgspec.json.decode(await response.read(), type=_Models)
