@@ -195,7 +195,7 @@ async def test_cancel_reaches_the_engine(tmp_path: Path, tiny_moe: Path) -> None
         for n in range(20):  # 8 run, 12 wait in the router
             await server.run(f"r{n}", str(n))
         await server.engine.until_running(8)
-        for n in range(20):
+        for n in reversed(range(20)):  # the waiting ones first, so that none of them gets a credit
             await server.client.send(Cancel(RolloutId(f"r{n}"), "no longer needed"))
         for n in range(20):
             assert await server.outcome(f"r{n}") == Cancelled("no longer needed")

@@ -85,7 +85,8 @@ def test_lines_say_what_the_field_expects() -> None:
     for part in ("Step 3/9", "Time: 1.50s", "Reward: 0.2500", "In Flight: 7", "Failed: 2 env",
                  "engine 1.2/45, trainer 0.0/0.0"):  # fmt: skip
         assert part in line
-    assert "worst lag now: engine 45 ms" in status_line(Progress(3, 5, 8, 16, 2), 9, lags)
+    assert "1.5 MB payload" in status_line(Progress(3, 5, 8, 16, 2, 1_500_000), 9, lags)
+    assert "worst lag now: engine 45 ms" in status_line(Progress(3, 5, 8, 16, 2, 1_500_000), 9, lags)
     assert stall_line("w0", Stall("f.py:3", "f", 0.25)) == "w0: loop held for 250 ms by f.py:3 in f"
 
 

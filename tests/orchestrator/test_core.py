@@ -36,6 +36,7 @@ def limits(**changes: Any) -> Limits:
         "max_fruitless_groups": 1000,
         "max_steps": 6,
         "micro_batch_tokens": 100,
+        "payload_bytes": 1 << 30,
         "drop_zero_advantage": True,
     }
     return Limits(**{**defaults, **changes})
@@ -61,16 +62,22 @@ class World(RuleBasedStateMachine):
 
     @initialize(
         off_policy=st.integers(0, 2), group_size=st.integers(2, 4), in_flight=st.integers(4, 20),
-        drop=st.booleans(), num_tasks=st.one_of(st.none(), st.integers(1, 5)),
+        drop=st.booleans(), spare=st.integers(0, 40), num_tasks=st.one_of(st.none(), st.integers(1, 5)),
     )  # fmt: skip
     def begin(
-        self, off_policy: int, group_size: int, in_flight: int, drop: bool, num_tasks: int | None
+        self,
+        off_policy: int,
+        group_size: int,
+        in_flight: int,
+        drop: bool,
+        spare: int,
+        num_tasks: int | None,
     ) -> None:
         batch = 2 * group_size
         self.limits = limits(
             batch_size=batch, group_size=group_size, max_in_flight=max(in_flight, group_size),
             max_outstanding=batch * (1 + off_policy), max_off_policy_steps=off_policy,
-            drop_zero_advantage=drop,
+            drop_zero_advantage=drop, payload_bytes=64 * (3 * batch + spare),
         )  # fmt: skip
         self.num_tasks = num_tasks
         self.core = Core(self.limits, {"a": 3.0, "b": 1.0}, {}, Step(1))
@@ -185,6 +192,9 @@ class World(RuleBasedStateMachine):
             assert len(self.running) <= self.limits.max_in_flight
             assert self.core.num_in_flight == len(self.running)
             assert len(self.trained) == len(set(self.trained)), "no rollout trains twice"
+            assert self.core.live_bytes == 64 * len(self.held), "live bytes are counted exactly"
+            coming = self.limits.max_in_flight if not self.count else len(self.running)
+            assert self.core.live_bytes <= self.limits.payload_bytes + 64 * coming
 
     def teardown(self) -> None:
         """When everybody keeps working the run finishes: nothing waits for what cannot happen."""
@@ -294,6 +304,30 @@ def test_a_run_that_gets_nowhere_gives_up_with_the_reason() -> None:
     assert given_up.reason == (
         "3 groups in a row gave nothing to train on: 3 × engine: no engine at http://x"
     )
+
+
+def test_dispatching_slows_down_before_the_payload_budget() -> None:
+    core, orders = started(payload_bytes=64 * 20, max_in_flight=64, max_outstanding=64, batch_size=16)
+    commands = []
+    for n, order in enumerate(orders[:4]):
+        commands += settle(core, order, scored(n % 2, 0, n))
+    assert not [one for one in commands if isinstance(one, Dispatch)], "4 live + 60 coming is too much"
+    for order in orders[4:]:
+        if [one for one in settle(core, order, Failed("env", "x")) if isinstance(one, Dispatch)]:
+            break
+    assert core.num_in_flight == 16, "with 4 live and 12 coming there was room for one more group"
+
+
+def test_a_budget_that_no_batch_fits_into_is_named() -> None:
+    core, orders = started(payload_bytes=64 * 6, max_in_flight=4)
+    commands: list[Any] = []
+    while orders and not core.finished:
+        order = orders.pop(0)
+        new = settle(core, order, scored(len(commands) % 2, 0, len(commands)))
+        orders += [one for one in new if isinstance(one, Dispatch)]
+        commands += [order, *new]
+    (given_up,) = [one for one in commands if isinstance(one, GiveUp)]
+    assert "payload.budget_mb" in given_up.reason
 
 
 def test_an_environment_without_tasks_is_named() -> None:

@@ -142,6 +142,8 @@ class PayloadConfig(Section, frozen=True, kw_only=True):
 
     segment_mb: Count = 256
     """A worker starts a new segment file at this size."""
+    budget_mb: Count = 16_384
+    """Payload written and not yet trained, at most; dispatching slows down before it."""
 
 
 class WatchConfig(Section, frozen=True, kw_only=True):

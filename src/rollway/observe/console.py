@@ -44,7 +44,8 @@ def status_line(progress: Progress, max_steps: int, lags: Mapping[str, LagStats]
     worst = max(lags.items(), key=lambda one: one[1].max, default=("-", LagStats()))
     return (
         f"step {min(progress.step, max_steps)}/{max_steps} · {progress.ready}/{progress.batch_size} "
-        f"rollouts ready · {progress.in_flight} in flight · engine at version {progress.version} · "
+        f"rollouts ready · {progress.in_flight} in flight · "
+        f"{progress.live_bytes / 1e6:.1f} MB payload · engine at version {progress.version} · "
         f"worst lag now: {worst[0]} {_ms(worst[1].max)} ms"
     )
 

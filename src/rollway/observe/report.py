@@ -22,6 +22,7 @@ class Progress(Struct, frozen=True, tag="progress"):
     ready: int
     batch_size: int
     version: int
+    live_bytes: int
 
 
 class Notice(Struct, frozen=True, tag="notice"):

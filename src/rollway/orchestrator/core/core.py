@@ -11,7 +11,7 @@ from msgspec import Struct
 from ...records.group import ClosedGroup, Fate, Group
 from ...records.ids import GroupId, PolicyVersion, Step, rollout_id
 from ...records.payload import PayloadRef
-from ...records.rollout import Settled
+from ...records.rollout import Scored, Settled
 from ..batching.manifest import plan_batch
 from ..credit.grpo import advantages
 from ..filters.zero_advantage import is_flat
@@ -27,6 +27,7 @@ from .commands import (
     UpdateWeights,
 )
 from .events import Event, Started, TasksArrived, VersionPublished, WeightsApplied
+from .governor import ByteGovernor
 from .groups import OpenGroups
 from .tasks import TaskMix
 
@@ -45,6 +46,7 @@ class Limits(Struct, frozen=True):
     max_fruitless_groups: int
     max_steps: int
     micro_batch_tokens: int
+    payload_bytes: int
     drop_zero_advantage: bool
 
 
@@ -58,6 +60,7 @@ class Core:
         ahead = 2 * max(1, limits.max_outstanding // limits.group_size)
         self._tasks = TaskMix(ratios, cursors, ahead)
         self._groups = OpenGroups()
+        self._governor = ByteGovernor(limits.payload_bytes)
         self._next_group = GroupId(first_step * 1_000_000)
         self._ready: deque[ClosedGroup] = deque()
         self._closed: list[ClosedGroup] = []
@@ -81,6 +84,11 @@ class Core:
         return sum(len(one.group.members) for one in self._ready)
 
     @property
+    def live_bytes(self) -> int:
+        """Payload written and not yet released."""
+        return self._governor.live_bytes
+
+    @property
     def next_step(self) -> Step:
         return self._next_step
 
@@ -98,13 +106,20 @@ class Core:
                 self._tasks.arrived(env, start, tasks, exhausted)
                 commands = []
             case Settled():
-                group = self._groups.settle(event)
-                commands = self._close(group) if group else []
+                commands = self._on_settled(event)
             case VersionPublished():
                 commands = self._on_published(event)
             case WeightsApplied(version=version):
                 commands = self._on_applied(version)
         return commands + self._ship() + self._dispatch() + self._check()
+
+    def _on_settled(self, event: Settled) -> list[Command]:
+        if not self._groups.waits_for(event.rollout_id):
+            return []  # a duplicate
+        if isinstance(event.outcome, Scored):
+            self._governor.hold(event.outcome.ref.length)
+        group = self._groups.settle(event)
+        return self._close(group) if group else []
 
     def _close(self, group: Group) -> list[Command]:
         """Credit a group; keep it for a batch, or say why not and let its payload go."""
@@ -127,13 +142,18 @@ class Core:
 
     def _discard(self, closed: ClosedGroup) -> list[Command]:
         self._closed.append(closed)
+        for member in closed.group.members:
+            self._governor.release(member.scored.ref.length)
         return [Discard(Step(min(self._next_step, self._limits.max_steps)), closed)]
 
     def _on_published(self, event: VersionPublished) -> list[Command]:
         """The batch of that step is consumed; what is in flight may have become too old."""
         self._published = event.version
         ship = self._shipped.pop(Step(event.version))
-        commands: list[Command] = [Release(_refs_of_batch(ship))]
+        refs = _refs_of_batch(ship)
+        for ref in refs:
+            self._governor.release(ref.length)
+        commands: list[Command] = [Release(refs)]
         if event.version == self._limits.max_steps:
             return commands
         oldest = event.version - self._limits.max_off_policy_steps
@@ -222,7 +242,14 @@ class Core:
             self._groups.num_in_flight + size <= limits.max_in_flight
             and unshipped + self._num_training() < limits.max_outstanding
             and unshipped < steps_left * limits.batch_size
+            and self._governor.has_room(self._groups.num_in_flight + size)
         )
+
+    def _is_starved(self) -> bool:
+        """Nothing runs, nothing trains, and the payload budget lets nothing start."""
+        waits_for_others = self._groups.num_in_flight or self._shipped or self._updating
+        full = not self._governor.has_room(self._limits.group_size)
+        return not waits_for_others and full and self._next_step <= self._limits.max_steps
 
     def _num_training(self) -> int:
         """Rollouts of batches whose weights the engine does not sample from yet."""
@@ -236,6 +263,12 @@ class Core:
         reason = ""
         if env := self._tasks.empty_env:
             reason = f"environment '{env}' has no tasks"
+        elif self._is_starved():
+            reason = (
+                f"a batch does not fit into payload.budget_mb: {self.num_ready} rollouts wait for "
+                f"others with {self._governor.live_bytes} bytes, a rollout has about "
+                f"{self._governor.mean_bytes:.0f}; raise it or lower orchestrator.batch_size"
+            )
         elif self._num_fruitless >= self._limits.max_fruitless_groups:
             kinds = ", ".join(f"{count} × {why}" for why, count in self._fruitless.most_common(3))
             reason = f"{self._num_fruitless} groups in a row gave nothing to train on: {kinds}"

@@ -39,14 +39,12 @@ class OpenGroups:
         self._open[id] = _Open(id, env, task, version, set(ids))
         self._group_of.update(dict.fromkeys(ids, id))
 
-    def settle(self, settled: Settled) -> Group | None:
-        """Take an end in; the group if it was the last one it waited for.
+    def waits_for(self, id: RolloutId) -> bool:
+        return id in self._group_of
 
-        An end of a rollout that is not in flight (a duplicate) changes nothing.
-        """
-        id = self._group_of.pop(settled.rollout_id, None)
-        if id is None:
-            return None
+    def settle(self, settled: Settled) -> Group | None:
+        """Take the end of a rollout in flight; the group if it was the last one it waited for."""
+        id = self._group_of.pop(settled.rollout_id)
         group = self._open[id]
         group.waiting.remove(settled.rollout_id)
         group.settled.append(settled)

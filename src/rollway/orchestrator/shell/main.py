@@ -53,7 +53,7 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
             await engine.update_weights(part.push_weights, part.first_step - 1)
         clients = {env.id: await enter(envs.connect(env.address)) for env in part.envs}
         performer = Performer(run, clients, engine, ledger, events, part.sampling, part.orchestrator)
-        steps = StepLog(run, parent, lags, lambda: gauges(core, performer))
+        steps = StepLog(run, parent, lags, lambda: gauges(core))
         parent.in_flight, parent.on_stats = lambda: core.num_in_flight, tell_stats(parent, lags)
         await parent.ready()
         async with asyncio.TaskGroup() as tasks:
@@ -84,12 +84,13 @@ def limits(part: OrchestratorPart) -> Limits:
         max_fruitless_groups=wants.max_fruitless_groups,
         max_steps=part.max_steps,
         micro_batch_tokens=part.micro_batch_tokens,
+        payload_bytes=part.payload_bytes,
         drop_zero_advantage=wants.drop_zero_advantage,
     )
 
 
-def gauges(core: Core, performer: Performer) -> dict[str, float]:
-    return {"in_flight": core.num_in_flight, "payload/live_bytes": performer.live_bytes}
+def gauges(core: Core) -> dict[str, float]:
+    return {"in_flight": core.num_in_flight, "payload/live_bytes": core.live_bytes}
 
 
 def tell_stats(parent: Parent, lags: Lags) -> Callable[[ProcessStats], Awaitable[None]]:
@@ -106,7 +107,7 @@ async def tell_progress(core: Core, batch_size: int, parent: Parent) -> None:
         await parent.mention(
             Progress(
                 step=core.next_step, in_flight=core.num_in_flight, ready=core.num_ready,
-                batch_size=batch_size, version=core.applied_version,
+                batch_size=batch_size, version=core.applied_version, live_bytes=core.live_bytes,
             )
         )  # fmt: skip
 

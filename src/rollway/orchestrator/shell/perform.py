@@ -52,10 +52,6 @@ class Performer:
         self._saving = asyncio.Lock()
         self._shipped: dict[int, asyncio.Future[Ship]] = {}
 
-    @property
-    def live_bytes(self) -> int:
-        return self._live.num_bytes
-
     async def perform(self, command: Command) -> None:
         match command:
             case PullTasks(env=env, start=start, count=count):
