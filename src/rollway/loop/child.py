@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import importlib
+import logging
 import os
 import signal
 import socket
@@ -103,6 +104,7 @@ def main() -> None:
     _die_with(int(parent_pid))
     os.setpgid(0, 0)  # Ctrl-C is for the process that decides what to do about it
     os.nice(int(niceness))
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s {name}: %(message)s")
     module, _, function = entry.partition(":")
     target: Callable[[str, socket.socket], None] = getattr(importlib.import_module(module), function)
     target(name, socket.socket(fileno=int(fd)))

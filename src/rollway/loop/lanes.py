@@ -6,7 +6,6 @@ process   `await lane.call(function, …)`: everything else, with a deadline tha
 """
 
 import asyncio
-import logging
 import pickle
 import socket
 import traceback
@@ -146,7 +145,6 @@ def _awake() -> None:
 
 def serve_lane(name: str, sock: socket.socket) -> None:
     """A lane's process: take a call, answer it, until the parent is gone."""
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s {name}: %(message)s")
     pipe = BlockingPipe(sock)
     while (frame := pipe.receive()) is not None:
         pipe.send(pickle.dumps(_answer(frame), protocol=pickle.HIGHEST_PROTOCOL))

@@ -117,7 +117,6 @@ def run_part(
 
     `prepare` loads what takes long, before there is a loop it could hold; `main` gets its result.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     first = BlockingPipe(sock).receive()
     if first is None:
         return

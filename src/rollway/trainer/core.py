@@ -1,6 +1,5 @@
 """The process that computes: it takes manifests, trains, writes weights, answers with metrics."""
 
-import logging
 import os
 import shutil
 import socket
@@ -85,7 +84,6 @@ class TrainerCore:
 
 def serve_core(name: str, sock: socket.socket) -> None:
     """Load, then train what is asked for until the front is gone."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     pipe = BlockingPipe(sock)
     first = pipe.receive()
     if first is None:

@@ -4,7 +4,6 @@ Reinforcement needs something to reinforce; this stops as soon as a right answer
 """
 
 import itertools
-import logging
 import os
 import shutil
 import socket
@@ -115,7 +114,6 @@ def _likelihood(model: Any, examples: list[tuple[list[int], list[int]]]) -> tupl
 
 def main(name: str, sock: socket.socket) -> None:
     """The warm-up's process."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     pipe = BlockingPipe(sock)
     first = pipe.receive()
     if first is None:

@@ -168,7 +168,6 @@ class Core:
 
 def serve_core(name: str, sock: socket.socket) -> None:
     """Load the model, then decode and answer until the front is gone."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     pipe = BlockingPipe(sock)
     first = pipe.receive()
     if first is None:
