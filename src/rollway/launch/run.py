@@ -22,7 +22,6 @@ ROUTER = "rollway.envserver.router:main"
 TRAINER = "rollway.trainer.front:main"
 ORCHESTRATOR = "rollway.orchestrator.shell.main:main"
 
-
 UNTOUCHED = ("", "0", "default")
 """What an engine that was never given weights says of its version."""
 
@@ -41,11 +40,13 @@ async def run_all(
 ) -> None:  # fmt: skip
     """Start everything, wait for the last step, end everything."""
     async with started_parts(run, watch.on_stats, watch.on_said) as parts:
+        watch.say(f"Starting: trainer, engine, {plan.num_workers} env workers, orchestrator")
         trainer = await parts.start("trainer", TRAINER, trainer_part(config, run, start))
         url = config.engine.url
         if not url:
             engine = await parts.start("engine", ENGINE, engine_part(config, start))
             url = await engine.ready()
+        watch.say(f"Engine at {url}; logs of all processes in {run.logs}")
         routers = {
             env.id: await parts.start(
                 f"{env_name(env.id)}.router", ROUTER, router_part(config, run, index, url)

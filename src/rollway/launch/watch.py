@@ -26,6 +26,9 @@ class RunWatch:
         """The orchestrator writes metrics, so it hears of processes it has no wire to."""
         self._orchestrator = orchestrator
 
+    def say(self, text: str) -> None:
+        self._screen.line(text)
+
     def on_stats(self, stats: ProcessStats) -> None:
         name = stats.process
         self._now[name] = stats.lag

@@ -4,7 +4,6 @@ Calls and answers are frames on the pipe to the HTTP front; an answer's body is 
 that the front passes bytes on and never reads them.
 """
 
-import logging
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -24,8 +23,6 @@ from .calls import Answer, Call, model_name
 from .requests import BadRequest, ChatRequest
 from .scheduler import Scheduler, Sequence
 from .slots import SlotModel
-
-log = logging.getLogger(__name__)
 
 
 class Core:
