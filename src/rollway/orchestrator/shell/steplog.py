@@ -13,10 +13,10 @@ from ...observe.report import Notice, StepDone
 from ...rundir.rundir import RunDir
 from ..core.commands import Ship
 
-SUSPICIOUS_KL = 0.2
+SUSPICIOUS_KL, SUSPICIOUS_STEPS = 0.2, 3
 MISMATCH = (
-    "Warning: engine and trainer disagree on the tokens just trained (KL above 0.2). Staleness alone "
-    "seldom does this: check that the engine really loads the weights it is given"
+    "Warning: engine and trainer disagree on the tokens they share (KL above 0.2, three steps in a row). "
+    "Staleness seldom does this: check that the engine really loads the weights it is given"
 )
 
 
@@ -31,6 +31,7 @@ class StepLog:
         self._lags = lags
         self._gauges = gauges
         self._last_s = time.monotonic()
+        self._num_suspicious = 0
 
     async def done(self, ship: Ship, trained: dict[str, float]) -> None:
         now_s = time.monotonic()
@@ -45,7 +46,9 @@ class StepLog:
         line = msgspec.json.encode({**metrics, **lag_metrics(lags), "time": time.time()}) + b"\n"
         await thread(self._append, line)
         await self._parent.say(StepDone(ship.manifest.step, metrics, lags))
-        if metrics.get("mismatch_kl", 0.0) > SUSPICIOUS_KL:
+        high = metrics.get("mismatch_kl", 0.0) > SUSPICIOUS_KL
+        self._num_suspicious = self._num_suspicious + 1 if high else 0
+        if self._num_suspicious == SUSPICIOUS_STEPS:
             await self._parent.say(Notice(MISMATCH))
 
     def _append(self, line: bytes) -> None:
