@@ -15,7 +15,7 @@ from ..core.commands import Ship
 
 SUSPICIOUS_KL, SUSPICIOUS_STEPS = 0.2, 3
 MISMATCH = (
-    "Warning: engine and trainer disagree on the tokens they share (KL above 0.2, three steps in a row). "
+    "Warning: engine and trainer disagree on the same tokens (KL above 0.2, three steps in a row). "
     "Staleness seldom does this: check that the engine really loads the weights it is given"
 )
 
