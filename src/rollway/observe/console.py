@@ -1,5 +1,6 @@
 """What a person sees of a run: one line per step, and a status line below them on a terminal."""
 
+import shutil
 import sys
 from collections.abc import Mapping
 from typing import TextIO
@@ -79,8 +80,8 @@ class Screen:
     def status(self, text: str) -> None:
         """Replace the status line; without a terminal there is none."""
         if self._is_terminal:
-            self._status = text
-            self._stream.write(CLEAR + text)
+            self._status = text[: shutil.get_terminal_size().columns - 1]  # a wrapped line stays behind
+            self._stream.write(CLEAR + self._status)
             self._stream.flush()
 
     def close(self) -> None:
