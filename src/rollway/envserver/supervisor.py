@@ -52,7 +52,7 @@ async def keep_alive(
 
 
 class NeverReady(PartDied):
-    """A worker ended before it could run anything."""
+    """A worker ended by itself before it could run anything: it cannot start."""
 
 
 async def _live(name: WorkerName, server: RouterPart, address: str) -> None:
@@ -63,6 +63,6 @@ async def _live(name: WorkerName, server: RouterPart, address: str) -> None:
         try:
             await worker.listen(on_stats=lambda stats: None, on_said=lambda body: None)
         except PartDied as error:
-            if worker.was_ready:
+            if worker.was_ready or error.was_killed:
                 raise
             raise NeverReady(str(error)) from None
