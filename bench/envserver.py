@@ -22,15 +22,15 @@ from typing import Any
 
 import aiohttp
 import msgspec
-import numpy as np
 import pybase64
-from aiohttp import web
+from loopback import talk
+from loopback.control import tick
+from loopback.engine import serve
 
 import rollway as rw
 from rollway.config.parts import RouterPart
 from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
 from rollway.envserver import client as envs
-from rollway.inference.dialect import encode_routes
 from rollway.loop.lag import merge
 from rollway.loop.part import start_part
 from rollway.loop.run import Watch, run
@@ -40,82 +40,10 @@ from rollway.records.rollout import Scored, Settled
 from rollway.records.turn import Sampling
 from rollway.wire.messages import Run, Stats
 
-LATENCY_S = 0.05
 DRAWN = 64
 ROUTE_SHAPE = (64, 80)
 """5,120 bytes a token: about 0.5 MB for the hundred tokens a turn adds."""
 spawn = multiprocessing.get_context("spawn")
-
-
-class Talk(rw.Environment):
-    """Says the same thing for as many turns as it is told."""
-
-    def __init__(self, turns: int) -> None:
-        self.turns = turns
-
-    def tasks(self) -> Any:
-        yield rw.Task(id="0", prompt="go on")
-
-    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
-        for _ in range(self.turns):
-            await chat.say(task.prompt)
-
-    @rw.reward
-    async def one(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        return 1.0
-
-
-class Asked(msgspec.Struct):
-    prompt: list[int]
-    routed_experts_prompt_start: int | None = None
-
-
-def serve(pipe: Connection, full_routes: bool) -> None:
-    """The engine: bodies prepared once for each number of positions."""
-    bodies: dict[int, bytes] = {}
-    decoder = msgspec.json.Decoder(Asked)
-
-    def body(positions: int) -> bytes:
-        if positions not in bodies:
-            choice = {
-                "finish_reason": "length",
-                "token_ids": [7] * DRAWN,
-                "logprobs": {"token_logprobs": [-0.5] * DRAWN},
-                "routed_experts": encode_routes(np.ones((positions, *ROUTE_SHAPE), np.uint8)),
-            }
-            bodies[positions] = json.dumps({"choices": [choice]}).encode()
-        return bodies[positions]
-
-    async def complete(request: web.Request) -> web.Response:
-        asked = decoder.decode(await request.read())
-        start = 0 if full_routes else asked.routed_experts_prompt_start or 0
-        await asyncio.sleep(LATENCY_S)
-        reply = body(len(asked.prompt) + DRAWN - 1 - start)
-        return web.Response(body=reply, content_type="application/json")
-
-    async def models(request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "bench"}]})
-
-    async def main() -> None:
-        app = web.Application(client_max_size=1 << 30)
-        app.router.add_post("/v1/completions", complete)
-        app.router.add_get("/v1/models", models)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
-        pipe.send(runner.addresses[0][1])
-        await asyncio.Event().wait()
-
-    asyncio.run(main())
-
-
-def control(pipe: Connection) -> None:
-    async def main(watch: Watch) -> None:
-        while not pipe.poll():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-        pipe.send(watch.take().lag)
-
-    run("control", WatchConfig(), main)
 
 
 class Choice(msgspec.Struct):
@@ -204,7 +132,7 @@ def children(pid: int) -> list[int]:
 async def measure_rollway(url: str, args: Any, folder: Path) -> dict[str, dict[str, float]]:
     part = RouterPart(
         env=EnvConfig(
-            id=__file__, args={"turns": args.turns}, workers=args.workers,
+            id=talk.__file__, args={"turns": args.turns}, workers=args.workers,
             concurrency=args.rollouts // args.workers,
         ),
         model=ModelConfig(path=str(folder), renderer="qwen3", template={"enable_thinking": False}),
@@ -263,10 +191,10 @@ def main() -> None:
     from rollway.model.tiny import write_tokenizer
 
     ours, theirs = spawn.Pipe()
-    spawn.Process(target=serve, args=(theirs, args.full_routes), daemon=True).start()
+    spawn.Process(target=serve, args=(theirs, ROUTE_SHAPE, DRAWN, args.full_routes), daemon=True).start()
     url = f"http://127.0.0.1:{ours.recv()}"
     control_pipe, control_end = spawn.Pipe()
-    spawn.Process(target=control, args=(control_end,), daemon=True).start()
+    spawn.Process(target=tick, args=(control_end,), daemon=True).start()
     results: dict[str, dict[str, float]] = {"threads": measure_threads(url, args)}
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder))

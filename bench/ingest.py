@@ -14,7 +14,6 @@ import json
 import multiprocessing
 import statistics
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,65 +21,23 @@ import aiohttp
 import msgspec
 import numpy as np
 import pybase64
-from aiohttp import web
+from loopback.control import tick
+from loopback.engine import serve
 
 from rollway.config.sections import WatchConfig
-from rollway.inference.dialect import encode_routes
 from rollway.inference.engine import connect
 from rollway.loop.run import Watch, run
 from rollway.records.lag import LagStats
 from rollway.records.turn import Sampling
 
-LATENCY_S = 0.05
 DRAWN = 16
 PROMPT = np.arange(512, dtype=np.int32)
 spawn = multiprocessing.get_context("spawn")
 
 
-def serve(pipe: Connection, routes_kb: int) -> None:
-    """The engine: one prepared body for everybody."""
-    positions = routes_kb * 1024 // 384
-    routes = np.random.default_rng(0).integers(0, 128, (positions, 48, 8), np.uint8)
-    choice = {
-        "finish_reason": "stop",
-        "token_ids": list(range(DRAWN)),
-        "logprobs": {"token_logprobs": [-0.5] * DRAWN},
-        "routed_experts": encode_routes(routes),
-    }
-    body = json.dumps({"choices": [choice]}).encode()
-
-    async def complete(request: web.Request) -> web.Response:
-        await request.read()
-        await asyncio.sleep(LATENCY_S)
-        return web.Response(body=body, content_type="application/json")
-
-    async def models(request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "bench"}]})
-
-    async def main() -> None:
-        app = web.Application()
-        app.router.add_post("/v1/completions", complete)
-        app.router.add_get("/v1/models", models)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
-        pipe.send(runner.addresses[0][1])
-        await asyncio.Event().wait()
-
-    asyncio.run(main())
-
-
-def control(pipe: Connection) -> None:
-    """A loop with nothing on it."""
-
-    async def main(watch: Watch) -> None:
-        while True:
-            await asyncio.sleep(0.05)
-            if pipe.poll():
-                pipe.recv()
-                pipe.send(watch.take().lag)
-
-    run("control", WatchConfig(), main)
+def route_shape(routes_kb: int) -> tuple[int, int]:
+    """Layers × slots that make a reply's routes this large."""
+    return routes_kb * 1024 // (len(PROMPT) + DRAWN - 1) // 8, 8
 
 
 class Choice(msgspec.Struct):
@@ -146,8 +103,10 @@ def main() -> None:
     args = parser.parse_args()
     ours, theirs = spawn.Pipe()
     control_pipe, control_end = spawn.Pipe()
-    spawn.Process(target=serve, args=(theirs, args.routes_kb), daemon=True).start()
-    spawn.Process(target=control, args=(control_end,), daemon=True).start()
+    spawn.Process(
+        target=serve, args=(theirs, route_shape(args.routes_kb), DRAWN, True), daemon=True
+    ).start()
+    spawn.Process(target=tick, args=(control_end,), daemon=True).start()
     url = f"http://127.0.0.1:{ours.recv()}"
     figures: dict[str, list[float]] = {}
     for _ in range(args.rounds):

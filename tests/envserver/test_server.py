@@ -84,22 +84,27 @@ class Server:
         return psutil.Process(self.pid).children()
 
 
+def router_part(env: EnvConfig, model: Path, engine_url: str, folder: Path) -> RouterPart:
+    return RouterPart(
+        env=env,
+        model=ModelConfig(path=str(model), renderer="qwen3", template={"enable_thinking": False}),
+        engine=EngineConfig(),
+        engine_url=engine_url,
+        payload=PayloadConfig(),
+        payload_dir=str(folder),
+        log_dir=str(folder),
+        seed=0,
+        watch=WatchConfig(),
+    )
+
+
 @asynccontextmanager
 async def serving(
     folder: Path, model: Path, kind: str, *, latency_s: float = 0.0, **env: Any
 ) -> AsyncIterator[Server]:
     async with engine_double(model, plus_one, latency_s) as engine:
-        part = RouterPart(
-            env=EnvConfig(id=ENVS, args={"kind": kind}, **{"workers": 1, "concurrency": 8, **env}),
-            model=ModelConfig(path=str(model), renderer="qwen3", template={"enable_thinking": False}),
-            engine=EngineConfig(),
-            engine_url=engine.url,
-            payload=PayloadConfig(),
-            payload_dir=str(folder),
-            log_dir=str(folder),
-            seed=0,
-            watch=WatchConfig(),
-        )
+        config = EnvConfig(id=ENVS, args={"kind": kind}, **{"workers": 1, "concurrency": 8, **env})
+        part = router_part(config, model, engine.url, folder)
         async with start_part("test.router", ROUTER, part, log=folder / "router.log") as router:
             listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
             ready = asyncio.ensure_future(router.ready())
@@ -273,17 +278,7 @@ async def test_bad_frames_do_not_end_the_router(tmp_path: Path, tiny_moe: Path) 
 async def test_an_unknown_environment_ends_the_server_with_one_line(
     tmp_path: Path, tiny_moe: Path
 ) -> None:
-    part = RouterPart(
-        env=EnvConfig(id="revers-text"),
-        model=ModelConfig(path=str(tiny_moe), renderer="qwen3"),
-        engine=EngineConfig(),
-        engine_url="http://127.0.0.1:9",
-        payload=PayloadConfig(),
-        payload_dir=str(tmp_path),
-        log_dir=str(tmp_path),
-        seed=0,
-        watch=WatchConfig(),
-    )
+    part = router_part(EnvConfig(id="revers-text"), tiny_moe, "http://127.0.0.1:9", tmp_path)
     async with start_part("test.router", ROUTER, part, log=tmp_path / "router.log") as router:
         with pytest.raises(PartDied, match=r"no environment 'revers-text'; did you mean 'reverse-text'"):
             await router.listen(lambda stats: None, lambda body: None)

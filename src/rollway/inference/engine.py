@@ -77,33 +77,32 @@ class Engine:
 
     async def weight_version(self) -> str:
         """What the engine says it samples from; empty if it does not say."""
-        async with (
-            asyncio.timeout(self._deadline_s),
-            self._session.get(f"{self._url}/weight_info") as reply,
-        ):
-            if reply.status != 200:
-                return ""
-            return str((await reply.json()).get("weight_version", ""))
+        status, reply = await self._request("GET", "/weight_info")
+        if status != 200:
+            return ""
+        return str(msgspec.json.decode(reply.rest, type=dict[str, object]).get("weight_version", ""))
 
     async def _post(self, path: str, body: bytes = b"") -> BodyCutter:
+        status, reply = await self._request("POST", path, body)
+        if status != 200:
+            raise EngineError(f"{self._url}{path}: {dialect.problem(status, bytes(reply.rest))}")
+        return reply
+
+    async def _request(self, method: str, path: str, body: bytes = b"") -> tuple[int, BodyCutter]:
+        """Status and body, or EngineError if there is no answer by the deadline."""
+        headers = {"Content-Type": "application/json"}
         try:
             async with (
                 asyncio.timeout(self._deadline_s),
-                self._session.post(
-                    self._url + path, data=body, headers={"Content-Type": "application/json"}
-                ) as response,
+                self._session.request(method, self._url + path, data=body, headers=headers) as response,
             ):
-                reply = await self._read(response)
+                return response.status, await self._read(response)
         except TimeoutError:
             raise EngineError(
                 f"{self._url}{path} did not answer within {self._deadline_s:g} s"
             ) from None
         except aiohttp.ClientError as error:
             raise EngineError(f"{self._url}{path}: {error or type(error).__name__}") from None
-        if response.status != 200:
-            problem = dialect.problem(response.status, bytes(reply.rest))
-            raise EngineError(f"{self._url}{path}: {problem}")
-        return reply
 
     async def _read(self, response: aiohttp.ClientResponse) -> BodyCutter:
         """A body in pieces. Large ones one at a time: the others wait in the kernel, not on the loop."""

@@ -1,0 +1,20 @@
+"""The control: a process with nothing on its loop but a ticker, so that the machine's noise is known."""
+
+import asyncio
+from multiprocessing.connection import Connection
+
+from rollway.config.sections import WatchConfig
+from rollway.loop.run import Watch, run
+
+
+def tick(pipe: Connection) -> None:
+    """Answers every message with the lag since the last one."""
+
+    async def main(watch: Watch) -> None:
+        while True:
+            await asyncio.sleep(0.05)
+            if pipe.poll():
+                pipe.recv()
+                pipe.send(watch.take().lag)
+
+    run("control", WatchConfig(), main)
