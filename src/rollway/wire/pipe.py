@@ -12,6 +12,8 @@ from typing import Self
 
 _LENGTH = struct.Struct("<Q")
 Buffer = bytes | bytearray | memoryview
+CONGESTED_BYTES = 256 << 10
+"""More unsent than this means a reader that does not keep up; less is one turn of the loop's writes."""
 
 
 class AsyncPipe:
@@ -28,7 +30,7 @@ class AsyncPipe:
     @property
     def is_congested(self) -> bool:
         """Whether the other side does not keep up."""
-        return self._writer.transport.get_write_buffer_size() > 0
+        return self._writer.transport.get_write_buffer_size() > CONGESTED_BYTES
 
     async def send(self, frame: Buffer) -> None:
         """Queue a frame; returns when the pipe has room again. Raises if the other side is gone."""
