@@ -26,6 +26,7 @@ from loopback.engine import serve
 
 from rollway.config.sections import WatchConfig
 from rollway.inference.engine import connect
+from rollway.inference.prompt import prompt_of
 from rollway.loop.run import Watch, run
 from rollway.records.lag import LagStats
 from rollway.records.turn import Sampling
@@ -72,7 +73,7 @@ async def rollway(url: str, rollouts: int, turns: int) -> None:
 
         async def rollout() -> None:
             for _ in range(turns):
-                await engine.complete(PROMPT, Sampling(DRAWN), [], routes_start=0)
+                await engine.complete(prompt_of(PROMPT), Sampling(DRAWN), [], routes_start=0)
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(rollouts):

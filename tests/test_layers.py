@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "observe": BASE | {"loop"},
     "ledger": BASE | {"loop"},
     "transport": BASE | {"loop", "rundir"},
-    "inference": BASE | {"config", "loop", "wire", "model"},
+    "inference": BASE | {"config", "loop", "wire", "model", "payload"},
     "envserver": BASE | {"config", "loop", "wire", "envs", "trace", "payload", "inference"},
     "orchestrator": BASE | {"config", "loop", "wire", "payload", "inference", "envserver", "rundir",
                             "transport", "ledger", "observe"},

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from rollway.inference.dialect import encode_routes
+from rollway.inference.routes import encode_npy
 
 LATENCY_S = 0.05
 
@@ -27,7 +27,7 @@ def reply(positions: int, shape: tuple[int, int], drawn: int) -> bytes:
         "finish_reason": "length",
         "token_ids": [7] * drawn,
         "logprobs": {"token_logprobs": [-0.5] * drawn},
-        "routed_experts": encode_routes(np.ones((positions, *shape), np.uint8)),
+        "routed_experts": encode_npy(np.ones((positions, *shape), np.uint8)),
     }
     return json.dumps({"choices": [choice]}).encode()
 

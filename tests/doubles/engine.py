@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
-from rollway.inference.dialect import encode_routes
+from rollway.inference.routes import encode_npy
 from rollway.inference.tokenizer import Tokenizer
 
 LAYERS, TOPK, EXPERTS = 2, 2, 8
@@ -80,7 +80,7 @@ class EngineDouble:
             "finish_reason": finish,
             "token_ids": drawn,
             "logprobs": {"token_logprobs": [-0.5] * len(drawn)},
-            "routed_experts": encode_routes(routes_of(prompt + drawn)[start:-1]),
+            "routed_experts": encode_npy(routes_of(prompt + drawn)[start:-1]),
         }
         return web.json_response({"choices": [choice]})
 

@@ -7,9 +7,10 @@ import numpy as np
 
 from ..envs.chat import Reply
 from ..inference.engine import Engine
+from ..inference.prompt import NO_PROMPT, prompt_of
 from ..inference.rendering import Renderer
 from ..records.task import Message
-from ..records.turn import Sampling, Turn
+from ..records.turn import Ints, Sampling, Turn
 from ..trace.trace import Trace
 
 
@@ -22,6 +23,7 @@ class Conversation:
         self._sampling = sampling
         self._said: list[Message] = []
         self._last: Turn | None = None
+        self._asked = NO_PROMPT
         self.trace = Trace()
         self.versions: list[int] = []
         self.engine_s = 0.0
@@ -32,10 +34,11 @@ class Conversation:
 
     async def generate(self, messages: list[Message]) -> Reply:
         """The policy's reply to `messages`."""
-        prompt_ids = np.array(await self._prompt(messages), np.int32)
+        ids = await self._prompt(messages)
+        prompt = self._asked = prompt_of(ids, self._asked)
         start_s = time.monotonic()
         turn = await self._engine.complete(
-            prompt_ids, self._sampling, self._renderer.stop_ids, self.trace.routes_start(prompt_ids)
+            prompt, self._sampling, self._renderer.stop_ids, self.trace.routes_start(ids)
         )
         self.engine_s += time.monotonic() - start_s
         self.trace.add(turn)
@@ -50,13 +53,14 @@ class Conversation:
             num_tokens=len(turn.completion_ids),
         )
 
-    async def _prompt(self, messages: Sequence[Message]) -> list[int]:
+    async def _prompt(self, messages: Sequence[Message]) -> Ints:
         """Extend the last turn where the history is untouched, else render everything anew."""
         known = len(self._said)
         if self._last is not None and list(messages[:known]) == self._said:
+            last = self._last
             extended = await self._renderer.extend(
-                self._last.prompt_ids.tolist(), self._last.completion_ids.tolist(), messages[known:]
+                last.prompt_ids, last.completion_ids, messages[known:]
             )
             if extended is not None:
                 return extended
-        return await self._renderer.prompt(messages)
+        return np.array(await self._renderer.prompt(messages), np.int32)

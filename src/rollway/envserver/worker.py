@@ -15,7 +15,9 @@ from ..envs.environment import Environment
 from ..envs.source import EnvSpec, load_shared, take_tasks
 from ..errors import LaneError, ProtocolError
 from ..inference import engine as engines
+from ..inference.longreply import LongReplies
 from ..inference.rendering import Renderer, Rendering
+from ..inference.routes import RouteShape, route_shape
 from ..loop.lanes import ProcessLane
 from ..loop.part import Parent, run_part
 from ..payload.writer import SegmentWriter
@@ -132,12 +134,14 @@ class Prepared(msgspec.Struct, frozen=True):
     spec: EnvSpec
     env: Environment
     rendering: Rendering
+    shape: RouteShape | None
 
 
 def prepare(part: WorkerPart) -> Prepared:
     config = part.server.env
     spec = EnvSpec(config.id, msgspec.json.encode(config.args), part.server.seed)
-    return Prepared(part, spec, spec.build(), Rendering(part.server.model))
+    model = part.server.model
+    return Prepared(part, spec, spec.build(), Rendering(model), route_shape(model.path))
 
 
 async def worker(prepared: Prepared, parent: Parent) -> None:
@@ -151,11 +155,14 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
         tasks_lane = await stack.enter_async_context(ProcessLane(f"{name}.tasks", size=1))
         render_lane = await stack.enter_async_context(ProcessLane(f"{name}.render", size=1))
         renderer = Renderer(prepared.rendering, server.model, render_lane)
+        reply_lane = await stack.enter_async_context(ProcessLane(f"{name}.replies", size=1))
         engine = await stack.enter_async_context(
             engines.connect(
                 server.engine_url,
                 routes=server.engine.routes,
                 deadline_s=server.engine.request_deadline_s,
+                shape=prepared.shape,
+                long_replies=stack.enter_context(LongReplies(reply_lane)),
             )
         )
         folder, size = Path(server.payload_dir), server.payload.segment_mb << 20

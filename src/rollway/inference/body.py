@@ -1,61 +1,157 @@
-"""Reads a reply's body in pieces and cuts the bulk out of it before anything is parsed.
+"""Cuts the bulk out of a reply's body while it arrives, before anything is parsed.
 
-A reply is a few kilobytes of JSON around one string of up to many megabytes: the routes in base64.
-The JSON parser never sees that string, and no copy of the whole body is made.
+A reply is a few kilobytes of JSON around strings of many megabytes: routes in base64. The JSON parser
+never sees those strings. They lie in reused memory, and what nobody needs is dropped as it comes.
 """
 
-KEY = b'"routed_experts"'
-_MARGIN = len(KEY) + 8
-"""How much of the end of a piece is looked at again with the next one: a key may be split."""
+from collections.abc import Callable, Sequence
+
+HEAD_CHARS = 1024
+"""How much of a bulk is looked at to decide which part of it is needed."""
+MAX_KEPT_BYTES = 64 << 20
+"""Memory a spool keeps for the next body."""
+
+Skip = Callable[[bytes, bytes], int]
+"""From a bulk's key and first characters, how many of its characters nobody needs: a multiple of 4."""
+
+
+def keep_all(key: bytes, head: bytes) -> int:
+    return 0
+
+
+class Spool:
+    """Memory that bodies are written to one after the other, so that its pages stay warm."""
+
+    def __init__(self, size: int = 4096) -> None:
+        self._memory = memoryview(bytearray(size))
+        self.length = 0
+
+    def add(self, buffer: bytes | bytearray, start: int, end: int) -> None:
+        length = self.length + end - start
+        if length > len(self._memory):
+            larger = memoryview(bytearray(max(2 * len(self._memory), length)))
+            larger[: self.length] = self._memory[: self.length]
+            self._memory = larger
+        self._memory[self.length : length] = memoryview(buffer)[start:end]
+        self.length = length
+
+    def view(self, start: int, end: int) -> memoryview:
+        return self._memory[start:end]
+
+    def clear(self) -> None:
+        self.length = 0
+        if len(self._memory) > MAX_KEPT_BYTES:
+            self._memory = memoryview(bytearray(4096))
+
+
+class Bulk:
+    """A long string of a body: its first characters, and those from `kept_from` on."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._start = spool.length
+        self._end = self._start
+        self._lead = 0
+        self.num_chars = 0
+        self.kept_from = 0
+
+    @property
+    def head(self) -> bytes:
+        end = min(self._start + HEAD_CHARS, self._end)
+        return bytes(self._spool.view(self._start, end))
+
+    def from_char(self, char: int) -> memoryview:
+        """The characters from `char` on, which must not have been dropped."""
+        assert char >= self.kept_from
+        return self._spool.view(self._start + self._lead + char - self.kept_from, self._end)
+
+    def add(self, buffer: bytes | bytearray, start: int, end: int) -> None:
+        """Take characters in, but for those that were found not to be needed."""
+        dropped = min(max(0, self.kept_from - self.num_chars), end - start)
+        self.num_chars += end - start
+        if start + dropped < end:
+            self._spool.add(buffer, start + dropped, end)
+            self._end = self._spool.length
+
+    def drop(self, num_chars: int) -> None:
+        """Keep the head, and what comes after the first `num_chars`."""
+        self._lead = HEAD_CHARS
+        self.kept_from = num_chars
+        self._end = self._spool.length = self._start + HEAD_CHARS
 
 
 class BodyCutter:
-    """Feed it pieces; `rest` becomes the JSON with an empty string where `bulk` was.
+    """A sink for JSON: `rest` becomes the JSON with an empty string where each of `bulks` was.
 
-    `bulk` stays None where the field is missing or null.
+    A bulk is missing where its field is, or is null.
     """
 
-    def __init__(self) -> None:
-        self.rest = bytearray()
-        self.bulk: bytearray | None = None
-        self._in_bulk = False
+    def __init__(self, keys: Sequence[bytes], spool: Spool, skip: Skip = keep_all) -> None:
+        self._keys = keys
+        self._margin = max(map(len, keys), default=0) + 8
+        self._spool = spool
+        self._skip = skip
+        self._key = b""
+        self._current: Bulk | None = None
+        self._looked = False
         self._searched = 0
+        self.rest = bytearray()
+        self.bulks: dict[bytes, Bulk] = {}
 
-    def feed(self, piece: bytes) -> None:
-        if self._in_bulk:
-            piece = self._take_bulk(piece)
-        if piece:
-            self.rest += piece
-            if self.bulk is None:
-                self._look_for_key()
+    def feed(self, buffer: bytes | bytearray, start: int, end: int) -> None:
+        while start < end:
+            if self._current is not None:
+                start = self._take_bulk(self._current, buffer, start, end)
+            else:
+                start = self._take_rest(buffer, start, end)
 
-    def _look_for_key(self) -> None:
-        """Find the field and move what follows its opening quote into `bulk`."""
-        at = self.rest.find(KEY, self._searched)
-        if at < 0:
-            self._searched = max(0, len(self.rest) - _MARGIN)
-            return
-        value = at + len(KEY)
-        while value < len(self.rest) and self.rest[value] in b": \t\r\n":
-            value += 1
-        if value == len(self.rest):
-            self._searched = at  # the value has not come yet
-            return
-        if self.rest[value] != ord('"'):
-            self._searched = value  # null, or something the parser will refuse
-            return
-        tail = bytes(self.rest[value + 1 :])
-        del self.rest[value + 1 :]
-        self.bulk, self._in_bulk = bytearray(), True
-        self.feed(tail)
+    def _take_bulk(self, bulk: Bulk, buffer: bytes | bytearray, start: int, end: int) -> int:
+        """Move the piece up to the closing quote; returns where the rest begins."""
+        quote = buffer.find(b'"', start, end)
+        stop = end if quote < 0 else quote
+        bulk.add(buffer, start, stop)
+        if quote >= 0:
+            self._current = None
+        elif not self._looked and bulk.num_chars >= HEAD_CHARS:
+            self._looked = True
+            unneeded = self._skip(self._key, bulk.head)
+            if unneeded > bulk.num_chars:
+                bulk.drop(unneeded)
+        return stop
 
-    def _take_bulk(self, piece: bytes) -> bytes:
-        """Move the piece up to the closing quote; returns what follows, from that quote on."""
-        assert self.bulk is not None
-        end = piece.find(b'"')
-        if end < 0:
-            self.bulk += piece
-            return b""
-        self.bulk += piece[:end]
-        self._in_bulk = False
-        return piece[end:]
+    def _take_rest(self, buffer: bytes | bytearray, start: int, end: int) -> int:
+        """Add to the rest up to a bulk's opening quote, if the piece has one."""
+        before = len(self.rest)
+        self.rest += memoryview(buffer)[start:end]
+        found = self._find_bulk()
+        if found is None:
+            return end
+        self._key, opening = found
+        del self.rest[opening + 1 :]
+        self._current = self.bulks[self._key] = Bulk(self._spool)
+        self._searched, self._looked = opening, False
+        return start + opening + 1 - before
+
+    def _find_bulk(self) -> tuple[bytes, int] | None:
+        """The first key whose value is a string, and where that string's opening quote is."""
+        found: list[tuple[int, bytes]] = []
+        pending = []
+        for key in self._keys:
+            at = self.rest.find(key, self._searched)
+            while at >= 0:
+                value = at + len(key)
+                while value < len(self.rest) and self.rest[value] in b": \t\r\n":
+                    value += 1
+                if value == len(self.rest):
+                    pending.append(at)  # its value has not come yet
+                elif self.rest[value] == ord('"') and key not in self.bulks:
+                    found.append((value, key))
+                else:  # null, or something the parser will refuse
+                    at = self.rest.find(key, value)
+                    continue
+                break
+        if found:
+            opening, key = min(found)
+            return key, opening
+        self._searched = min([max(self._searched, len(self.rest) - self._margin), *pending])
+        return None

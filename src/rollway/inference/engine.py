@@ -2,25 +2,39 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 
-import aiohttp
 import msgspec
+import numpy as np
 
 from ..errors import EngineError
 from ..loop.lanes import thread
-from ..records.turn import Ints, Sampling, Turn
-from . import dialect
-from .body import BodyCutter
+from ..records.turn import Routes, Sampling, Turn
+from .binary import SAFETENSORS, decode_reply
+from .body import BodyCutter, Spool
+from .columns import Columns
+from .dialects.dialect import Call, Dialect, problem
+from .dialects.sglang import Sglang
+from .dialects.vllm import Vllm
+from .http import HttpClient, HttpError, Reply
+from .longreply import LongReplies
+from .prompt import Prompt
+from .routes import RouteShape, Wanted
 
-INLINE_BYTES = 64 << 10
-"""Bodies and routes up to this size are dealt with on the loop, in well under a millisecond."""
-READ_BUFFER_BYTES = 16 << 10
-"""What is read from a socket at a time: bursts, not sums, make a loop late."""
+INLINE_BODY_BYTES = 64 << 10
+"""Bodies up to this size are read as they come."""
+INLINE_ROUTES_BYTES = 1 << 20
+"""Routes up to this size are decoded on the loop: at several GB/s, well under a millisecond."""
+INLINE_JSON_BYTES = 256 << 10
+"""JSON up to this size, without routes, is parsed on the loop."""
+MAX_LARGE_BODIES = 2
+"""Large bodies read at a time; the others wait in the kernel. Bursts, not sums, make a loop late."""
+ACCEPT = f"{SAFETENSORS}, application/json;q=0.9"
 
 
 class _Model(msgspec.Struct, frozen=True):
     id: str
+    owned_by: str = ""
 
 
 class _Models(msgspec.Struct, frozen=True):
@@ -28,106 +42,182 @@ class _Models(msgspec.Struct, frozen=True):
 
 
 class Engine:
-    """One engine at `url`. `version` is the policy it is known to sample from."""
+    """One engine. `version` is the policy it is known to sample from."""
 
     def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        url: str,
-        model: str,
-        *,
-        routes: bool,
-        deadline_s: float,
-    ) -> None:
-        self._session = session
+        self, http: HttpClient, url: str, model: str, dialect: Dialect, *,
+        routes: bool, deadline_s: float, long_replies: LongReplies | None,
+    ) -> None:  # fmt: skip
+        self._http = http
         self._url = url
         self._model = model
+        self._dialect = dialect
         self._routes = routes
         self._deadline_s = deadline_s
-        self._large_bodies = asyncio.Lock()
+        self._long_replies = long_replies
+        self._spools: asyncio.LifoQueue[Spool] = asyncio.LifoQueue()
+        for _ in range(MAX_LARGE_BODIES):
+            self._spools.put_nowait(Spool())
         self.version = 0
 
     async def complete(
-        self, prompt_ids: Ints, sampling: Sampling, stop_ids: list[int], routes_start: int
+        self, prompt: Prompt, sampling: Sampling, stop_ids: list[int], routes_start: int
     ) -> Turn:
         """Draw one reply. EngineError says why there is none."""
         start = routes_start if self._routes else None
+        wanted = Wanted(routes_start, len(prompt), sampling.max_tokens)
         version = self.version
-        body = dialect.request(self._model, prompt_ids, sampling, stop_ids, start)
-        reply = await self._post("/v1/completions", body)
-        routes = None
-        if reply.bulk is not None and start is not None:
-            decode = dialect.decode_routes
-            small = len(reply.bulk) <= INLINE_BYTES
-            routes = decode(reply.bulk) if small else await thread(decode, reply.bulk)
-        return dialect.turn_from_reply(reply.rest, routes, prompt_ids, sampling, version, start)
+        body = self._dialect.request(self._model, prompt, sampling, stop_ids, start)
+        async with (
+            self._request("POST", self._dialect.path, body, ACCEPT) as reply,
+            self._spool_for(reply) as spool,
+        ):
+            if reply.head.headers.get("content-type") == SAFETENSORS:
+                drawn, routes = await self._take_binary(reply, spool)
+            else:
+                drawn, routes = await self._take_json(reply, spool, wanted)
+        if self._routes and routes is None:
+            raise EngineError(
+                "the engine's reply has no routes: start it with --enable-return-routed-experts, or "
+                "set engine.routes=false for a model without experts"
+            )
+        versions = drawn.versions
+        return Turn(
+            prompt_ids=prompt.ids,
+            completion_ids=drawn.token_ids,
+            logprobs=drawn.logprobs,
+            versions=np.full(len(drawn.token_ids), version, np.int32) if versions is None else versions,
+            temperature=sampling.temperature,
+            finish_reason=drawn.finish_reason,
+            routes=routes if self._routes else None,
+            routes_start=routes_start if self._routes else 0,
+        )
+
+    async def _take_binary(self, reply: Reply, spool: Spool) -> tuple[Columns, Routes | None]:
+        await reply.read(spool.add)
+        small = spool.length <= INLINE_ROUTES_BYTES
+        return decode_reply(spool) if small else await thread(decode_reply, spool)
+
+    async def _take_json(
+        self, reply: Reply, spool: Spool, wanted: Wanted
+    ) -> tuple[Columns, Routes | None]:
+        dialect = self._dialect
+        cutter = BodyCutter(
+            dialect.bulk_keys, spool, lambda key, head: dialect.unneeded_chars(key, head, wanted)
+        )
+        await reply.read(cutter.feed)
+        drawn = await self._columns(cutter.rest)
+        if not self._routes:
+            return drawn, None
+        args = cutter.bulks, wanted, len(drawn.token_ids)
+        small = spool.length <= INLINE_ROUTES_BYTES
+        return drawn, dialect.routes(*args) if small else await thread(dialect.routes, *args)
+
+    async def _columns(self, rest: bytearray) -> Columns:
+        if self._long_replies is None or len(rest) <= INLINE_JSON_BYTES:
+            return self._dialect.columns(rest)
+        return await self._long_replies.columns(self._dialect.name, rest)
+
+    @asynccontextmanager
+    async def _spool_for(self, reply: Reply) -> AsyncIterator[Spool]:
+        """Memory for a body: its own for a small one; a large one waits for a place."""
+        length = reply.head.length
+        if length is not None and length <= INLINE_BODY_BYTES:
+            yield Spool(length)
+            return
+        spool = await self._spools.get()
+        try:
+            yield spool
+        finally:
+            spool.clear()
+            self._spools.put_nowait(spool)
 
     async def update_weights(self, path: str, version: int) -> None:
         """Load new weights between two decoding steps; requests in flight go on with them."""
-        await self._post("/pause?mode=keep")
+        pause, load, go_on = self._dialect.update_weights(path, version)
+        await self._post(pause)
         try:
-            reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
-            await self._post("/collective_rpc", msgspec.json.encode(reload))
-            await self._post("/reset_prefix_cache")
-            new_version = {"new_version": str(version)}
-            await self._post("/update_weight_version", msgspec.json.encode(new_version))
+            for call in load:
+                answer = await self._post(call)
+                if answer.get("success") is False:
+                    raise EngineError(f"{self._url}{call.path}: {answer.get('message', 'refused')}")
         finally:
-            await self._post("/resume")
+            await self._post(go_on)
         self.version = version
 
     async def weight_version(self) -> str:
         """What the engine says it samples from; empty if it does not say."""
-        status, reply = await self._request("GET", "/weight_info")
-        if status != 200:
-            return ""
-        return str(msgspec.json.decode(reply.rest, type=dict[str, object]).get("weight_version", ""))
+        try:
+            answer = await self._ask("GET", self._dialect.weight_version)
+        except EngineError as error:
+            if "HTTP 404" in str(error):
+                return ""
+            raise
+        return str(answer.get("weight_version", ""))
 
-    async def _post(self, path: str, body: bytes = b"") -> BodyCutter:
-        status, reply = await self._request("POST", path, body)
-        if status != 200:
-            raise EngineError(f"{self._url}{path}: {dialect.problem(status, bytes(reply.rest))}")
-        return reply
+    async def _post(self, call: Call) -> dict[str, object]:
+        return await self._ask("POST", call)
 
-    async def _request(self, method: str, path: str, body: bytes = b"") -> tuple[int, BodyCutter]:
-        """Status and body, or EngineError if there is no answer by the deadline."""
-        headers = {"Content-Type": "application/json"}
+    async def _ask(self, method: str, call: Call) -> dict[str, object]:
+        """A small JSON answer; empty if there is none."""
+        async with self._request(method, call.path, call.body) as reply:
+            body = await _read_all(reply)
+        try:
+            return msgspec.json.decode(body, type=dict[str, object])
+        except msgspec.MsgspecError:
+            return {}
+
+    @asynccontextmanager
+    async def _request(
+        self, method: str, path: str, body: bytes = b"", accept: str = "application/json"
+    ) -> AsyncIterator[Reply]:
+        """A reply with status 200 whose body ends by the deadline; else EngineError says why not."""
         try:
             async with (
                 asyncio.timeout(self._deadline_s),
-                self._session.request(method, self._url + path, data=body, headers=headers) as response,
+                self._http.request(method, path, body, accept) as reply,
             ):
-                return response.status, await self._read(response)
+                if reply.head.status != 200:
+                    said = problem(reply.head.status, await _read_all(reply))
+                    raise EngineError(f"{self._url}{path}: {said}")
+                yield reply
         except TimeoutError:
             raise EngineError(
                 f"{self._url}{path} did not answer within {self._deadline_s:g} s"
             ) from None
-        except aiohttp.ClientError as error:
-            raise EngineError(f"{self._url}{path}: {error or type(error).__name__}") from None
+        except HttpError as error:
+            raise EngineError(f"{self._url}{path}: {error}") from None
 
-    async def _read(self, response: aiohttp.ClientResponse) -> BodyCutter:
-        """A body in pieces. Large ones one at a time: the others wait in the kernel, not on the loop."""
-        cutter = BodyCutter()
-        paced = (response.content_length or 0) > INLINE_BYTES
-        async with self._large_bodies if paced else nullcontext():
-            async for piece in response.content.iter_any():
-                cutter.feed(piece)
-        return cutter
+
+async def _read_all(reply: Reply) -> bytearray:
+    body = bytearray()
+    await reply.read(lambda buffer, start, end: body.extend(memoryview(buffer)[start:end]))
+    return body
 
 
 @asynccontextmanager
-async def connect(url: str, *, routes: bool, deadline_s: float) -> AsyncIterator[Engine]:
-    """An engine that answers; its model's name is what it says it serves."""
+async def connect(
+    url: str, *, routes: bool, deadline_s: float, shape: RouteShape | None = None,
+    long_replies: LongReplies | None = None,
+) -> AsyncIterator[Engine]:  # fmt: skip
+    """An engine that answers; its dialect and its model's name are what it says."""
     url = url.rstrip("/").removesuffix("/v1")
-    connector = aiohttp.TCPConnector(limit=0)
-    no_limit = aiohttp.ClientTimeout(total=None)  # each call has a deadline of its own
-    async with aiohttp.ClientSession(
-        connector=connector, timeout=no_limit, read_bufsize=READ_BUFFER_BYTES
-    ) as session:
-        try:
-            async with asyncio.timeout(deadline_s), session.get(f"{url}/v1/models") as response:
-                models = msgspec.json.decode(await response.read(), type=_Models)
-        except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as error:
-            raise EngineError(f"no engine at {url}: {error or type(error).__name__}") from None
+    http: HttpClient | None = None
+    try:
+        async with asyncio.timeout(deadline_s):
+            http = HttpClient(url)
+            async with http.request("GET", "/v1/models") as reply:
+                models = msgspec.json.decode(await _read_all(reply), type=_Models)
+    except (HttpError, TimeoutError, msgspec.MsgspecError) as error:
+        raise EngineError(f"no engine at {url}: {error or type(error).__name__}") from None
+    try:
         if not models.data:
             raise EngineError(f"the engine at {url} serves no model")
-        yield Engine(session, url, models.data[0].id, routes=routes, deadline_s=deadline_s)
+        model = models.data[0]
+        dialect: Dialect = Sglang(shape) if model.owned_by == "sglang" else Vllm()
+        yield Engine(
+            http, url, model.id, dialect,
+            routes=routes, deadline_s=deadline_s, long_replies=long_replies,
+        )  # fmt: skip
+    finally:
+        http.close()

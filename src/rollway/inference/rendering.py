@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import msgspec
+import numpy as np
 import pydantic
 import renderers
 import renderers.base
@@ -14,10 +15,13 @@ from ..config.sections import ModelConfig
 from ..errors import ConfigError, ModelError, did_you_mean
 from ..loop.lanes import ProcessLane
 from ..records.task import Message
+from ..records.turn import Ints
 from .tokenizer import Tokenizer
 
 INLINE_CHARS = 4_000
 """Texts up to this length are rendered on the loop, in well under a millisecond."""
+SEEN_TOKENS = 1024
+"""How much of a prompt a renderer is shown to extend it: it looks for how the last turn began."""
 LANE_DEADLINE_S = 60.0
 WITH_CHAT_TEMPLATE = ("auto", "default")
 """Renderers that may run the model's own chat template, for which transformers is needed."""
@@ -84,14 +88,20 @@ class Renderer:
         )
 
     async def extend(
-        self, prompt_ids: list[int], completion_ids: list[int], new: Sequence[Message]
-    ) -> list[int] | None:
-        if sum(len(one.content) for one in new) <= INLINE_CHARS:
-            return self._here.extend(prompt_ids, completion_ids, new)
-        return await self._lane.call(
-            _extend_in_lane, self._model, prompt_ids, completion_ids, tuple(new),
-            deadline_s=LANE_DEADLINE_S,
-        )  # fmt: skip
+        self, prompt_ids: Ints, completion_ids: Ints, new: Sequence[Message]
+    ) -> Ints | None:
+        """The next prompt. A renderer sees the end of a long one only: earlier turns are closed."""
+        cut = max(0, len(prompt_ids) - SEEN_TOKENS)
+        seen, drawn = prompt_ids[cut:].tolist(), completion_ids.tolist()
+        if sum(len(one.content) for one in new) + len(drawn) <= INLINE_CHARS:
+            extended = self._here.extend(seen, drawn, new)
+        else:
+            extended = await self._lane.call(
+                _extend_in_lane, self._model, seen, drawn, tuple(new), deadline_s=LANE_DEADLINE_S
+            )
+        if extended is None:
+            return None
+        return np.concatenate([prompt_ids[:cut], np.array(extended, np.int32)])
 
     async def parse(self, completion_ids: list[int]) -> Parsed:
         if len(completion_ids) <= INLINE_CHARS:

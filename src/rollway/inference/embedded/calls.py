@@ -8,11 +8,12 @@ from ...config.parts import EnginePart
 
 
 class Call(Struct, frozen=True):
-    """One request of the front: what to do, and the body as it came."""
+    """One request of the front: what to do, the body as it came, and which reply is accepted."""
 
     id: int
     action: str
     body: bytes = b""
+    accept: str = ""
 
 
 class Answer(Struct, frozen=True):
@@ -21,6 +22,7 @@ class Answer(Struct, frozen=True):
     id: int
     status: int
     body: bytes
+    content_type: str = "application/json"
 
 
 def model_name(part: EnginePart) -> str:

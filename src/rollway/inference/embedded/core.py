@@ -1,7 +1,7 @@
 """The process that decodes. It has no event loop: it takes calls between two steps and answers them.
 
-Calls and answers are frames on the pipe to the HTTP front; an answer's body is the finished JSON, so
-that the front passes bytes on and never reads them.
+Calls and answers are frames on the pipe to the HTTP front; an answer's body is finished, so that
+the front passes bytes on and never reads them.
 """
 
 import socket
@@ -15,7 +15,8 @@ from ...config.parts import EnginePart
 from ...errors import RollwayError
 from ...model.load import load_model, load_weights
 from ...wire.pipe import BlockingPipe
-from ..dialect import CompletionRequest
+from ..binary import SAFETENSORS
+from ..dialects.vllm import CompletionRequest
 from ..rendering import Rendering
 from ..tokenizer import Tokenizer
 from . import requests
@@ -37,7 +38,7 @@ class Core:
         slots = SlotModel(self._model, part.engine.max_batch, part.engine.max_context)
         self._scheduler = Scheduler(slots, part.seed)
         self._scheduler.version = part.version
-        self._replies: dict[int, Callable[[Sequence], dict[str, Any]]] = {}
+        self._replies: dict[int, Callable[[Sequence], Answer]] = {}
         self._num_generated = 0
         self._actions: dict[str, Callable[[Call], dict[str, Any] | None]] = {
             "completions": self._complete,
@@ -73,20 +74,22 @@ class Core:
         """One decoding step; the answers of what finished in it."""
         answers = []
         for sequence in self._scheduler.step():
-            reply = self._replies.pop(sequence.ask.id)(sequence)
             self._num_generated += len(sequence.tokens)
-            answers.append(Answer(sequence.ask.id, 200, msgspec.json.encode(reply)))
+            answers.append(self._replies.pop(sequence.ask.id)(sequence))
         return answers
 
     def _complete(self, call: Call) -> None:
         request: CompletionRequest = requests.read(call.body, CompletionRequest)
         if request.logprobs:
             raise BadRequest("logprobs above 0 is not supported: only the drawn token's is returned")
-        self._add(
-            call, request.prompt, request, request.max_tokens,
-            lambda sequence: requests.completion_reply(sequence, request, self._tokenizer),
-            eos=not request.ignore_eos,
-        )  # fmt: skip
+        binary = SAFETENSORS in call.accept and request.logprobs == 0 and request.return_token_ids
+
+        def reply(sequence: Sequence) -> Answer:
+            if binary:
+                return Answer(call.id, 200, requests.binary_reply(sequence), SAFETENSORS)
+            return _json(call, requests.completion_reply(sequence, request, self._tokenizer))
+
+        self._add(call, request.prompt, request, request.max_tokens, reply, eos=not request.ignore_eos)
 
     def _chat(self, call: Call) -> None:
         request: ChatRequest = requests.read(call.body, ChatRequest)
@@ -98,18 +101,18 @@ class Core:
         room = self._config.engine.max_context - len(prompt)
         max_tokens = request.max_completion_tokens or request.max_tokens or max(1, room)
 
-        def reply(sequence: Sequence) -> dict[str, Any]:
+        def reply(sequence: Sequence) -> Answer:
             parsed = rendering.parse(sequence.tokens)
             message = {"role": "assistant", "content": parsed.content}
             if parsed.reasoning:
                 message["reasoning_content"] = parsed.reasoning
-            return requests.chat_reply(sequence, request, message, self._tokenizer)
+            return _json(call, requests.chat_reply(sequence, request, message, self._tokenizer))
 
         self._add(call, prompt, request, max_tokens, reply, eos=True)
 
     def _add(
         self, call: Call, prompt: list[int], request: CompletionRequest | ChatRequest,
-        max_tokens: int, reply: Callable[[Sequence], dict[str, Any]], *, eos: bool,
+        max_tokens: int, reply: Callable[[Sequence], Answer], *, eos: bool,
     ) -> None:  # fmt: skip
         served = model_name(self._config)
         if request.model not in (served, self._config.model.path):
@@ -161,6 +164,10 @@ class Core:
             "waiting": self._scheduler.num_waiting,
             "generated": self._num_generated,
         }
+
+
+def _json(call: Call, reply: dict[str, Any]) -> Answer:
+    return Answer(call.id, 200, msgspec.json.encode(reply))
 
 
 def serve_core(name: str, sock: socket.socket) -> None:

@@ -48,13 +48,13 @@ class CoreClient:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    async def call(self, action: str, body: bytes = b"") -> Answer:
+    async def call(self, action: str, body: bytes = b"", accept: str = "") -> Answer:
         """The core's answer. A caller that goes away takes its request with it."""
         id = next(self._ids)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[id] = answer
         try:
-            await self._pipe.send(msgspec.msgpack.encode(Call(id, action, body)))
+            await self._pipe.send(msgspec.msgpack.encode(Call(id, action, body, accept)))
             return await answer
         except asyncio.CancelledError:
             with suppress(ConnectionError):
@@ -106,7 +106,8 @@ class Front:
         return app
 
     async def _post(self, request: web.Request) -> web.Response:
-        return _response(await self._core.call(POSTS[request.path], await request.read()))
+        accept = request.headers.get("Accept", "")
+        return _response(await self._core.call(POSTS[request.path], await request.read(), accept))
 
     async def _get(self, request: web.Request) -> web.Response:
         return _response(await self._core.call(GETS[request.path]))
@@ -131,7 +132,7 @@ class Front:
 
 
 def _response(answer: Answer) -> web.Response:
-    return web.Response(body=answer.body, status=answer.status, content_type="application/json")
+    return web.Response(body=answer.body, status=answer.status, content_type=answer.content_type)
 
 
 @asynccontextmanager

@@ -7,7 +7,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ...records.task import Message
-from ..dialect import CompletionRequest, encode_routes
+from ..binary import encode_reply
+from ..dialects.vllm import CompletionRequest
+from ..routes import encode_npy
 from ..tokenizer import Tokenizer
 from .scheduler import Ask, Sequence
 
@@ -140,6 +142,13 @@ def completion_reply(
     return {**_envelope("text_completion", request.model, sequence), "choices": [choice]}
 
 
+def binary_reply(sequence: Sequence) -> bytes:
+    """The same without text: columns for a client that takes safetensors."""
+    return encode_reply(
+        sequence.tokens, sequence.logprobs, sequence.versions, sequence.finish_reason, sequence.routes()
+    )
+
+
 def chat_reply(
     sequence: Sequence, request: ChatRequest, message: dict[str, Any], tokenizer: Tokenizer
 ) -> dict[str, Any]:
@@ -167,7 +176,7 @@ def _ending(sequence: Sequence) -> dict[str, Any]:
     }
     routes = sequence.routes()
     if routes is not None:
-        ending["routed_experts"] = encode_routes(routes)
+        ending["routed_experts"] = encode_npy(routes)
     return ending
 
 

@@ -1,0 +1,69 @@
+"""What a dialect must say, and how an engine's problems are told in any of them."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from ...records.turn import Routes, Sampling
+from ..body import Bulk
+from ..columns import Columns
+from ..prompt import Prompt
+from ..routes import Wanted
+
+
+class Call(Struct, frozen=True):
+    """A request that takes no prompt."""
+
+    path: str
+    body: bytes = b""
+
+
+class Dialect(Protocol):
+    """One engine's way of speaking."""
+
+    name: str
+    path: str
+    """Where completions are asked for."""
+    bulk_keys: tuple[bytes, ...]
+    """The JSON keys, in quotes, of strings that are cut out of a reply."""
+
+    def request(
+        self, model: str, prompt: Prompt, sampling: Sampling, stop_ids: list[int], start: int | None
+    ) -> bytes:
+        """A request's body; `start` None asks for no routes."""
+
+    def unneeded_chars(self, key: bytes, head: bytes, wanted: Wanted) -> int:
+        """How many characters of a bulk hold only positions that are not wanted."""
+
+    def columns(self, rest: bytes | bytearray) -> Columns:
+        """What a reply says beside its bulks."""
+
+    def routes(self, bulks: Mapping[bytes, Bulk], wanted: Wanted, num_drawn: int) -> Routes | None:
+        """The wanted positions' routes; None if the reply has none."""
+
+    def update_weights(self, path: str, version: int) -> tuple[Call, tuple[Call, ...], Call]:
+        """How to load new weights: what stops decoding, what loads, what goes on."""
+
+    weight_version: Call
+    """Asks which version the engine samples from."""
+
+
+class _Problem(Struct, frozen=True):
+    message: str
+
+
+class _ErrorReply(Struct, frozen=True):
+    error: _Problem
+
+
+_errors = msgspec.json.Decoder(_ErrorReply)
+
+
+def problem(status: int, body: bytes | bytearray) -> str:
+    """What an error reply says, in one line."""
+    try:
+        return f"HTTP {status}: {_errors.decode(body).error.message}"
+    except msgspec.MsgspecError:
+        return f"HTTP {status}: {bytes(body[:200]).decode(errors='replace')}"

@@ -1,0 +1,346 @@
+"""An HTTP/1.1 client of one server, made for large bodies.
+
+All connections read into one small buffer that stays warm in the cache. A body is handed to its sink
+in pieces and gathered nowhere on the way; until its reader wants it, it waits in the kernel.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import cast
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+READ_BYTES = 64 << 10
+"""What is read from a socket at a time; uvloop reads at most 32 such pieces in a row."""
+MAX_HEAD_BYTES = 64 << 10
+
+Sink = Callable[[bytes | bytearray, int, int], None]
+"""Takes `buffer[start:end]`; the buffer is reused as soon as it returns."""
+
+
+class HttpError(ConnectionError):
+    """The server cannot be reached, hung up, or does not speak HTTP."""
+
+
+class Head(Struct, frozen=True):
+    """A reply's status and headers; `length` is None where only its end tells how long a body is."""
+
+    status: int
+    headers: dict[str, str]
+
+    @property
+    def length(self) -> int | None:
+        if self.status in (204, 304):
+            return 0
+        return None if self.is_chunked else _whole(self.headers.get("content-length"))
+
+    @property
+    def is_chunked(self) -> bool:
+        return "chunked" in self.headers.get("transfer-encoding", "").lower()
+
+    @property
+    def closes(self) -> bool:
+        """Whether the connection ends with this reply."""
+        no_end = self.length is None and not self.is_chunked
+        return no_end or self.headers.get("connection", "").lower() == "close"
+
+
+def _whole(text: str | None) -> int | None:
+    if text is not None and not text.isdigit():
+        raise HttpError(f"Content-Length is {text!r}")
+    return None if text is None else int(text)
+
+
+def parse_head(text: bytes) -> Head:
+    """The head of a reply, up to the empty line."""
+    status_line, *lines = text.decode("latin-1").split("\r\n")
+    version, _, rest = status_line.partition(" ")
+    code = rest[:3]
+    if not version.startswith("HTTP/1.") or not code.isdigit():
+        raise HttpError(f"not an HTTP reply: {status_line[:80]!r}")
+    headers = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        headers[name.strip().lower()] = value.strip()
+    if version == "HTTP/1.0":
+        headers.setdefault("connection", "close")
+    return Head(int(code), headers)
+
+
+class Counted:
+    """A body of known length."""
+
+    def __init__(self, length: int, sink: Sink) -> None:
+        self._left = length
+        self._sink = sink
+        self.done = length == 0
+
+    def feed(self, buffer: bytes | bytearray, start: int, end: int) -> None:
+        taken = min(end - start, self._left)
+        if taken:
+            self._sink(buffer, start, start + taken)
+        self._left -= taken
+        self.done = self._left == 0
+
+
+class Chunked:
+    """A body in chunks, each after a line with its size; one of size 0 is the last."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._left = 0
+        self._line = bytearray()
+        self._in_trailer = False
+        self.done = False
+
+    def feed(self, buffer: bytes | bytearray, start: int, end: int) -> None:
+        while start < end and not self.done:
+            if self._left:
+                taken = min(end - start, self._left)
+                self._sink(buffer, start, start + taken)
+                self._left -= taken
+                start += taken
+                continue
+            newline = buffer.find(b"\n", start, end)
+            self._line += buffer[start : end if newline < 0 else newline + 1]
+            start = end if newline < 0 else newline + 1
+            if newline >= 0:
+                self._on_line(bytes(self._line).strip())
+                self._line.clear()
+            elif len(self._line) > MAX_HEAD_BYTES:
+                raise HttpError("a chunk's size has no end")
+
+    def _on_line(self, line: bytes) -> None:
+        """A size, the end of a chunk's data (empty), or a line of the trailer, whose end is empty."""
+        if self._in_trailer:
+            self.done = not line
+        elif line:
+            try:
+                self._left = int(line.partition(b";")[0], 16)
+            except ValueError:
+                raise HttpError(f"a chunk's size is {line[:20]!r}") from None
+            self._in_trailer = self._left == 0
+
+
+class UntilClosed:
+    """A body that ends with its connection."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.done = False
+
+    def feed(self, buffer: bytes | bytearray, start: int, end: int) -> None:
+        self._sink(buffer, start, end)
+
+
+Body = Counted | Chunked | UntilClosed
+
+
+def body_of(head: Head, sink: Sink) -> Body:
+    if head.is_chunked:
+        return Chunked(sink)
+    return UntilClosed(sink) if head.length is None else Counted(head.length, sink)
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection: a request, its reply's head, its body, and the next request."""
+
+    def __init__(self, scratch: bytearray) -> None:
+        self._scratch = scratch
+        self._transport: asyncio.Transport | None = None
+        self._early = bytearray()
+        self._head: asyncio.Future[Head] | None = None
+        self._body: Body | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self.is_open = False
+        self.num_asked = 0
+        self.heard = False
+
+    async def ask(self, request: bytes) -> Head:
+        """Send a request; the head of its reply. The body waits until it is read."""
+        assert self._transport is not None
+        if not self.is_open:
+            raise HttpError("the connection was closed")
+        self._early.clear()
+        self.num_asked += 1
+        self.heard = False
+        self._head = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return await self._head
+
+    async def read(self, head: Head, sink: Sink) -> None:
+        """Feed the body to `sink` until its end."""
+        assert self._transport is not None
+        body = body_of(head, sink)
+        early, self._early = self._early, bytearray()
+        body.feed(early, 0, len(early))
+        if body.done:
+            return
+        self._ended = asyncio.get_running_loop().create_future()
+        self._body = body
+        if self.is_open:
+            self._transport.resume_reading()
+        else:
+            self._on_lost(None)
+        try:
+            await self._ended
+        finally:
+            self._body = None
+
+    def close(self) -> None:
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.is_open = True
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._scratch
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.heard = True
+        try:
+            if self._body is not None:
+                self._on_body(self._body, nbytes)
+            else:
+                self._on_head(nbytes)
+        except Exception as error:
+            self._fail(error)
+            self.close()
+
+    def _on_head(self, nbytes: int) -> None:
+        """Gather until the empty line; what comes after it waits, and so does the socket."""
+        assert self._transport is not None
+        self._early += memoryview(self._scratch)[:nbytes]
+        if self._head is None or self._head.done():
+            if len(self._early) > MAX_HEAD_BYTES + READ_BYTES:
+                raise HttpError("the server speaks without being asked")
+            return
+        end = self._early.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._early) > MAX_HEAD_BYTES:
+                raise HttpError(f"a head of more than {MAX_HEAD_BYTES} bytes")
+            return
+        head = parse_head(bytes(self._early[:end]))
+        del self._early[: end + 4]
+        if head.status < 200:  # 100 Continue and its like: the reply itself comes next
+            early, self._early = self._early, bytearray()
+            if early:
+                self._scratch[: len(early)] = early
+                self._on_head(len(early))
+            return
+        if head.length is None or len(self._early) < head.length:
+            self._transport.pause_reading()
+        self._head.set_result(head)
+
+    def _on_body(self, body: Body, nbytes: int) -> None:
+        body.feed(self._scratch, 0, nbytes)
+        if body.done:
+            self._end()
+
+    def _end(self) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        self._on_lost(exc)
+
+    def _on_lost(self, exc: Exception | None) -> None:
+        if isinstance(self._body, UntilClosed):
+            self._end()
+        self._fail(HttpError(str(exc) if exc else "the server closed the connection"))
+
+    def _fail(self, error: Exception) -> None:
+        for waiting in (self._head, self._ended):
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(error)
+                waiting.exception()  # its reader may be gone
+
+
+class Reply:
+    """A reply whose head has come."""
+
+    def __init__(self, connection: Connection, head: Head) -> None:
+        self._connection = connection
+        self.head = head
+        self.is_read = False
+
+    async def read(self, sink: Sink) -> None:
+        await self._connection.read(self.head, sink)
+        self.is_read = True
+
+
+class HttpClient:
+    """Requests to one server, each on a connection of its own while it lasts; idle ones are kept."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise HttpError(f"{url!r} is not the address of an HTTP server")
+        self._host = parts.hostname
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._port = parts.port or (443 if self._tls else 80)
+        self._path = parts.path.rstrip("/")
+        self._netloc = parts.netloc.rpartition("@")[2]
+        self._idle: list[Connection] = []
+        self._scratch = bytearray(READ_BYTES)
+
+    @asynccontextmanager
+    async def request(
+        self, method: str, path: str, body: bytes = b"", accept: str = "application/json"
+    ) -> AsyncIterator[Reply]:
+        """A reply to be read within the block; leaving it early ends the connection."""
+        request = (
+            f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._netloc}\r\nAccept: {accept}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        ).encode() + body
+        connection, head = await self._ask(request)
+        reply = Reply(connection, head)
+        try:
+            yield reply
+        finally:
+            if reply.is_read and not head.closes and connection.is_open:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    async def _ask(self, request: bytes) -> tuple[Connection, Head]:
+        """On an idle connection if there is one. A server may hang up on it just then: ask again."""
+        while True:
+            connection = self._take_idle() or await self._connect()
+            try:
+                return connection, await connection.ask(request)
+            except HttpError:
+                connection.close()
+                if connection.num_asked < 2 or connection.heard:
+                    raise
+            except BaseException:
+                connection.close()
+                raise
+
+    def _take_idle(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
+        return None
+
+    async def _connect(self) -> Connection:
+        try:
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: Connection(self._scratch), self._host, self._port, ssl=self._tls
+            )
+        except OSError as error:
+            raise HttpError(f"cannot connect: {error}") from None
+        return connection
+
+    def close(self) -> None:
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
