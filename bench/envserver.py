@@ -133,7 +133,7 @@ async def measure_rollway(url: str, args: Any, folder: Path) -> dict[str, dict[s
     part = RouterPart(
         env=EnvConfig(
             id=talk.__file__, args={"turns": args.turns}, workers=args.workers,
-            concurrency=args.rollouts // args.workers,
+            concurrency=256 // args.workers,
         ),
         model=ModelConfig(path=str(folder), renderer="qwen3", template={"enable_thinking": False}),
         engine=EngineConfig(request_deadline_s=600),

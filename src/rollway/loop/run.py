@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from ..config.sections import WatchConfig
 from ..records.lag import ProcessStats
 from .lag import LagMonitor
+from .memory import recycle_buffers
 from .stalls import StallWatch
 
 T = TypeVar("T")
@@ -43,6 +44,7 @@ class Watch:
 def run(name: str, config: WatchConfig, main: Callable[[Watch], Coroutine[Any, Any, T]]) -> T:
     """Run `main` to its end on a loop of our own, watched from its first callback to its last."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    recycle_buffers()
     gc.freeze()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_watched(name, config, main))
