@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -104,6 +105,89 @@ def test_rows_and_routes_equal_a_naive_merge(
         if on
     ]
     assert sorted(trained) == sorted(sampled), "every sampled token is trained exactly once"
+
+
+@st.composite
+def family_talks(draw: st.DrawFn) -> list[tuple[int, int, list[int], list[int], bool]]:
+    """Turns of agents that fork from each other and compact their history:
+    (earlier turn to go on from, tokens of it kept, new prompt ids, completion ids, delta routes)."""
+    ids = st.lists(st.integers(0, 3), min_size=1, max_size=4)  # few ids: prefixes meet by chance too
+    keep = st.one_of(st.just(10_000), st.integers(0, 6))
+    one = st.tuples(st.integers(-1, 11), keep, ids, ids, st.booleans())
+    return draw(st.lists(one, min_size=1, max_size=12))
+
+
+@given(family_talks(), st.randoms())
+def test_forks_and_compaction_reproduce_what_the_engine_saw(
+    talk: list[tuple[int, int, list[int], list[int], bool]], random: Any
+) -> None:
+    """Children that share their parent's history, siblings, histories cut anywhere, and an engine
+    that sends all routes or only new ones as it likes: still the naive merge, byte for byte."""
+    trace, turns, all_routes = Trace(), [], []
+    said: list[list[int]] = []
+    for parent, kept, new, drawn, delta in talk:
+        prompt = (said[parent % len(said)][:kept] if said and parent >= 0 else []) + new
+        said.append(prompt + drawn)
+        rng = np.random.default_rng(random.getrandbits(32))
+        shape = (len(prompt) + len(drawn) - 1, LAYERS, TOPK)
+        routes = rng.integers(0, 255, shape, np.uint8, endpoint=True)
+        start = trace.routes_start(np.array(prompt, np.int32)) if delta else 0
+        turns.append(turn(prompt, drawn, routes=routes[start:], start=start))
+        trace.add(turns[-1])
+        all_routes.append(routes)
+    rows = trace.finish()
+    for row, naive in zip(rows, naive_rows(turns, all_routes), strict=True):
+        assert joined(row, "token_ids").tolist() == naive["ids"]
+        assert joined(row, "loss_mask").tolist() == naive["mask"]
+        assert joined(row, "routes").tobytes() == naive["routes"].tobytes()
+    texts = [joined(row, "token_ids").tolist() for row in rows]
+    for seen in said:
+        assert any(text[: len(seen)] == seen for text in texts), "a request is a row's beginning"
+    assert sum(row.num_trainable for row in rows) == sum(len(one.completion_ids) for one in turns)
+
+
+@given(conversations(), st.data())
+def test_extra_columns_lie_on_the_tokens_they_came_with(
+    talk: list[tuple[int, list[int], list[int], bool]], data: st.DataObject
+) -> None:
+    """Each turn brings any of three columns; every drawn token keeps its value, the rest is filled."""
+    trace = Trace()
+    history: dict[int, list[int]] = {}
+    brought: list[tuple[Turn, dict[str, Any]]] = []
+    for agent, new, drawn, compact in talk:
+        prompt = ([agent] if compact or agent not in history else history[agent]) + new
+        history[agent] = prompt + drawn
+        names = data.draw(st.sets(st.sampled_from(["ref_logprobs", "token_weights", "value"])))
+        extra = {name: np.arange(len(drawn), dtype=np.float32) + 10 * len(brought) + 2 for name in names}
+        one = msgspec.structs.replace(turn(prompt, drawn, version=len(brought)), extra=extra)
+        trace.add(one)
+        brought.append((one, extra))
+    for row in trace.finish():
+        versions = joined(row, "versions")
+        here = {int(version) for version in versions if version != NOT_SAMPLED}
+        assert set(row.extra) == {name for version in here for name in brought[version][1]}
+        for name in row.extra:
+            column = joined(row, name)
+            assert column.dtype == np.float32
+            assert set(column[versions == NOT_SAMPLED]) <= {1.0 if name == "token_weights" else 0.0}
+            for version in here:
+                one, extra = brought[version]
+                missing = np.full(len(one.completion_ids), 1 if name == "token_weights" else np.nan)
+                np.testing.assert_array_equal(column[versions == version], extra.get(name, missing))
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "said"),
+    [
+        ("ref_logprobs", np.zeros(3, np.float32), r"float32\[3\], expected float32\[2\]"),
+        ("ref_logprobs", np.zeros(2, np.float64), "float64"),
+        ("logprobs", np.zeros(2, np.float32), "cannot be called 'logprobs'"),
+        ("a.b", np.zeros(2, np.float32), "cannot be called"),
+    ],
+)
+def test_extra_columns_that_do_not_fit_are_refused(name: str, column: Any, said: str) -> None:
+    with pytest.raises(TraceError, match=said):
+        Trace().add(msgspec.structs.replace(turn([1], [2, 3]), extra={name: column}))
 
 
 def test_columns_of_two_turns() -> None:

@@ -74,7 +74,7 @@ class OrchestratorPart(Struct, frozen=True):
     """… unless it says that it has one of these versions: it was started with them."""
     request_deadline_s: float
     micro_batch_tokens: int
-    payload_bytes: int
+    payload: PayloadConfig
     max_outstanding: int
     max_steps: int
     first_step: Step

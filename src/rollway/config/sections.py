@@ -140,8 +140,16 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
 class PayloadConfig(Section, frozen=True, kw_only=True):
     """Where columns lie on their way to the trainer."""
 
+    store: Literal["files", "frames"] = "files"
+    """`files`: workers write into the run directory. `frames`: they share no file system with it; the
+    columns travel with the rollout's record, and the orchestrator writes them there."""
+    durability: Literal["process", "host"] = "process"
+    """What committed columns outlive: `process` the death of whoever wrote them, `host` also a loss of
+    power (each commit waits for the disk)."""
     segment_mb: Count = 256
-    """A worker starts a new segment file at this size."""
+    """A new segment file starts at this size."""
+    frames_mb: Count = 64
+    """With `frames`: bytes of one worker on their way, at most; further rollouts wait to commit."""
     budget_mb: Count = 16_384
     """Payload written and not yet trained, at most; dispatching slows down before it."""
 

@@ -10,9 +10,12 @@ import zmq
 import zmq.asyncio
 
 from ..errors import ProtocolError
+from ..payload.writer import SegmentWriter
+from ..records.rollout import Settled
 from ..wire.messages import (
     PROTOCOL,
     Cancel,
+    FrameTaken,
     Hello,
     NewPolicy,
     NextTasks,
@@ -22,28 +25,43 @@ from ..wire.messages import (
     Welcome,
     encode,
     for_client,
+    split_frames,
 )
+from .landing import land
 
 HELLO_DEADLINE_S = 30.0
 
 
 class EnvClient:
-    """Sends runs and reads what comes back; who waits for what is the caller's business."""
+    """Sends runs and reads what comes back; who waits for what is the caller's business.
 
-    def __init__(self, env: str, wire: Any) -> None:
+    Payload that comes as frames is written to `landing` before its Settled is passed on, one at a
+    time; only then may its worker send more.
+    """
+
+    def __init__(self, env: str, wire: Any, landing: SegmentWriter | None) -> None:
         self.env = env
         self._wire = wire
+        self._landing = landing
 
-    async def send(self, message: Run | Cancel | NextTasks | NewPolicy) -> None:
+    async def send(self, message: Run | Cancel | NextTasks | NewPolicy | FrameTaken) -> None:
         await self._wire.send(encode(message))
 
     async def receive(self) -> ToClient:
-        return for_client(await self._wire.recv())
+        message, frame = split_frames(await self._wire.recv_multipart(copy=False), for_client)
+        if not isinstance(message, Settled):
+            return message
+        try:
+            return await land(message, None if frame is None else frame.buffer, self._landing)
+        finally:
+            if frame is not None:
+                await self.send(FrameTaken(message.worker, len(frame)))
 
 
 @asynccontextmanager
-async def connect(address: str) -> AsyncIterator[EnvClient]:
-    """A client that the server has welcomed."""
+async def connect(address: str, landing: SegmentWriter | None = None) -> AsyncIterator[EnvClient]:
+    """A client that the server has welcomed; `landing` is for payload of workers that share no file
+    system with it."""
     with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as wire:
         wire.setsockopt(zmq.IDENTITY, f"client-{uuid.uuid4().hex[:12]}".encode())
         wire.setsockopt(zmq.LINGER, 0)
@@ -56,7 +74,7 @@ async def connect(address: str) -> AsyncIterator[EnvClient]:
             raise ProtocolError(f"no env server answers at {address}") from None
         match answer:
             case Welcome(env=env):
-                yield EnvClient(env, wire)
+                yield EnvClient(env, wire, landing)
             case Refused(reason=reason):
                 raise ProtocolError(f"the env server at {address} refused: {reason}")
             case _:

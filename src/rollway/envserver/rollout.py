@@ -20,7 +20,7 @@ from ..inference.engine import Engine
 from ..inference.rendering import Renderer
 from ..loop.lanes import ProcessLane
 from ..payload.blob import Blob, build, row_columns
-from ..payload.writer import SegmentWriter
+from ..payload.store import PayloadStore
 from ..records.ids import PolicyVersion
 from ..records.rollout import Failed, Outcome, Scored, Timing
 from ..records.task import Task
@@ -38,7 +38,7 @@ class RolloutRunner:
 
     def __init__(
         self, config: EnvConfig, spec: EnvSpec, env: Environment, engine: Engine, renderer: Renderer,
-        lane: ProcessLane, writer: SegmentWriter,
+        lane: ProcessLane, store: PayloadStore,
     ) -> None:  # fmt: skip
         self._config = config
         self._spec = spec
@@ -46,7 +46,7 @@ class RolloutRunner:
         self._engine = engine
         self._renderer = renderer
         self._lane = lane
-        self._writer = writer
+        self._store = store
 
     async def run(self, run: Run) -> Outcome:
         """The rollout's end. Only cancellation and bugs of ours come out as exceptions."""
@@ -133,7 +133,7 @@ class RolloutRunner:
         """Write the columns, then speak of them."""
         rows = conversation.trace.finish()
         try:
-            ref = await self._writer.append(_blob(rows, rollout))
+            ref = await self._store.append(_blob(rows, rollout))
         except PayloadError as error:
             return Failed("worker", str(error))
         rewards = {one.name: scores[one.name] for one in scorers(type(self._env)) if not one.is_metric}

@@ -15,10 +15,12 @@ from ..errors import ProtocolError
 from ..loop.part import Parent, as_it_is, run_part
 from ..records.ids import WorkerName
 from ..records.lag import ProcessStats
-from ..wire.messages import Stats, encode, for_router
+from ..wire.messages import Stats, encode, for_router, split_frames
 from .core.routing import (
+    ClientGone,
     ClientSays,
     Event,
+    Frame,
     Routing,
     TellClient,
     TellWorker,
@@ -52,8 +54,9 @@ class Router:
             log.warning("dropped message %d that nobody waits for", self._core.num_dropped)
         for command in commands:
             match command:
-                case TellClient(client=client, message=message):
-                    await self._send(self._clients, client, encode(message))
+                case TellClient(client=client, message=message, frame=frame):
+                    if not await self._send(self._clients, client, encode(message), frame):
+                        await self.on(ClientGone(client))
                 case TellWorker(worker=worker, message=message):
                     await self._send(self._workers, worker.encode(), encode(message))
 
@@ -62,36 +65,40 @@ class Router:
 
     async def serve_clients(self) -> None:
         while True:
-            sender, message = await self._receive(self._clients)
+            sender, message, _ = await self._receive(self._clients)
             await self.on(ClientSays(sender, message))
 
     async def serve_workers(self) -> None:
         while True:
-            sender, message = await self._receive(self._workers)
-            await self.on(WorkerSays(WorkerName(sender.decode()), message))
+            sender, message, frame = await self._receive(self._workers)
+            size = 0 if frame is None else len(frame)
+            await self.on(WorkerSays(WorkerName(sender.decode()), message, frame, size))
 
     async def tell_stats(self, stats: ProcessStats) -> None:
         """This router's own statistics, for its clients."""
         await self.on(WorkerSays(WorkerName(""), Stats(stats)))
 
-    async def _receive(self, wire: Any) -> tuple[bytes, Any]:
+    async def _receive(self, wire: Any) -> tuple[bytes, Any, Frame]:
+        """Who speaks, what it says, and the raw frame beside it, neither copied nor looked at."""
         while True:
-            frames = await wire.recv_multipart()
+            sender, *frames = await wire.recv_multipart(copy=False)
             try:
-                if len(frames) != 2:
-                    raise ProtocolError(f"{len(frames)} frames instead of 2")
-                return frames[0], for_router(frames[1])
+                return sender.bytes, *split_frames(frames, for_router)
             except ProtocolError as error:
                 self._num_bad += 1
                 log.warning("dropped bad frame %d: %s", self._num_bad, error)
 
-    async def _send(self, wire: Any, peer: bytes, frame: bytes) -> None:
+    async def _send(self, wire: Any, peer: bytes, message: bytes, frame: Frame = None) -> bool:
+        """Whether there is still somebody to send to."""
+        parts = [peer, message] if frame is None else [peer, message, frame]
         try:
-            await wire.send_multipart([peer, frame])
+            await wire.send_multipart(parts, copy=frame is None)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             log.info("peer %s is gone", peer.decode(errors="replace"))
+            return False
+        return True
 
 
 def _bind(context: Any, stack: ExitStack) -> tuple[Any, str]:

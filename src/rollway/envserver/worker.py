@@ -3,14 +3,14 @@
 import asyncio
 import logging
 import socket
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-from ..config.parts import WorkerPart
+from ..config.parts import RouterPart, WorkerPart
 from ..envs.environment import Environment
 from ..envs.source import EnvSpec, load_shared, take_tasks
 from ..errors import LaneError, ProtocolError
@@ -20,12 +20,15 @@ from ..inference.rendering import Renderer, Rendering
 from ..inference.routes import RouteShape, route_shape
 from ..loop.lanes import ProcessLane
 from ..loop.part import Parent, run_part
+from ..payload.frames import FrameStore
+from ..payload.store import PayloadStore
 from ..payload.writer import SegmentWriter
 from ..records.ids import RolloutId, WorkerName
 from ..records.lag import ProcessStats
-from ..records.rollout import Cancelled, Outcome, Settled
+from ..records.rollout import Cancelled, Outcome, Scored, Settled
 from ..wire.messages import (
     Cancel,
+    FrameTaken,
     Hello,
     NewPolicy,
     NextTasks,
@@ -47,7 +50,7 @@ class Worker:
 
     def __init__(
         self, name: WorkerName, wire: zmq.asyncio.Socket, runner: RolloutRunner, spec: EnvSpec,
-        engine: engines.Engine, tasks_lane: ProcessLane,
+        engine: engines.Engine, tasks_lane: ProcessLane, store: PayloadStore,
     ) -> None:  # fmt: skip
         self._name = name
         self._wire = wire
@@ -55,6 +58,7 @@ class Worker:
         self._spec = spec
         self._engine = engine
         self._tasks_lane = tasks_lane
+        self._store = store
         self._running: dict[RolloutId, asyncio.Task[None] | None] = {}
         self._why_cancelled: dict[RolloutId, str] = {}
 
@@ -81,6 +85,8 @@ class Worker:
                         tasks.create_task(self._send_tasks(wanted))
                     case NewPolicy(version=version):
                         self._engine.version = version
+                    case FrameTaken(num_bytes=num_bytes):
+                        self._store.taken(num_bytes)
 
     def _cancel(self, id: RolloutId, reason: str) -> None:
         """Reaches the coroutine if it has begun; if not, it will find the reason when it does."""
@@ -106,7 +112,12 @@ class Worker:
         await self._settle(run, Cancelled(reason))
 
     async def _settle(self, run: Run, outcome: Outcome) -> None:
-        await self.send(Settled(run.rollout_id, run.attempt, self._name, outcome))
+        settled = encode(Settled(run.rollout_id, run.attempt, self._name, outcome))
+        frame = self._store.frame_of(outcome.ref) if isinstance(outcome, Scored) else None
+        if frame is None:
+            await self._wire.send(settled)
+        else:
+            await self._wire.send_multipart([settled, frame], copy=False)
 
     async def _send_tasks(self, wanted: NextTasks) -> None:
         """The environment's tasks come from a process of their own: `tasks()` may block."""
@@ -165,19 +176,27 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
                 long_replies=stack.enter_context(LongReplies(reply_lane)),
             )
         )
-        folder, size = Path(server.payload_dir), server.payload.segment_mb << 20
-        writer = stack.enter_context(SegmentWriter(folder, name, size))
-        runner = RolloutRunner(server.env, spec, prepared.env, engine, renderer, lane, writer)
+        store = stack.enter_context(open_store(server, name))
+        runner = RolloutRunner(server.env, spec, prepared.env, engine, renderer, lane, store)
         context = stack.enter_context(zmq.asyncio.Context())
         wire = stack.enter_context(context.socket(zmq.DEALER))
         wire.setsockopt(zmq.IDENTITY, name.encode())
         wire.setsockopt(zmq.LINGER, 0)
         wire.connect(part.address)
-        me = Worker(name, wire, runner, spec, engine, tasks_lane)
+        me = Worker(name, wire, runner, spec, engine, tasks_lane, store)
         parent.in_flight, parent.on_stats = lambda: me.in_flight, me.send_stats
         await me.send(Hello(name, server.env.concurrency))
         await parent.ready()
         await _until_parent_gone(me, parent)
+
+
+def open_store(server: RouterPart, name: WorkerName) -> AbstractContextManager[PayloadStore]:
+    """Where this worker's payload goes."""
+    wants = server.payload
+    if wants.store == "frames":
+        return nullcontext(FrameStore(wants.frames_mb << 20))
+    folder = Path(server.payload_dir)
+    return SegmentWriter(folder, name, wants.segment_mb << 20, wants.durability)
 
 
 async def _until_parent_gone(me: Worker, parent: Parent) -> None:

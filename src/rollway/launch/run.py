@@ -112,7 +112,7 @@ def orchestrator_part(
         has_weights_if=() if start.checkpoint else UNTOUCHED,
         request_deadline_s=config.engine.request_deadline_s,
         micro_batch_tokens=config.trainer.micro_batch_tokens,
-        payload_bytes=config.payload.budget_mb << 20,
+        payload=config.payload,
         max_outstanding=plan.max_outstanding,
         max_steps=config.max_steps,
         first_step=start.first_step,

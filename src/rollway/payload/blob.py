@@ -1,7 +1,13 @@
 """The layout of a blob: one rollout's columns as a self-contained safetensors file.
 
 A blob starts at a multiple of 64 bytes, and so does its data. Wider dtypes come first, so that every
-tensor is aligned to its own item size without holes (safetensors allows none).
+tensor is aligned to its own item size without holes (safetensors allows none). The header opens with
+the checksum of the data, always the same eight hex digits wide, so that its length is known before
+the checksum is:
+
+    8 bytes  length of the header
+    header   {"__metadata__":{"crc32c":"1a2b3c4d"},"row0.token_ids":{…},…} and spaces
+    data     the columns, one after the other
 """
 
 import math
@@ -9,29 +15,58 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
+from crc32c import crc32c
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..errors import PayloadError
 
 ALIGN = 64
+METADATA = "__metadata__"
+OPENING = b'{"__metadata__":{"crc32c":"'
+"""How every header begins; the eight digits follow."""
+_CRC_AT, _CRC_END = 8 + len(OPENING), 8 + len(OPENING) + 8
 _NAMES = {"uint8": "U8", "uint16": "U16", "int32": "I32", "int64": "I64", "float32": "F32"}
 _DTYPES = {name: np.dtype(dtype) for dtype, name in _NAMES.items()}
 
 Column = Sequence[NDArray[np.generic]]
+Columns = dict[str, NDArray[np.generic]]
+Buffer = bytes | memoryview
 
 
-class _Entry(Struct):
+class Entry(Struct, frozen=True):
+    """What a header says of one column."""
+
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
 
 
+class _Metadata(Struct):
+    crc32c: str = ""
+
+
+_header: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_entry: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
+_metadata: msgspec.json.Decoder[_Metadata] = msgspec.json.Decoder(_Metadata)
+
+
 class Blob(Struct, frozen=True):
-    """What to write, in order, without joining: a header and the columns' own buffers."""
+    """What to write, in order, without joining: a header that waits for its checksum, and the
+    columns' own buffers."""
 
     length: int
-    parts: tuple[memoryview, ...]
+    head: bytes
+    data: tuple[memoryview, ...]
+
+
+class Header(Struct, frozen=True):
+    """A parsed header: where the data begins and ends in the blob, its checksum, its columns."""
+
+    start: int
+    end: int
+    crc32c: str
+    entries: dict[str, Entry]
 
 
 def pad(length: int) -> int:
@@ -41,41 +76,94 @@ def pad(length: int) -> int:
 
 def build(columns: Mapping[str, Column]) -> Blob:
     """Lay out columns, each given as chunks of one dtype and trailing shape. Copies no column."""
-    entries: dict[str, _Entry] = {}
-    parts: list[memoryview] = []
+    entries: dict[str, object] = {METADATA: _Metadata("0" * 8)}
+    data: list[memoryview] = []
     offset = 0
     for name, chunks in sorted(columns.items(), key=lambda item: -item[1][0].dtype.itemsize):
-        arrays = [np.ascontiguousarray(chunk) for chunk in chunks]
-        length = sum(array.nbytes for array in arrays)
-        shape = (sum(len(array) for array in arrays), *arrays[0].shape[1:])
-        entries[name] = _Entry(_NAMES[arrays[0].dtype.name], shape, (offset, offset + length))
-        offset += length
-        parts += [array.data.cast("B") for array in arrays if array.nbytes]
+        start, num_items = offset, 0
+        for chunk in chunks:
+            num_items += len(chunk)
+            if chunk.nbytes:
+                offset += chunk.nbytes
+                whole = chunk if chunk.flags.c_contiguous else np.ascontiguousarray(chunk)
+                data.append(whole.data)
+        first = chunks[0]
+        shape = (num_items, *first.shape[1:])
+        entries[name] = Entry(_NAMES[first.dtype.name], shape, (start, offset))
     header = msgspec.json.encode(entries)
     header += b" " * pad(8 + len(header))
     head = len(header).to_bytes(8, "little") + header
-    return Blob(len(head) + offset, (memoryview(head), *parts))
+    return Blob(len(head) + offset, head, tuple(data))
 
 
-def parse(blob: memoryview) -> dict[str, NDArray[np.generic]]:
-    """The columns of a blob, as views of its bytes."""
+def seal(blob: Blob) -> list[Buffer]:
+    """The blob's bytes in order, its checksum in place. For the thread lane: it reads all data."""
+    checksum = 0
+    for chunk in blob.data:
+        checksum = crc32c(chunk, checksum)
+    head = blob.head
+    return [head[:_CRC_AT] + _digits(checksum) + head[_CRC_END:], *blob.data]
+
+
+def join(blob: Blob) -> memoryview:
+    """The blob's bytes as one buffer, for a wire. For the thread lane: it copies all data."""
+    parts = seal(blob)
+    whole = np.empty(blob.length, np.uint8)
+    at = 0
+    for part in parts:
+        raw = np.frombuffer(part, np.uint8)
+        whole[at : at + raw.size] = raw
+        at += raw.size
+    return whole.data
+
+
+def read_header(blob: memoryview) -> Header:
+    """The header of the blob that `blob` begins with; it may be followed by anything."""
+    size = int.from_bytes(blob[:8], "little")
+    if not 0 < size <= len(blob) - 8:
+        raise PayloadError(f"header of {size} bytes in a blob of {len(blob)}")
     try:
-        size = int.from_bytes(blob[:8], "little")
-        if not 0 < size <= len(blob) - 8:
-            raise PayloadError(f"header of {size} bytes in a blob of {len(blob)}")
-        entries = msgspec.json.decode(blob[8 : 8 + size], type=dict[str, _Entry])
-        data = blob[8 + size :]
-        return {name: _view(name, entry, data) for name, entry in entries.items()}
+        fields = _header.decode(blob[8 : 8 + size])
+        metadata = _metadata.decode(fields.pop(METADATA, msgspec.Raw(b"{}")))
+        entries = {name: _entry.decode(raw) for name, raw in fields.items()}
     except msgspec.MsgspecError as error:
         raise PayloadError(f"malformed blob header: {error}") from None
+    end = max(0, *(entry.data_offsets[1] for entry in entries.values()), 0)
+    if 8 + size + end > len(blob):
+        raise PayloadError(f"a blob of {8 + size + end} bytes in {len(blob)}")
+    return Header(8 + size, 8 + size + end, metadata.crc32c, entries)
 
 
-def _view(name: str, entry: _Entry, data: memoryview) -> NDArray[np.generic]:
+def parse(blob: memoryview) -> Columns:
+    """The columns of a blob, as views of its bytes."""
+    header = read_header(blob)
+    data = blob[header.start : header.end]
+    return {name: _view(name, entry, data) for name, entry in header.entries.items()}
+
+
+def check(blob: memoryview) -> None:
+    """Raise unless the data is what was sealed. Reads all of it, decodes nothing of it."""
+    start = 8 + int.from_bytes(blob[:8], "little")
+    said = bytes(blob[_CRC_AT:_CRC_END])
+    if bytes(blob[8:_CRC_AT]) != OPENING or not _CRC_END < start <= len(blob):
+        raise PayloadError("this is no blob, or one without a checksum")
+    found = _digits(crc32c(blob[start:]))
+    if found != said:
+        said_text = said.decode(errors="replace")
+        raise PayloadError(f"its data has checksum {found.decode()}, its header says {said_text}")
+
+
+def _digits(checksum: int) -> bytes:
+    return b"%08x" % checksum
+
+
+def _view(name: str, entry: Entry, data: memoryview) -> NDArray[np.generic]:
     start, end = entry.data_offsets
     dtype = _DTYPES.get(entry.dtype)
     if dtype is None:
         raise PayloadError(f"column '{name}' has unknown dtype {entry.dtype}")
-    if not 0 <= start <= end <= len(data) or math.prod(entry.shape) * dtype.itemsize != end - start:
+    fits = all(n >= 0 for n in entry.shape) and math.prod(entry.shape) * dtype.itemsize == end - start
+    if not (0 <= start <= end <= len(data) and fits):
         raise PayloadError(f"column '{name}' lies outside its blob, or its shape does not fit")
     return np.frombuffer(data[start:end], dtype).reshape(entry.shape)
 

@@ -3,12 +3,11 @@
 import mmap
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..errors import PayloadError
 from ..records.payload import PayloadRef
-from .blob import parse
+from .blob import Columns, check, parse
+
+_AGAIN = "'rollway train … --resume' makes what was not trained anew"
 
 
 class SegmentReader:
@@ -18,25 +17,63 @@ class SegmentReader:
         self._folder = folder
         self._maps: dict[str, mmap.mmap] = {}
 
-    def open(self, ref: PayloadRef) -> dict[str, NDArray[np.generic]]:
-        """The columns of the blob at `ref`, without a copy."""
-        end = ref.offset + ref.length
-        mapped = self._maps.get(ref.segment)
-        if mapped is None or len(mapped) < end:
-            mapped = self._maps[ref.segment] = self._map(ref, end)
-        return parse(memoryview(mapped)[ref.offset : end])
+    def open(self, ref: PayloadRef) -> Columns:
+        """The columns of the blob at `ref`, without a copy and without reading them."""
+        try:
+            return parse(self._bytes(ref))
+        except PayloadError as error:
+            raise self._damaged(ref, error) from None
+
+    def verify(self, ref: PayloadRef) -> None:
+        """Read the whole blob; raises unless it is, byte for byte, what was written."""
+        blob = self._bytes(ref)
+        try:
+            check(blob)
+        except PayloadError as error:
+            raise self._damaged(ref, error) from None
 
     def forget(self) -> None:
         """Let go of all maps, so that removed segments give back their space."""
         self._maps.clear()
 
+    def segments(self) -> list[str]:
+        """The names of all segments there are."""
+        return [path.name for path in self._folder.glob("*.seg")]
+
+    def remove(self, segment: str) -> None:
+        """Delete a segment; one that is gone already is as good."""
+        self._maps.pop(segment, None)
+        (self._folder / segment).unlink(missing_ok=True)
+
+    def _bytes(self, ref: PayloadRef) -> memoryview:
+        end = ref.offset + ref.length
+        mapped = self._maps.get(ref.segment)
+        if mapped is None or len(mapped) < end:
+            mapped = self._maps[ref.segment] = self._map(ref, end)
+        return memoryview(mapped)[ref.offset : end]
+
     def _map(self, ref: PayloadRef, end: int) -> mmap.mmap:
         path = self._folder / ref.segment
         try:
             with path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
+                size = path.stat().st_size
+                if size < end:
+                    raise PayloadError(
+                        f"segment {path} has {size} bytes, the ref at {ref.offset} ends at {end}: it "
+                        f"was cut after that was written; {_AGAIN}"
+                    )
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            raise PayloadError(
+                f"no segment {path} for the ref at {ref.offset}: it was released, or removed by hand; "
+                f"{_AGAIN}"
+            ) from None
+        except OSError as error:
             raise PayloadError(f"cannot open segment {path}: {error}") from None
-        if len(mapped) < end:
-            raise PayloadError(f"segment {path} has {len(mapped)} bytes, the ref ends at {end}")
-        return mapped
+
+    def _damaged(self, ref: PayloadRef, error: PayloadError) -> PayloadError:
+        path = self._folder / ref.segment
+        return PayloadError(
+            f"the blob at offset {ref.offset} of {path} is damaged: {error}; 'rollway payload show "
+            f"--verify {path}' says what is whole, {_AGAIN}"
+        )

@@ -1,54 +1,70 @@
 """When a segment can go: it is closed, and every ref in it is released. Pure bookkeeping."""
 
+import re
+from collections.abc import Iterable
+
 from ..errors import PayloadError
 from ..records.payload import PayloadRef
 
+Order = tuple[int, int]
+"""Of a writer's segments: incarnation, number."""
+_NAME = re.compile(r"(.+)\.(\d+)-(\d+)\.seg")
+
 
 class LiveRefs:
-    """The refs in use, and their bytes. `hold` and `release` return segments that may be removed.
+    """The refs in use, and their bytes.
 
-    A writer never returns to an older segment, so a ref in a newer one closes those before it.
+    A writer never returns to an older segment, so a ref in a newer one closes those before it. The
+    newest segment of a writer stays: it may be written to.
     """
 
     def __init__(self) -> None:
         self._live: dict[str, set[int]] = {}
+        self._newest: dict[str, Order] = {}
         self.num_bytes = 0
 
-    def hold(self, ref: PayloadRef) -> list[str]:
-        """Take a ref in use; segments it shows to be closed and empty are returned."""
+    def hold(self, ref: PayloadRef) -> bool:
+        """Take a ref in use; True if it is the first of a newer segment: others may be unused now."""
         offsets = self._live.setdefault(ref.segment, set())
         if ref.offset in offsets:
             raise PayloadError(f"ref {ref} is held already")
+        is_first = not offsets
         offsets.add(ref.offset)
         self.num_bytes += ref.length
-        writer, number = _split(ref.segment)
-        older = [
-            segment for segment, live in self._live.items()
-            if not live and _split(segment)[0] == writer and _split(segment)[1] < number
-        ]  # fmt: skip
-        for segment in older:
-            del self._live[segment]
-        return older
+        return is_first and self._is_news(ref.segment)
 
-    def release(self, ref: PayloadRef) -> list[str]:
-        """Give a ref back; its segment is returned if that was its last and a newer one is in use."""
+    def release(self, ref: PayloadRef) -> bool:
+        """Give a ref back; True if its segment is unused now."""
         offsets = self._live.get(ref.segment, set())
         if ref.offset not in offsets:
             raise PayloadError(f"ref {ref} is released but not held")
         offsets.remove(ref.offset)
         self.num_bytes -= ref.length
-        writer, number = _split(ref.segment)
-        newer = any(
-            _split(segment)[0] == writer and _split(segment)[1] > number for segment in self._live
-        )
-        if offsets or not newer:
-            return []
-        del self._live[ref.segment]
-        return [ref.segment]
+        if not offsets:
+            del self._live[ref.segment]
+        return self.is_unused(ref.segment)
+
+    def is_unused(self, segment: str) -> bool:
+        """Whether nobody reads this segment, and its writer has gone on to a newer one."""
+        writer, order = _split(segment)
+        return segment not in self._live and order < self._newest.get(writer, (0, 0))
+
+    def unused(self, segments: Iterable[str]) -> list[str]:
+        """Those of all segments there are that may be removed, also such that never had a ref: a
+        worker may die, or its rollout be cancelled, between writing and saying so."""
+        return [one for one in segments if _NAME.fullmatch(one) and self.is_unused(one)]
+
+    def _is_news(self, segment: str) -> bool:
+        writer, order = _split(segment)
+        if writer in self._newest and order <= self._newest[writer]:
+            return False
+        self._newest[writer] = order
+        return True
 
 
-def _split(segment: str) -> tuple[str, tuple[int, int]]:
+def _split(segment: str) -> tuple[str, Order]:
     """`w0.1-0003.seg` → worker `w0`, and third segment of its first restart as something to order by."""
-    writer, _, number = segment.removesuffix(".seg").rpartition("-")
-    worker, _, incarnation = writer.rpartition(".")
-    return worker, (int(incarnation), int(number))
+    found = _NAME.fullmatch(segment)
+    if found is None:
+        raise PayloadError(f"'{segment}' is not the name of a segment")
+    return found[1], (int(found[2]), int(found[3]))

@@ -1,77 +1,99 @@
 """Appends blobs to segment files, in the thread lane, with vectored writes and no join in memory."""
 
 import asyncio
-import os
-from collections.abc import Sequence
+import errno
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from ..errors import PayloadError
 from ..loop.lanes import thread_to_the_end
 from ..records.payload import PayloadRef
-from .blob import Blob, pad
+from .blob import Blob, Buffer, check, seal
+from .segment import OpenSegment
 
-MAX_VECTORS = 1024
-"""IOV_MAX of Linux."""
+Durability = Literal["process", "host"]
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class SegmentWriter:
     """One process's segments, one after the other: `<name>-0000.seg`, `<name>-0001.seg`, …
 
-    A ref is returned only after its bytes are written. A segment is closed for writing once it holds
-    `segment_bytes`; it is then the reader's to remove.
+    A ref is returned only after its bytes are written: in the kernel's hands, so that they outlive
+    this process, or with durability `host` on the disk, so that they outlive the machine's power. A
+    segment is closed for writing once it holds `segment_bytes`; it is then the reader's to remove.
+    An append that fails leaves everything before it as it was, and the next one may succeed.
     """
 
-    def __init__(self, folder: Path, name: str, segment_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, name: str, segment_bytes: int, durability: Durability = "process"
+    ) -> None:
         self._folder = folder
         self._name = name
         self._segment_bytes = segment_bytes
-        self._number = 0
-        self._file: int | None = None
-        self._end = 0
+        self._durable = durability == "host"
+        self._next_number = 0
+        self._segment: OpenSegment | None = None
         self._lock = asyncio.Lock()
 
     async def append(self, blob: Blob) -> PayloadRef:
         """Write a blob to the current segment, or a new one if that is full."""
+        return await self._append(partial(seal, blob), blob.length)
+
+    async def append_whole(self, frame: memoryview) -> PayloadRef:
+        """Write a blob that comes in one piece from elsewhere, if its checksum is right."""
+        return await self._append(partial(_checked, frame), len(frame))
+
+    def frame_of(self, ref: PayloadRef) -> memoryview | None:
+        """None: whoever has the ref finds the bytes in the file."""
+        return None
+
+    def taken(self, num_bytes: int) -> None:
+        """Nothing waits for the receiver: the bytes are on the file system."""
+
+    async def _append(self, parts: Callable[[], Sequence[Buffer]], length: int) -> PayloadRef:
         async with self._lock:
-            if self._file is None or self._end >= self._segment_bytes:
-                self._rotate()
-            assert self._file is not None
-            ref = PayloadRef(self._segment, self._end, blob.length)
-            self._end += blob.length + pad(blob.length)
             try:
-                await thread_to_the_end(_write_all, self._file, blob.parts, ref.offset)
+                return await thread_to_the_end(self._commit, parts, length)
             except OSError as error:
-                where = self._folder / self._segment
-                raise PayloadError(f"cannot write {blob.length} bytes to {where}: {error}") from None
-            return ref
+                raise PayloadError(self._explain(error, length)) from None
 
-    @property
-    def _segment(self) -> str:
-        return f"{self._name}-{self._number:04d}.seg"
+    def _commit(self, parts: Callable[[], Sequence[Buffer]], length: int) -> PayloadRef:
+        """The whole append, in one call of the thread lane. The lock makes it the only one."""
+        segment = self._segment
+        if segment is None or not segment.is_sound or segment.end >= self._segment_bytes:
+            segment = self._rotate()
+        offset = segment.append(parts())
+        return PayloadRef(segment.path.name, offset, length)
 
-    def _rotate(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._number += 1
-        self._end = 0
-        self._file = os.open(self._folder / self._segment, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    def _rotate(self) -> OpenSegment:
+        self._close()
+        path = self._folder / f"{self._name}-{self._next_number:04d}.seg"
+        self._segment = OpenSegment(path, durable=self._durable)
+        self._next_number += 1
+        return self._segment
+
+    def _close(self) -> None:
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.close()
+
+    def _explain(self, error: OSError, length: int) -> str:
+        where = self._segment.path if self._segment else self._folder
+        said = f"cannot write {length} bytes to {where}: {error.strerror or error}"
+        if error.errno in _FULL:
+            return f"{said}; make room there, and rollouts go on (what was written before is intact)"
+        return f"{said}; check that the folder exists, is writable and on a healthy disk"
 
     def __enter__(self) -> "SegmentWriter":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        self._close()
 
 
-def _write_all(file: int, parts: Sequence[memoryview], offset: int) -> None:
-    """`pwritev` until everything is written; a short write goes on where it stopped."""
-    queue = list(parts)
-    while queue:
-        written = os.pwritev(file, queue[:MAX_VECTORS], offset)
-        offset += written
-        while queue and written >= len(queue[0]):
-            written -= len(queue.pop(0))
-        if written:
-            queue[0] = queue[0][written:]
+def _checked(frame: memoryview) -> Sequence[Buffer]:
+    check(frame)
+    return [frame]

@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
@@ -24,7 +24,8 @@ class Turn(Struct, frozen=True):
     """What the engine was given and what it drew.
 
     `routes` covers positions `routes_start .. len(prompt_ids) + len(completion_ids) - 2`: the last
-    token was never processed by the engine, so it has no route yet.
+    token was never processed by the engine, so it has no route yet. `extra` holds further columns, one
+    value for each token of the completion, such as `ref_logprobs` and `token_weights`.
     """
 
     prompt_ids: Ints
@@ -35,3 +36,4 @@ class Turn(Struct, frozen=True):
     finish_reason: str
     routes: Routes | None = None
     routes_start: int = 0
+    extra: dict[str, Floats] = field(default_factory=dict)

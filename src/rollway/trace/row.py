@@ -1,13 +1,14 @@
-"""A row: one token sequence the trainer sees, as columns still in the pieces they arrived in."""
+"""A row: one token sequence the trainer sees, as columns."""
 
 from collections.abc import Sequence
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from ..records.rollout import RowSummary
-from ..records.turn import Routes, Turn
+from ..records.turn import Floats, Ints, Routes, Turn
+from .extra import laid_out
 from .routes import check_routes, new_routes
 
 NOT_SAMPLED = -1
@@ -27,6 +28,7 @@ class Row(Struct, frozen=True):
     temperatures: Chunks
     versions: Chunks
     routes: Chunks | None
+    extra: dict[str, Chunks] = field(default_factory=dict)
 
     @property
     def summary(self) -> RowSummary:
@@ -40,8 +42,20 @@ class Row(Struct, frozen=True):
             "temperatures": self.temperatures,
             "versions": self.versions,
             "loss_mask": self.loss_mask,
+            **self.extra,
         }
         return columns if self.routes is None else {**columns, "routes": self.routes}
+
+
+class Span(Struct, frozen=True):
+    """What one turn added to a row: some tokens of the prompt, then those it drew."""
+
+    num_prompt: int
+    num_drawn: int
+    logprobs: Floats
+    versions: Ints
+    temperature: float
+    extra: dict[str, Floats]
 
 
 class OpenRow:
@@ -49,12 +63,9 @@ class OpenRow:
 
     def __init__(self, turn: Turn) -> None:
         self._ids = bytearray()
-        self._chunks: dict[str, list[NDArray[np.generic]]] = {
-            name: [] for name in ("loss_mask", "logprobs", "temperatures", "versions")
-        }
+        self._spans: list[Span] = []
         self._routes: list[Routes] | None = None if turn.routes is None else []
         self.num_tokens = 0
-        self._num_trainable = 0
         self.extend(turn)
 
     def is_prefix_of(self, prompt_ids: NDArray[np.int32]) -> bool:
@@ -66,36 +77,42 @@ class OpenRow:
 
     def extend(self, turn: Turn) -> None:
         """The prompt's new tokens join masked out, the completion joins trainable."""
-        old, num_new = self.num_tokens, len(turn.completion_ids)
+        old, num_drawn = self.num_tokens, len(turn.completion_ids)
         num_prompt = len(turn.prompt_ids) - old
         check_routes(turn, has_routes=self._routes is not None)
         if self._routes is not None:
             self._routes.append(new_routes(turn, old))
         self._ids += turn.prompt_ids[old:].tobytes()
         self._ids += turn.completion_ids.tobytes()
-        self._add("loss_mask", np.uint8, num_prompt, 0, np.ones(num_new, np.uint8))
-        self._add("logprobs", np.float32, num_prompt, 0, turn.logprobs)
-        temperatures = np.full(num_new, turn.temperature, np.float32)
-        self._add("temperatures", np.float32, num_prompt, 1, temperatures)
-        self._add("versions", np.int32, num_prompt, NOT_SAMPLED, turn.versions)
-        self.num_tokens += num_prompt + num_new
-        self._num_trainable += num_new
-
-    def _add(
-        self, name: str, dtype: type[np.generic], num_prompt: int, fill: int,
-        sampled: NDArray[np.generic],
-    ) -> None:  # fmt: skip
-        self._chunks[name] += [np.full(num_prompt, fill, dtype), sampled]
+        self._spans.append(
+            Span(num_prompt, num_drawn, turn.logprobs, turn.versions, turn.temperature, turn.extra)
+        )
+        self.num_tokens += num_prompt + num_drawn
 
     def finish(self) -> Row:
-        """The row as it is. The last token has no route: nothing ever processed it."""
-        routes = self._routes
+        """The row as it is, its small columns laid out once. The last token has no route: nothing
+        ever processed it."""
+        count, routes = self.num_tokens, self._routes
+        loss_mask, logprobs = np.zeros(count, np.uint8), np.zeros(count, np.float32)
+        temperatures, versions = np.ones(count, np.float32), np.full(count, NOT_SAMPLED, np.int32)
+        end = 0
+        for span in self._spans:
+            start, end = end + span.num_prompt, end + span.num_prompt + span.num_drawn
+            loss_mask[start:end] = 1
+            logprobs[start:end] = span.logprobs
+            temperatures[start:end] = span.temperature
+            versions[start:end] = span.versions
+        drawn = [(span.num_prompt, span.num_drawn, span.extra) for span in self._spans]
         return Row(
-            num_tokens=self.num_tokens,
-            num_trainable=self._num_trainable,
+            num_tokens=count,
+            num_trainable=sum(span.num_drawn for span in self._spans),
             token_ids=(np.frombuffer(bytes(self._ids), np.int32),),
+            loss_mask=(loss_mask,),
+            logprobs=(logprobs,),
+            temperatures=(temperatures,),
+            versions=(versions,),
             routes=None if routes is None else (*routes, _no_route(routes)),
-            **{name: tuple(chunks) for name, chunks in self._chunks.items()},
+            extra={name: (column,) for name, column in laid_out(count, drawn).items()},
         )
 
 

@@ -2,6 +2,7 @@
 
 from ..errors import TraceError
 from ..records.turn import Ints, Turn
+from .extra import check_extra
 from .routes import wanted_start
 from .row import OpenRow, Row
 
@@ -26,6 +27,7 @@ class Trace:
                 f"{len(turn.completion_ids)} reply tokens came with {len(turn.logprobs)} logprobs "
                 f"and {len(turn.versions)} versions"
             )
+        check_extra(turn)
         row = self._longest_prefix(turn.prompt_ids)
         wanted = wanted_start(row.num_tokens) if row else 0
         if turn.routes is not None and turn.routes_start > wanted:

@@ -16,9 +16,9 @@ class TokenStats(Struct, frozen=True):
 
 def policy_loss(
     logprobs: torch.Tensor, engine_logprobs: torch.Tensor, advantages: torch.Tensor,
-    *, clip_low: float, clip_high: float,
+    weights: torch.Tensor, *, clip_low: float, clip_high: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Loss of each token, and whether its ratio was clipped.
+    """Loss of each token times its weight, and whether its ratio was clipped.
 
     The ratio is that of the trained policy to the one that drew the token, whichever version and
     numerics that had.
@@ -26,7 +26,7 @@ def policy_loss(
     ratio = torch.exp(logprobs - engine_logprobs)
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
     gain, bounded_gain = ratio * advantages, bounded * advantages
-    return -torch.minimum(gain, bounded_gain), bounded_gain < gain
+    return -weights * torch.minimum(gain, bounded_gain), bounded_gain < gain
 
 
 def token_stats(

@@ -26,6 +26,7 @@ class PackedRow(Struct, frozen=True):
     logprobs: torch.Tensor
     temperatures: torch.Tensor
     advantages: torch.Tensor
+    token_weights: torch.Tensor
 
 
 def load_micro_batch(reader: SegmentReader, rows: Sequence[BatchRow]) -> PackedRow:
@@ -39,6 +40,9 @@ def load_micro_batch(reader: SegmentReader, rows: Sequence[BatchRow]) -> PackedR
     def picked(name: str) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([p[name] for p in parts])[targets])
 
+    for part in parts:
+        part.setdefault("token_weights", np.ones(len(part["token_ids"]), np.float32))
+
     return PackedRow(
         token_ids=torch.from_numpy(np.concatenate([p["token_ids"] for p in parts]).astype(np.int64)),
         positions=torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])),
@@ -50,6 +54,7 @@ def load_micro_batch(reader: SegmentReader, rows: Sequence[BatchRow]) -> PackedR
         advantages=torch.from_numpy(
             np.repeat([row.advantage for row in rows], [len(at) for at in masks]).astype(np.float32)
         ),
+        token_weights=picked("token_weights"),
     )
 
 

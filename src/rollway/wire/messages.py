@@ -1,10 +1,12 @@
 """The env server's protocol: what client, router and worker say to each other.
 
-Every message is one msgpack frame. `PROTOCOL` is checked in Hello; a peer of another version is told
-so and dropped.
+Every message is one msgpack frame. A Settled whose columns do not lie on a shared file system has a
+raw frame behind it: the blob, which nobody decodes on its way. `PROTOCOL` is checked in Hello; a peer
+of another version is told so and dropped.
 """
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -16,7 +18,7 @@ from ..records.rollout import Settled
 from ..records.task import Task
 from ..records.turn import Sampling
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class Hello(Struct, frozen=True, tag="hello"):
@@ -80,6 +82,13 @@ class NewPolicy(Struct, frozen=True, tag="new_policy"):
     version: PolicyVersion
 
 
+class FrameTaken(Struct, frozen=True, tag="frame_taken"):
+    """`num_bytes` of raw frames of `worker` are written or refused: it may send as many more."""
+
+    worker: WorkerName
+    num_bytes: int
+
+
 class Stats(Struct, frozen=True, tag="stats"):
     """What one process of the server says of itself."""
 
@@ -94,8 +103,8 @@ class WorkerLost(Struct, frozen=True, tag="worker_lost"):
     num_failed: int
 
 
-ToRouter = Hello | NextTasks | Tasks | Run | Cancel | NewPolicy | Settled | Stats
-ToWorker = Run | Cancel | NextTasks | NewPolicy
+ToRouter = Hello | NextTasks | Tasks | Run | Cancel | NewPolicy | FrameTaken | Settled | Stats
+ToWorker = Run | Cancel | NextTasks | NewPolicy | FrameTaken
 ToClient = Welcome | Refused | Tasks | Settled | Stats | WorkerLost
 
 _encoder = msgspec.msgpack.Encoder()
@@ -113,6 +122,22 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | memoryview) ->
         return decoder.decode(frame)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise ProtocolError(f"bad frame of {len(frame)} bytes: {error}") from None
+
+
+M = TypeVar("M")
+
+
+def split_frames(frames: Sequence[Any], decode: Callable[[memoryview], M]) -> tuple[M, Any]:
+    """A message as it came from a ZMQ socket without a copy: the header, decoded, and the raw frame
+    beside it or None. Only a Settled may have one."""
+    if not 1 <= len(frames) <= 2:
+        raise ProtocolError(f"a message of {len(frames)} frames; it has a header and at most one more")
+    message = decode(frames[0].buffer)
+    if len(frames) == 1:
+        return message, None
+    if not isinstance(message, Settled):
+        raise ProtocolError(f"a raw frame of {len(frames[1])} bytes beside {type(message).__name__}")
+    return message, frames[1]
 
 
 def for_router(frame: bytes | memoryview) -> ToRouter:

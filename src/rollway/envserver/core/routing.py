@@ -5,6 +5,7 @@ router when it was cancelled while it waited or its task killed too many workers
 """
 
 from collections import deque
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -14,6 +15,7 @@ from ...records.rollout import Cancelled, Failed, Settled
 from ...wire.messages import (
     PROTOCOL,
     Cancel,
+    FrameTaken,
     Hello,
     NewPolicy,
     NextTasks,
@@ -27,10 +29,14 @@ from ...wire.messages import (
     Welcome,
     WorkerLost,
 )
+from .frames import FramesOnTheirWay
 
 MAX_ATTEMPTS = 2
 """A rollout whose worker died this many times fails: its task probably kills workers."""
 NO_WORKER = WorkerName("")
+
+Frame = Any
+"""Raw bytes beside a message: passed on as they came, never looked at. None where there are none."""
 
 
 class ClientSays(Struct, frozen=True):
@@ -41,18 +47,28 @@ class ClientSays(Struct, frozen=True):
 class WorkerSays(Struct, frozen=True):
     worker: WorkerName
     message: ToRouter
+    frame: Frame = None
+    num_bytes: int = 0
+    """Of the frame."""
 
 
 class WorkerDied(Struct, frozen=True):
     worker: WorkerName
 
 
-Event = ClientSays | WorkerSays | WorkerDied
+class ClientGone(Struct, frozen=True):
+    """A client cannot be reached: what is on its way to it is lost."""
+
+    client: bytes
+
+
+Event = ClientSays | WorkerSays | WorkerDied | ClientGone
 
 
 class TellClient(Struct, frozen=True):
     client: bytes
     message: ToClient
+    frame: Frame = None
 
 
 class TellWorker(Struct, frozen=True):
@@ -99,6 +115,7 @@ class Routing:
         self._queue: deque[RolloutId] = deque()
         self._asked: dict[tuple[bytes, int], _Asked] = {}
         self._version = PolicyVersion(0)
+        self._frames = FramesOnTheirWay()
         self.num_dropped = 0
 
     @property
@@ -109,10 +126,15 @@ class Routing:
         match event:
             case ClientSays(client=client, message=message):
                 return self._from_client(client, message)
+            case WorkerSays(message=Settled() as settled):
+                return self._settle(event, settled)
             case WorkerSays(worker=worker, message=message):
                 return self._from_worker(worker, message)
             case WorkerDied(worker=worker):
                 return self._bury(worker)
+            case ClientGone(client=client):
+                lost = self._frames.lost_with(client)
+                return [TellWorker(worker, FrameTaken(worker, size)) for worker, size in lost]
 
     def _from_client(self, client: bytes, message: ToRouter) -> list[Command]:
         match message:
@@ -134,6 +156,9 @@ class Routing:
             case NewPolicy(version=version) if client in self._clients:
                 self._version = version
                 return [TellWorker(worker, message) for worker in self._workers]
+            case FrameTaken(worker=worker, num_bytes=num_bytes):
+                taken = self._frames.taken(client, worker, num_bytes)
+                return [TellWorker(worker, FrameTaken(worker, taken))] if taken else []
         self.num_dropped += 1
         return []
 
@@ -148,22 +173,22 @@ class Routing:
                 for client in clients:
                     del self._asked[client, start]
                 return [TellClient(client, message) for client in clients]
-            case Settled():
-                return self._settle(worker, message)
             case Stats():
                 return [TellClient(client, message) for client in self._clients]
         self.num_dropped += 1
         return []
 
-    def _settle(self, worker: WorkerName, settled: Settled) -> list[Command]:
+    def _settle(self, said: WorkerSays, settled: Settled) -> list[Command]:
         """Pass an end on, once: a late answer of a lost attempt is dropped and counted."""
+        worker, size = said.worker, said.num_bytes
         entry = self._entries.get(settled.rollout_id)
         if entry is None or entry.worker != worker or entry.run.attempt != settled.attempt:
             self.num_dropped += 1
-            return []
+            return [TellWorker(worker, FrameTaken(worker, size))] if size else []
+        self._frames.sent(entry.client, worker, size)
         del self._entries[settled.rollout_id]
         self._workers[worker].running.discard(settled.rollout_id)
-        told: list[Command] = [TellClient(entry.client, settled)]
+        told: list[Command] = [TellClient(entry.client, settled, said.frame)]
         return told + self._assign()
 
     def _cancel(self, id: RolloutId, reason: str) -> list[Command]:
@@ -181,6 +206,7 @@ class Routing:
         lost = self._workers.pop(worker, None)
         if lost is None:
             return []
+        self._frames.forget(worker)
         commands: list[Command] = []
         moved = failed = 0
         for id in sorted(lost.running):

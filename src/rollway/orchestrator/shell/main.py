@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from ...config.parts import OrchestratorPart
+from ...config.plan import env_name
 from ...envserver import client as envs
 from ...inference import engine as engines
 from ...ledger.ledger import open_ledger
@@ -14,6 +15,7 @@ from ...loop.lanes import thread
 from ...loop.part import Parent, as_it_is, run_part
 from ...observe.lags import Lags
 from ...observe.report import Progress
+from ...payload.writer import SegmentWriter
 from ...records.lag import ProcessStats
 from ...rundir.rundir import RunDir
 from ..core.commands import Command
@@ -51,7 +53,12 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
         )
         if part.push_weights and await engine.weight_version() not in part.has_weights_if:
             await engine.update_weights(part.push_weights, part.first_step - 1)
-        clients = {env.id: await enter(envs.connect(env.address)) for env in part.envs}
+        clients = {
+            env.id: await enter(
+                envs.connect(env.address, stack.enter_context(landing(run, part, env.id)))
+            )
+            for env in part.envs
+        }
         performer = Performer(run, clients, engine, ledger, events, part.sampling, part.orchestrator)
         steps = StepLog(run, parent, lags, lambda: gauges(core))
         parent.in_flight, parent.on_stats = lambda: core.num_in_flight, tell_stats(parent, lags)
@@ -73,6 +80,12 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
             await thread(run.drop_payload)
 
 
+def landing(run: RunDir, part: OrchestratorPart, env: str) -> SegmentWriter:
+    """Where payload of workers that share no file system with this run is written."""
+    wants = part.payload
+    return SegmentWriter(run.payload, f"{env_name(env)}.in.0", wants.segment_mb << 20, wants.durability)
+
+
 def limits(part: OrchestratorPart) -> Limits:
     wants = part.orchestrator
     return Limits(
@@ -84,7 +97,7 @@ def limits(part: OrchestratorPart) -> Limits:
         max_fruitless_groups=wants.max_fruitless_groups,
         max_steps=part.max_steps,
         micro_batch_tokens=part.micro_batch_tokens,
-        payload_bytes=part.payload_bytes,
+        payload_bytes=part.payload.budget_mb << 20,
         drop_zero_advantage=wants.drop_zero_advantage,
     )
 

@@ -9,7 +9,9 @@ from ...errors import RunStuck
 from ...inference.engine import Engine
 from ...ledger.ledger import Ledger
 from ...loop.lanes import thread
+from ...payload.reader import SegmentReader
 from ...payload.release import LiveRefs
+from ...payload.store import PayloadSource
 from ...records.group import ClosedGroup
 from ...records.ids import PolicyVersion, Step
 from ...records.payload import PayloadRef
@@ -49,6 +51,7 @@ class Performer:
         self._sampling = sampling
         self._config = config
         self._live = LiveRefs()
+        self._segments: PayloadSource = SegmentReader(run.payload)
         self._saving = asyncio.Lock()
         self._shipped: dict[int, asyncio.Future[Ship]] = {}
 
@@ -88,8 +91,8 @@ class Performer:
 
     async def settled(self, settled: Settled) -> None:
         """Note a rollout's end before the core hears of it."""
-        if isinstance(settled.outcome, Scored):
-            await self._remove(self._live.hold(settled.outcome.ref))
+        if isinstance(settled.outcome, Scored) and self._live.hold(settled.outcome.ref):
+            await self._sweep()
         await self._ledger.settled(settled)
 
     async def _ship(self, ship: Ship) -> None:
@@ -121,8 +124,10 @@ class Performer:
 
     async def _release(self, refs: Iterable[PayloadRef]) -> None:
         for ref in refs:
-            await self._remove(self._live.release(ref))
+            if self._live.release(ref):
+                await thread(self._segments.remove, ref.segment)
 
-    async def _remove(self, segments: list[str]) -> None:
-        for segment in segments:
-            await thread((self._run.payload / segment).unlink)
+    async def _sweep(self) -> None:
+        """A writer has begun a new segment: remove what that closed and nobody uses."""
+        for segment in self._live.unused(await thread(self._segments.segments)):
+            await thread(self._segments.remove, segment)

@@ -1,0 +1,110 @@
+"""When a segment goes: closed, and nobody reads it. No live ref ever loses its bytes."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollway.errors import PayloadError
+from rollway.payload.blob import ALIGN
+from rollway.payload.release import LiveRefs
+from rollway.records.payload import PayloadRef
+
+
+class Disk:
+    """Two workers that write, rotate, die and are restarted, and what lies on their disk."""
+
+    def __init__(self) -> None:
+        self.live = LiveRefs()
+        self.files: set[str] = set()
+        self.held: list[PayloadRef] = []
+        self.incarnation, self.number, self.end = [0, 0], [0, 0], [0, 0]
+
+    def name(self, worker: int) -> str:
+        return f"env.w{worker}.{self.incarnation[worker]}-{self.number[worker]:04d}.seg"
+
+    def write(self, worker: int, *, is_said: bool) -> None:
+        """A blob; its worker may die, or its rollout be cancelled, before it is spoken of."""
+        self.files.add(self.name(worker))
+        self.end[worker] += ALIGN
+        if is_said:
+            ref = PayloadRef(self.name(worker), self.end[worker], 10)
+            self.held.append(ref)
+            if self.live.hold(ref):
+                self.files -= set(self.live.unused(self.files))
+
+    def release(self, index: int) -> None:
+        ref = self.held.pop(index)
+        if self.live.release(ref):
+            self.files.remove(ref.segment)
+
+
+ACTS = st.lists(
+    st.tuples(st.sampled_from(["write", "write", "unsaid", "rotate", "restart", "release"]),
+              st.integers(0, 1), st.integers(0, 1000)),
+    max_size=60,
+)  # fmt: skip
+
+
+@given(ACTS)
+def test_a_segment_goes_when_closed_and_unused_and_not_before(acts: list[tuple[str, int, int]]) -> None:
+    disk = Disk()
+    for act, worker, number in acts:
+        match act:
+            case "write" | "unsaid":
+                disk.write(worker, is_said=act == "write")
+            case "rotate":
+                disk.number[worker] += 1
+            case "restart":
+                disk.incarnation[worker] += 1
+                disk.number[worker] = 0
+            case "release" if disk.held:
+                disk.release(number % len(disk.held))
+        assert {ref.segment for ref in disk.held} <= disk.files, "a live ref lost its segment"
+        assert disk.live.num_bytes == 10 * len(disk.held)
+    for worker in (0, 1):  # both go on for a moment, then everything is trained
+        disk.number[worker] += 1
+        disk.write(worker, is_said=True)
+    while disk.held:
+        disk.release(0)
+    assert disk.files == {disk.name(0), disk.name(1)}, "all but the current segments are gone"
+    assert disk.live.num_bytes == 0
+
+
+@given(st.integers(1, 5), st.randoms())
+def test_late_releases_remove_each_segment_once(count: int, random: Any) -> None:
+    live = LiveRefs()
+    refs = [PayloadRef(f"w0.0-{n:04d}.seg", offset, 10) for n in range(count) for offset in (0, 64)]
+    for ref in refs:
+        live.hold(ref)
+    random.shuffle(refs)
+    gone = [ref.segment for ref in refs if live.release(ref)]
+    assert sorted(gone) == [f"w0.0-{n:04d}.seg" for n in range(count - 1)]
+
+
+def test_a_restarted_worker_closes_the_segments_of_its_past() -> None:
+    live = LiveRefs()
+    old = PayloadRef("w0.0-0003.seg", 0, 10)
+    live.hold(old)
+    assert not live.release(old)
+    assert live.hold(PayloadRef("w0.1-0000.seg", 0, 10))
+    assert live.unused(
+        ["w0.0-0003.seg", "w0.0-0004.seg", "w0.1-0000.seg", "w1.0-0000.seg", "my.seg"]
+    ) == [
+        "w0.0-0003.seg",
+        "w0.0-0004.seg",
+    ]
+
+
+def test_a_ref_is_held_and_released_once() -> None:
+    live = LiveRefs()
+    ref = PayloadRef("w0.0-0000.seg", 0, 10)
+    live.hold(ref)
+    with pytest.raises(PayloadError, match="held already"):
+        live.hold(ref)
+    live.release(ref)
+    with pytest.raises(PayloadError, match="not held"):
+        live.release(ref)
+    with pytest.raises(PayloadError, match="not the name of a segment"):
+        live.hold(PayloadRef("notes.txt", 0, 10))
