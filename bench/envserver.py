@@ -1,31 +1,28 @@
-"""An env server under load: rollway's, against a worker that does the same work in 512 threads.
+"""An env server under load: rollway's, against workers that do the same work in 512 threads.
 
-    python bench/envserver.py [--rollouts 256] [--turns 20] [--workers 1] [--full-routes] [--json FILE]
+    python bench/envserver.py [--full] [--seconds 6] [--rollouts 256] [--json FILE]
 
-A loopback engine answers every request after 50 ms with about 0.5 MB of routes. *threads* reads a body
-whole and parses, decodes, merges and packs it with `asyncio.to_thread`, using the same fast libraries.
-*rollway* is the real env server: router, workers, payload. A *control* process only ticks. Lag counts
-from the first second on.
+A loopback engine answers every request after 50 ms with 0.5 MB of routes, or with all of them (20 MB) in
+the last case. 256 rollouts run at any time, and a new one starts where one ends. *rollway* is the real
+env server: router, workers, payload files. *threads* is a worker on httpx, on which the SDKs of the
+systems in use sit; *threads on aiohttp* is the same on the fastest client in use. A *control* only ticks.
+Everything counts after the first two seconds.
 """
 
-import argparse
 import asyncio
-import json
-import multiprocessing
-import os
-import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
+from argparse import Namespace
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
-import aiohttp
 import msgspec
-import pybase64
+import zmq
 from loopback import talk
 from loopback.control import tick
-from loopback.engine import serve
+from loopback.engine import EngineSpec, serve
+from loopback.processes import Started, children, cpu_s, peak_bytes, started
+from loopback.report import arguments, finish, lag_figures, table
+from loopback.threads import WorkerSpec, threads_worker
 
 import rollway as rw
 from rollway.config.parts import RouterPart
@@ -33,107 +30,98 @@ from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, Payloa
 from rollway.envserver import client as envs
 from rollway.loop.lag import merge
 from rollway.loop.part import start_part
-from rollway.loop.run import Watch, run
 from rollway.records.ids import PolicyVersion, RolloutId
 from rollway.records.lag import LagStats
 from rollway.records.rollout import Scored, Settled
 from rollway.records.turn import Sampling
 from rollway.wire.messages import Run, Stats
 
-DRAWN = 64
-ROUTE_SHAPE = (64, 80)
+WARM_S = 2.0
+COLUMNS = ("turns/s", "CPU ms/turn", "p50 ms", "p99 ms", "max ms", "blocked s", "peak MB")
+
+
+class Case(msgspec.Struct, frozen=True):
+    """One table: what is said, for how many turns, to which engine."""
+
+    name: str
+    turns: int
+    workers: int
+    chars: int
+    engine: EngineSpec
+
+
+DELTA = EngineSpec(layers=64, slots=80, drawn=64)
 """5,120 bytes a token: about 0.5 MB for the hundred tokens a turn adds."""
-spawn = multiprocessing.get_context("spawn")
+WHOLE = EngineSpec(layers=64, slots=80, drawn=64, full=True)
+CASES = (
+    Case("20 turns, 1 worker", 20, 1, 5, DELTA),
+    Case("20 turns, 2 workers", 20, 2, 5, DELTA),
+    Case("1 turn, 1 worker", 1, 1, 5, DELTA),
+    Case("4 turns, 1 worker, 20 MB of routes a reply", 4, 1, 1500, WHOLE),
+)
 
 
-class Choice(msgspec.Struct):
-    token_ids: list[int]
-    logprobs: dict[str, list[float]]
-    routed_experts: str
+class Window:
+    """What happened between two moments: turns the engine answered, CPU of some processes."""
+
+    def __init__(self, engine: Started, pids: list[int]) -> None:
+        self._engine = engine
+        self._pids = pids
+        self._start = self._now()
+
+    def _now(self) -> tuple[float, int, float]:
+        return time.monotonic(), self._engine.ask(), cpu_s(self._pids)
+
+    def figures(self, lag: LagStats) -> dict[str, float]:
+        wall_s, turns, cpu = (b - a for a, b in zip(self._start, self._now(), strict=True))
+        return {
+            "turns/s": turns / wall_s,
+            "CPU ms/turn": cpu * 1000 / max(1, turns),
+            **lag_figures(lag),
+            "peak MB": sum(map(peak_bytes, self._pids)) / 1e6,
+        }
 
 
-class Reply(msgspec.Struct):
-    choices: list[Choice]
+def threads(case: Case, client: str, engine: Started, url: str, model: str, args: Namespace):
+    """Workers whose finished rollouts somebody takes off their hands."""
+    context = zmq.Context()
+    sink = context.socket(zmq.PULL)
+    port = sink.bind_to_random_port("tcp://127.0.0.1")
+    spec = WorkerSpec(
+        url=url, client=client, model=model, text="go on" * (case.chars // 5), turns=case.turns,
+        rollouts=args.rollouts // case.workers, sink=f"tcp://127.0.0.1:{port}",
+    )  # fmt: skip
+    workers = [Started(threads_worker, (spec,)) for _ in range(case.workers)]
+    try:
+        while not engine.ask():
+            time.sleep(0.1)
+        _drain(sink, WARM_S)
+        for worker in workers:
+            worker.ask()
+        window = Window(engine, [worker.pid for worker in workers])
+        _drain(sink, args.seconds)
+        lag = LagStats()
+        for worker in workers:
+            lag = merge(lag, worker.ask())
+        return window.figures(lag)
+    finally:
+        for worker in workers:
+            worker.end()
+        context.destroy(linger=0)
 
 
-def take_in(body: bytes, ids: list[int], logprobs: list[float], routes: list[bytes]) -> None:
-    """One reply, linear: parsed, decoded and appended."""
-    choice = msgspec.json.decode(body, type=Reply).choices[0]
-    routes.append(pybase64.b64decode(choice.routed_experts, validate=True))
-    logprobs += choice.logprobs["token_logprobs"]
-    ids += choice.token_ids
+def _drain(sink: zmq.Socket, seconds: float) -> None:
+    end_s = time.monotonic() + seconds
+    while (left_s := end_s - time.monotonic()) > 0:
+        if sink.poll(left_s * 1000):
+            sink.recv(copy=False)
 
 
-def threads_worker(pipe: Connection, url: str, rollouts: int, turns: int) -> None:
-    """A worker of the kind in use: everything through a large thread pool, lists of Python numbers."""
-
-    async def rollout(session: aiohttp.ClientSession) -> int:
-        ids, logprobs, routes = list(range(40)), [0.0] * 40, list[bytes]()
-        for turn in range(turns):
-            start = max(0, len(ids) - 1) if turn else 0
-            asked = msgspec.json.encode({"prompt": ids, "routed_experts_prompt_start": start})
-            async with session.post(f"{url}/v1/completions", data=asked) as response:
-                body = await response.read()
-            await asyncio.to_thread(take_in, body, ids, logprobs, routes)
-            ids += [3] * 36
-            logprobs += [0.0] * 36
-        record = {"ids": ids, "logprobs": logprobs, "routes": routes}
-        return len(await asyncio.to_thread(msgspec.msgpack.encode, record))
-
-    async def main(watch: Watch) -> LagStats:
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(512))
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            tasks = [asyncio.create_task(rollout(session)) for _ in range(rollouts)]
-            await asyncio.sleep(1)
-            watch.take()
-            await asyncio.gather(*tasks)
-        return watch.take().lag
-
-    start_s = time.monotonic()
-    lag = run("threads", WatchConfig(stall_ms=1e6), main)
-    pipe.send((time.monotonic() - start_s, time.process_time(), lag))
-
-
-def measure_threads(url: str, args: Any) -> dict[str, float]:
-    pairs = [spawn.Pipe() for _ in range(args.workers)]
-    share = args.rollouts // args.workers
-    for _, end in pairs:
-        spawn.Process(target=threads_worker, args=(end, url, share, args.turns), daemon=True).start()
-    results = [ours.recv() for ours, _ in pairs]
-    lag = results[0][2]
-    for _, _, other in results[1:]:
-        lag = merge(lag, other)
-    return figures(args, max(one[0] for one in results), sum(one[1] for one in results), lag)
-
-
-def figures(args: Any, wall_s: float, cpu_s: float, lag: LagStats) -> dict[str, float]:
-    num_turns = args.rollouts * args.turns
-    return {
-        "turns_per_s": num_turns / wall_s,
-        "cpu_ms_per_turn": cpu_s * 1000 / num_turns,
-        "lag_p99_ms": lag.p99 * 1000,
-        "lag_max_ms": lag.max * 1000,
-    }
-
-
-def cpu_of(pids: list[int]) -> float:
-    """CPU seconds of processes so far."""
-    ticks = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def children(pid: int) -> list[int]:
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-async def measure_rollway(url: str, args: Any, folder: Path) -> dict[str, dict[str, float]]:
-    part = RouterPart(
+def server(case: Case, url: str, folder: Path, rollouts: int) -> RouterPart:
+    return RouterPart(
         env=EnvConfig(
-            id=talk.__file__, args={"turns": args.turns}, workers=args.workers,
-            concurrency=256 // args.workers,
+            id=talk.__file__, args={"turns": case.turns, "chars": case.chars},
+            workers=case.workers, concurrency=rollouts // case.workers,
         ),
         model=ModelConfig(path=str(folder), renderer="qwen3", template={"enable_thinking": False}),
         engine=EngineConfig(request_deadline_s=600),
@@ -144,76 +132,116 @@ async def measure_rollway(url: str, args: Any, folder: Path) -> dict[str, dict[s
         seed=0,
         watch=WatchConfig(stall_ms=1000),
     )  # fmt: skip
+
+
+async def rollway(case: Case, engine: Started, url: str, folder: Path, args: Namespace):
+    part = server(case, url, folder, args.rollouts)
     entry = "rollway.envserver.router:main"
     async with start_part("bench.router", entry, part, log=folder / "router.log") as router:
         listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
         async with envs.connect(await router.ready()) as client:
             up: set[str] = set()
-            while len(up) < args.workers:
+            while len(up) < case.workers:
                 match await client.receive():
                     case Stats(stats=stats) if ".w" in stats.process:
                         up.add(stats.process)
-            results = await drive(client, args, children(router.pid))
+            driver = Driver(client, case, args.rollouts, folder)
+            figures = await driver.measure(engine, children(router.pid), args.seconds)
         listening.cancel()
-    return results
+    return figures
 
 
-async def drive(client: envs.EnvClient, args: Any, pids: list[int]) -> dict[str, dict[str, float]]:
-    """All rollouts at once; the lag of worker and router after the first second."""
-    task = rw.Task(id="0", prompt="go on")
-    start_s, start_cpu_s = time.monotonic(), cpu_of(pids)
-    for n in range(args.rollouts):
-        run_it = Run(RolloutId(f"r{n}"), 1, task, Sampling(DRAWN), PolicyVersion(0))
-        await client.send(run_it)
-    lags: dict[str, LagStats] = {}
-    left = args.rollouts
-    wall_s = cpu_s = 0.0
-    while left or len(lags) < 2:
-        match await client.receive():
-            case Settled(outcome=outcome):
-                assert isinstance(outcome, Scored), outcome
-                left -= 1
-                wall_s, cpu_s = time.monotonic() - start_s, cpu_of(pids) - start_cpu_s
-            case Stats(stats=stats) if time.monotonic() - start_s > 2:
-                kind = "worker" if ".w" in stats.process else "router"
-                lags[kind] = merge(lags.get(kind, LagStats()), stats.lag)
-    return {kind: figures(args, wall_s, cpu_s, lag) for kind, lag in lags.items()}
+class Driver:
+    """Keeps rollouts running, removes what they wrote, and adds up the lag of worker and router."""
+
+    def __init__(self, client: envs.EnvClient, case: Case, rollouts: int, folder: Path) -> None:
+        self._client = client
+        self._case = case
+        self._rollouts = rollouts
+        self._folder = folder
+        self._lags: dict[str, LagStats] = {}
+        self._number = 0
+        self._segments: dict[str, None] = {}
+
+    async def measure(self, engine: Started, pids: list[int], seconds: float):
+        for n in range(self._rollouts):
+            await self._start(1 + n % self._case.turns)
+        await self._serve(WARM_S)
+        self._lags.clear()
+        window = Window(engine, pids)
+        await self._serve(seconds + 1)  # statistics come once a second
+        worker = window.figures(self._lags["worker"])
+        return {"rollway": worker, "rollway's router": lag_figures(self._lags["router"])}
+
+    async def _serve(self, seconds: float) -> None:
+        end_s = time.monotonic() + seconds
+        while (left_s := end_s - time.monotonic()) > 0:
+            try:
+                async with asyncio.timeout(left_s):
+                    message = await self._client.receive()
+            except TimeoutError:
+                return
+            match message:
+                case Settled(outcome=outcome):
+                    assert isinstance(outcome, Scored), outcome
+                    await self._start(self._case.turns)
+                    self._forget(outcome.ref.segment)
+                case Stats(stats=stats):
+                    kind = "worker" if ".w" in stats.process else "router"
+                    self._lags[kind] = merge(self._lags.get(kind, LagStats()), stats.lag)
+
+    async def _start(self, turns: int) -> None:
+        self._number += 1
+        task = rw.Task(id=str(self._number), prompt="go on" * (self._case.chars // 5), answer=str(turns))
+        id = RolloutId(f"r{self._number}")
+        await self._client.send(Run(id, 1, task, Sampling(DELTA.drawn), PolicyVersion(0)))
+
+    def _forget(self, segment: str) -> None:
+        """As the orchestrator would: segments go when newer ones are written."""
+        if segment not in self._segments:
+            self._segments[segment] = None
+            for old in list(self._segments)[: -4 * self._case.workers]:
+                (self._folder / old).unlink(missing_ok=True)
+                del self._segments[old]
+
+
+def measure(case: Case, args: Namespace) -> dict[str, dict[str, float]]:
+    """Baselines and candidate one after the other, against one engine and beside one control."""
+    with (
+        started(serve, case.engine) as engine,
+        started(tick) as control,
+        TemporaryDirectory() as folder,
+    ):
+        from rollway.model.tiny import write_tokenizer
+
+        write_tokenizer(Path(folder))
+        url = f"http://127.0.0.1:{engine.pipe.recv()}"
+        control.ask()
+        rows = {}
+        for name, client in (("threads", "httpx"), ("threads on aiohttp", "aiohttp")):
+            rows[name] = threads(case, client, engine, url, folder, args)
+        rows["control beside threads"] = lag_figures(control.ask())
+        rows |= asyncio.run(rollway(case, engine, url, Path(folder), args))
+        rows["control beside rollway"] = lag_figures(control.ask())
+    return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rollouts", type=int, default=256)
-    parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--full-routes", action="store_true", help="all positions in every reply")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    from rollway.model.tiny import write_tokenizer
-
-    ours, theirs = spawn.Pipe()
-    spawn.Process(target=serve, args=(theirs, ROUTE_SHAPE, DRAWN, args.full_routes), daemon=True).start()
-    url = f"http://127.0.0.1:{ours.recv()}"
-    control_pipe, control_end = spawn.Pipe()
-    spawn.Process(target=tick, args=(control_end,), daemon=True).start()
-    results: dict[str, dict[str, float]] = {"threads": measure_threads(url, args)}
-    with tempfile.TemporaryDirectory() as folder:
-        write_tokenizer(Path(folder))
-        both = asyncio.run(measure_rollway(url, args, Path(folder)))
-    results["rollway"], results["router"] = both["worker"], both["router"]
-    control_pipe.send("take")
-    bare = control_pipe.recv()
-    print(f"{args.rollouts} rollouts × {args.turns} turns, {args.workers} worker(s)")
-    print(f"{'':10} turns/s  CPU ms/turn  lag p99 ms  lag max ms")
-    for name in ("threads", "rollway", "router"):
-        row = list(results[name].values())
-        print(f"{name:10}{row[0]:8.0f}{row[1]:13.2f}{row[2]:12.1f}{row[3]:12.1f}")
-    print(f"{'control':10}{'':21}{bare.p99 * 1000:12.1f}{bare.max * 1000:12.1f}")
-    print(f"ratio turns/s: {results['rollway']['turns_per_s'] / results['threads']['turns_per_s']:.1f}")
-    control_ms = {"p99_ms": bare.p99 * 1000, "max_ms": bare.max * 1000}
-    line = json.dumps({"bench": "envserver", **results, "control": control_ms})
-    print(line)
-    if args.json:
-        args.json.write_text(line + "\n")
+    args = arguments(__doc__, seconds=(6.0, "seconds measured"), rollouts=(256, "rollouts at a time"))
+    if args.full:
+        args.seconds = max(args.seconds, 30.0)
+    figures = {}
+    for case in CASES:
+        print(f"\n{args.rollouts} rollouts at a time, {case.name}")
+        rows = figures[case.name] = measure(case, args)
+        table(rows, COLUMNS)
+        for baseline in ("threads", "threads on aiohttp"):
+            ratio = rows["rollway"]["turns/s"] / rows[baseline]["turns/s"]
+            print(f"ratio turns/s to {baseline}: {ratio:.1f}")
+        for key in ("p99 ms", "max ms"):
+            over = rows["rollway"][key] - rows["control beside rollway"][key]
+            print(f"worker lag {key} over the control's: {over:.1f}")
+    finish("envserver", figures, args.json)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,32 @@
-"""A loopback engine: answers every request after a fixed latency with a body prepared beforehand."""
+"""A loopback engine: answers every request after a fixed latency with a body prepared beforehand.
+
+It speaks just enough HTTP to be asked by any client, so that it costs little beside what is measured.
+"""
 
 import asyncio
-import json
 from functools import cache
 from multiprocessing.connection import Connection
+from typing import cast
 
 import msgspec
 import numpy as np
-from aiohttp import web
 
+from rollway.config.sections import WatchConfig
 from rollway.inference.routes import encode_npy
+from rollway.loop.run import Watch, run
 
 LATENCY_S = 0.05
+MODELS = b'{"data": [{"id": "bench"}]}'
+
+
+class EngineSpec(msgspec.Struct):
+    """Bytes of a token's routes are layers × slots; `full` ignores where routes are asked from."""
+
+    layers: int
+    slots: int
+    drawn: int
+    full: bool = False
+    latency_s: float = LATENCY_S
 
 
 class Asked(msgspec.Struct):
@@ -21,39 +36,87 @@ class Asked(msgspec.Struct):
     routed_experts_prompt_start: int | None = None
 
 
+_asked = msgspec.json.Decoder(Asked)
+
+
 @cache
-def reply(positions: int, shape: tuple[int, int], drawn: int) -> bytes:
+def reply(positions: int, layers: int, slots: int, drawn: int) -> bytes:
+    routes = np.arange(positions * layers * slots, dtype=np.uint8).reshape(positions, layers, slots)
     choice = {
         "finish_reason": "length",
         "token_ids": [7] * drawn,
         "logprobs": {"token_logprobs": [-0.5] * drawn},
-        "routed_experts": encode_npy(np.ones((positions, *shape), np.uint8)),
+        "routed_experts": encode_npy(routes),
     }
-    return json.dumps({"choices": [choice]}).encode()
+    return http(msgspec.json.encode({"choices": [choice]}))
 
 
-def serve(pipe: Connection, shape: tuple[int, int], drawn: int, full_routes: bool) -> None:
-    """Serve on a free port, which goes down the pipe; `shape` is layers × slots of a token's routes."""
-    decoder = msgspec.json.Decoder(Asked)
+def http(body: bytes) -> bytes:
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
-    async def complete(request: web.Request) -> web.Response:
-        asked = decoder.decode(await request.read())
-        start = 0 if full_routes else asked.routed_experts_prompt_start or 0
-        await asyncio.sleep(LATENCY_S)
-        body = reply(len(asked.prompt) + drawn - 1 - start, shape, drawn)
-        return web.Response(body=body, content_type="application/json")
 
-    async def models(request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "bench"}]})
+class Served:
+    """Counts what was answered."""
 
-    async def main() -> None:
-        app = web.Application(client_max_size=1 << 30)
-        app.router.add_post("/v1/completions", complete)
-        app.router.add_get("/v1/models", models)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
-        pipe.send(runner.addresses[0][1])
-        await asyncio.Event().wait()
+    def __init__(self) -> None:
+        self.num_turns = 0
 
-    asyncio.run(main())
+
+class Connected(asyncio.Protocol):
+    """One client's connection: a request at a time."""
+
+    def __init__(self, spec: EngineSpec, served: Served) -> None:
+        self._spec = spec
+        self._served = served
+        self._came = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=1 << 40)
+
+    def data_received(self, data: bytes) -> None:
+        self._came += data
+        end = self._came.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        head = bytes(self._came[:end]).lower()
+        at = head.find(b"content-length:")
+        length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
+        if len(self._came) >= end + 4 + length:
+            body = bytes(self._came[end + 4 : end + 4 + length])
+            self._came.clear()
+            self._answer(head, body)
+
+    def _answer(self, head: bytes, body: bytes) -> None:
+        if head.startswith(b"get"):
+            self._transport.write(http(MODELS))
+            return
+        asked, spec = _asked.decode(body), self._spec
+        start = 0 if spec.full else asked.routed_experts_prompt_start or 0
+        answer = reply(len(asked.prompt) + spec.drawn - 1 - start, spec.layers, spec.slots, spec.drawn)
+        asyncio.get_running_loop().call_later(spec.latency_s, self._send, answer)
+
+    def _send(self, answer: bytes) -> None:
+        if not self._transport.is_closing():
+            self._served.num_turns += 1
+            self._transport.write(answer)
+
+
+def serve(pipe: Connection, spec: EngineSpec) -> None:
+    """Serve on a free port, which goes down the pipe; every message is answered by the turns so far."""
+    served = Served()
+
+    async def main(watch: Watch) -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            lambda: Connected(spec, served), "127.0.0.1", 0, backlog=4096
+        )
+        pipe.send(server.sockets[0].getsockname()[1])
+        while True:
+            await asyncio.sleep(0.02)
+            if pipe.poll():
+                pipe.recv()
+                pipe.send(served.num_turns)
+
+    run("engine", WatchConfig(stall_ms=1e6), main)

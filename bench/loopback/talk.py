@@ -1,4 +1,4 @@
-"""An environment that says the same thing for as many turns as it is told."""
+"""An environment that says as much as it is told for as many turns as its task wants."""
 
 from collections.abc import Iterator
 
@@ -6,14 +6,18 @@ import rollway as rw
 
 
 class Talk(rw.Environment):
-    def __init__(self, turns: int) -> None:
+    def __init__(self, turns: int, chars: int = 5) -> None:
         self.turns = turns
+        self.text = "go on" * (chars // 5)
 
     def tasks(self) -> Iterator[rw.Task]:
-        yield rw.Task(id="0", prompt="go on")
+        number = 0
+        while True:
+            yield rw.Task(id=str(number), prompt=self.text, answer=str(self.turns))
+            number += 1
 
     async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
-        for _ in range(self.turns):
+        for _ in range(int(task.answer)):
             await chat.say(task.prompt)
 
     @rw.reward

@@ -1,0 +1,63 @@
+"""What every bench prints and writes: a table, ratio lines, one line of JSON."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rollway.loop.lag import FINEST_S, GROWTH
+from rollway.records.lag import LagStats
+
+LATE_S = 0.005
+"""A tick later than this counts as blocked: about a control's p99."""
+
+
+def arguments(doc: str | None, **defaults: tuple[Any, str]) -> argparse.Namespace:
+    """--full, --json, and one option per default."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="the full size, not a minute's worth")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the same figures as JSON")
+    for name, (value, help) in defaults.items():
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=type(value), default=value, help=f"{help} (default {value})")
+    return parser.parse_args()
+
+
+def table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> None:
+    """One line per row; `columns` are keys, printed as they are."""
+    width = max(len(name) for name in rows) + 2
+    print(" " * width + "".join(f"{name:>{len(name) + 2}}" for name in columns))
+    for name, row in rows.items():
+        cells = [
+            f"{_number(row[key]) if key in row else '-':>{len(key) + 2}}" for key in columns
+        ]  # fmt: skip
+        print(f"{name:<{width}}" + "".join(cells), flush=True)
+
+
+def _number(value: float) -> str:
+    if value == int(value) and abs(value) < 1e6:
+        return f"{value:.0f}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def finish(bench: str, figures: Mapping[str, Any], path: Path | None) -> None:
+    line = json.dumps({"bench": bench, **figures})
+    print(line, flush=True)
+    if path is not None:
+        path.write_text(line + "\n")
+
+
+def lag_figures(lag: LagStats) -> dict[str, float]:
+    """Milliseconds, and the seconds a loop was late altogether."""
+    late = sum(
+        count * FINEST_S * GROWTH**bucket
+        for bucket, count in lag.buckets.items()
+        if FINEST_S * GROWTH**bucket > LATE_S
+    )
+    return {
+        "p50 ms": lag.med * 1000,
+        "p99 ms": lag.p99 * 1000,
+        "max ms": lag.max * 1000,
+        "blocked s": late,
+    }
