@@ -21,6 +21,7 @@ from rollway.envserver import client as envs
 from rollway.errors import PartDied
 from rollway.loop.part import start_part
 from rollway.payload.reader import SegmentReader
+from rollway.payload.writer import SegmentWriter
 from rollway.records.ids import PolicyVersion, RolloutId
 from rollway.records.lag import ProcessStats
 from rollway.records.rollout import Cancelled, Failed, Outcome, Scored, Settled
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.anyio
 
 ENVS = str(Path(__file__).parents[1] / "doubles" / "envs.py")
 ROUTER = "rollway.envserver.router:main"
+FILES = PayloadConfig()
 
 
 def plus_one(said: str) -> str:
@@ -84,13 +86,15 @@ class Server:
         return psutil.Process(self.pid).children()
 
 
-def router_part(env: EnvConfig, model: Path, engine_url: str, folder: Path) -> RouterPart:
+def router_part(
+    env: EnvConfig, model: Path, engine_url: str, folder: Path, payload: PayloadConfig = FILES
+) -> RouterPart:
     return RouterPart(
         env=env,
         model=ModelConfig(path=str(model), renderer="qwen3", template={"enable_thinking": False}),
         engine=EngineConfig(),
         engine_url=engine_url,
-        payload=PayloadConfig(),
+        payload=payload,
         payload_dir=str(folder),
         log_dir=str(folder),
         seed=0,
@@ -100,16 +104,17 @@ def router_part(env: EnvConfig, model: Path, engine_url: str, folder: Path) -> R
 
 @asynccontextmanager
 async def serving(
-    folder: Path, model: Path, kind: str, *, latency_s: float = 0.0, **env: Any
-) -> AsyncIterator[Server]:
+    folder: Path, model: Path, kind: str, *, latency_s: float = 0.0, payload: PayloadConfig = FILES,
+    landing: SegmentWriter | None = None, **env: Any,
+) -> AsyncIterator[Server]:  # fmt: skip
     async with engine_double(model, plus_one, latency_s) as engine:
         config = EnvConfig(id=ENVS, args={"kind": kind}, **{"workers": 1, "concurrency": 8, **env})
-        part = router_part(config, model, engine.url, folder)
+        part = router_part(config, model, engine.url, folder, payload)
         async with start_part("test.router", ROUTER, part, log=folder / "router.log") as router:
             listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
             ready = asyncio.ensure_future(router.ready())
             await asyncio.wait([listening, ready], return_when=asyncio.FIRST_COMPLETED)
-            async with envs.connect(await ready) as client:
+            async with envs.connect(await ready, landing) as client:
                 yield Server(client, engine, router.pid, folder)
             listening.cancel()
 
