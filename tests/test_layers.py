@@ -32,8 +32,8 @@ MAY_IMPORT = {
     "trainer": BASE | {"config", "loop", "wire", "payload", "inference", "envs", "model", "rundir",
                        "transport"},
     "launch": BASE | {"config", "loop", "rundir", "observe", "trainer"},
-    "cli": BASE | {"config", "loop", "envs", "model", "rundir", "observe", "ledger", "trainer",
-                   "launch"},
+    "cli": BASE | {"config", "loop", "envs", "model", "payload", "rundir", "observe", "ledger",
+                   "trainer", "launch"},
 }  # fmt: skip
 PURE = ["trace", "orchestrator/core", "orchestrator/credit", "orchestrator/filters",
         "orchestrator/batching", "envserver/core"]  # fmt: skip

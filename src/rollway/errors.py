@@ -6,7 +6,7 @@
     ├── ModelError          a model folder is missing or unusable
     ├── RunDirError         a run directory exists, or is not one
     ├── PortError           an address cannot be bound
-    ├── PayloadError        a segment is missing, short or malformed
+    ├── PayloadError        a segment is missing, short or damaged, or cannot be written
     ├── TraceError          a turn does not fit its row (an engine's fault)
     ├── EngineError         an engine refused, answered nonsense, or cannot be reached
     ├── ProtocolError       a message that does not belong to the protocol

@@ -32,6 +32,13 @@ class ThreeTurns(Counting):
         chat.info["last"] = reply.text
 
 
+class Wordy(Counting):
+    """A prompt of many tokens, so that the payload is large."""
+
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        await chat.say(task.prompt + 20_000 * "?")
+
+
 class Raises(Counting):
     async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
         raise KeyError("no such thing")

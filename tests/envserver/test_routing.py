@@ -1,13 +1,16 @@
 """The router's decisions: every Run is answered once, whatever dies."""
 
+from collections import Counter
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from rollway.envserver.core.frames import FramesOnTheirWay
 from rollway.envserver.core.routing import (
     MAX_ATTEMPTS,
+    ClientGone,
     ClientSays,
     Routing,
     TellClient,
@@ -19,7 +22,17 @@ from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
 from rollway.records.rollout import Cancelled, Failed, Settled
 from rollway.records.task import Task
 from rollway.records.turn import Sampling
-from rollway.wire.messages import Cancel, Hello, NewPolicy, NextTasks, Refused, Run, Tasks, Welcome
+from rollway.wire.messages import (
+    Cancel,
+    FrameTaken,
+    Hello,
+    NewPolicy,
+    NextTasks,
+    Refused,
+    Run,
+    Tasks,
+    Welcome,
+)
 
 TASK, SAMPLING = Task(id="0", prompt="?"), Sampling(8)
 CLIENT = b"client"
@@ -105,6 +118,56 @@ def test_a_late_answer_of_a_lost_attempt_is_dropped() -> None:
     late = Settled(RolloutId("r"), 1, WorkerName("a"), FAILED)
     assert core.on_event(WorkerSays(WorkerName("a"), late)) == []
     assert core.num_dropped == 1
+
+
+def test_a_frame_is_passed_on_and_its_bytes_return_to_the_worker() -> None:
+    core = routing("a")
+    worker = WorkerName("a")
+    core.on_event(ClientSays(CLIENT, a_run("r")))
+    settled = Settled(RolloutId("r"), 1, worker, FAILED)
+    frame = object()
+    told = core.on_event(WorkerSays(worker, settled, frame, 100))
+    assert told == [TellClient(CLIENT, settled, frame)]
+    assert told[0].frame is frame  # type: ignore[union-attr]
+    again = core.on_event(WorkerSays(worker, settled, frame, 100))
+    assert again == [TellWorker(worker, FrameTaken(worker, 100))], "nobody waits for it: taken at once"
+    said = [core.on_event(ClientSays(CLIENT, FrameTaken(worker, 60))) for _ in range(3)]
+    assert said == [[TellWorker(worker, FrameTaken(worker, size))] for size in (60, 40)] + [[]]
+
+
+def test_frames_on_their_way_to_a_lost_client_bind_no_worker() -> None:
+    core = routing("a")
+    worker = WorkerName("a")
+    core.on_event(ClientSays(CLIENT, a_run("r")))
+    core.on_event(WorkerSays(worker, Settled(RolloutId("r"), 1, worker, FAILED), object(), 100))
+    assert core.on_event(ClientGone(CLIENT)) == [TellWorker(worker, FrameTaken(worker, 100))]
+    assert core.on_event(ClientGone(CLIENT)) == []
+
+
+WAYS = st.tuples(st.sampled_from([b"c", b"d"]), st.sampled_from([WorkerName("v"), WorkerName("w")]))
+ACTS = st.tuples(st.sampled_from(["sent", "taken", "lost", "forget"]), WAYS, st.integers(0, 50))
+
+
+@given(st.lists(ACTS, max_size=40))
+def test_every_byte_sent_is_given_back_at_most_once(acts: list[Any]) -> None:
+    frames = FramesOnTheirWay()
+    on_their_way: Counter[Any] = Counter()
+    for act, (client, worker), size in acts:
+        match act:
+            case "sent":
+                frames.sent(client, worker, size)
+                on_their_way[client, worker] += size
+            case "taken":
+                taken = frames.taken(client, worker, size)
+                assert taken == min(size, on_their_way[client, worker])
+                on_their_way[client, worker] -= taken
+            case "lost":
+                lost = {way[1]: num for way, num in on_their_way.items() if way[0] == client and num}
+                assert dict(frames.lost_with(client)) == lost
+                on_their_way = Counter({way: n for way, n in on_their_way.items() if way[0] != client})
+            case "forget":
+                frames.forget(worker)
+                on_their_way = Counter({way: n for way, n in on_their_way.items() if way[1] != worker})
 
 
 def test_tasks_are_asked_of_one_worker_and_again_when_it_dies() -> None:

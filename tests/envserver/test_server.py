@@ -21,6 +21,7 @@ from rollway.envserver import client as envs
 from rollway.errors import PartDied
 from rollway.loop.part import start_part
 from rollway.payload.reader import SegmentReader
+from rollway.payload.writer import SegmentWriter
 from rollway.records.ids import PolicyVersion, RolloutId
 from rollway.records.lag import ProcessStats
 from rollway.records.rollout import Cancelled, Failed, Outcome, Scored, Settled
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.anyio
 
 ENVS = str(Path(__file__).parents[1] / "doubles" / "envs.py")
 ROUTER = "rollway.envserver.router:main"
+FILES = PayloadConfig()
 
 
 def plus_one(said: str) -> str:
@@ -84,13 +86,15 @@ class Server:
         return psutil.Process(self.pid).children()
 
 
-def router_part(env: EnvConfig, model: Path, engine_url: str, folder: Path) -> RouterPart:
+def router_part(
+    env: EnvConfig, model: Path, engine_url: str, folder: Path, payload: PayloadConfig = FILES
+) -> RouterPart:
     return RouterPart(
         env=env,
         model=ModelConfig(path=str(model), renderer="qwen3", template={"enable_thinking": False}),
         engine=EngineConfig(),
         engine_url=engine_url,
-        payload=PayloadConfig(),
+        payload=payload,
         payload_dir=str(folder),
         log_dir=str(folder),
         seed=0,
@@ -100,16 +104,17 @@ def router_part(env: EnvConfig, model: Path, engine_url: str, folder: Path) -> R
 
 @asynccontextmanager
 async def serving(
-    folder: Path, model: Path, kind: str, *, latency_s: float = 0.0, **env: Any
-) -> AsyncIterator[Server]:
+    folder: Path, model: Path, kind: str, *, latency_s: float = 0.0, payload: PayloadConfig = FILES,
+    landing: SegmentWriter | None = None, **env: Any,
+) -> AsyncIterator[Server]:  # fmt: skip
     async with engine_double(model, plus_one, latency_s) as engine:
         config = EnvConfig(id=ENVS, args={"kind": kind}, **{"workers": 1, "concurrency": 8, **env})
-        part = router_part(config, model, engine.url, folder)
+        part = router_part(config, model, engine.url, folder, payload)
         async with start_part("test.router", ROUTER, part, log=folder / "router.log") as router:
             listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
             ready = asyncio.ensure_future(router.ready())
             await asyncio.wait([listening, ready], return_when=asyncio.FIRST_COMPLETED)
-            async with envs.connect(await ready) as client:
+            async with envs.connect(await ready, landing) as client:
                 yield Server(client, engine, router.pid, folder)
             listening.cancel()
 
@@ -193,6 +198,24 @@ async def test_an_engine_that_is_gone_fails_the_rollout_not_the_worker(
         assert isinstance(failed, Failed)
         assert failed.boundary == "engine"
         assert "500" in failed.error
+
+
+async def test_payload_that_cannot_be_written_fails_its_rollout_and_nothing_else(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
+    taken = tmp_path / "envs.w0.0-0000.seg"
+    taken.write_bytes(b"somebody else's")
+    async with serving(tmp_path, tiny_moe, "Counting") as server:
+        await server.run("bad", "0")
+        failed = await server.outcome("bad")
+        assert isinstance(failed, Failed)
+        assert failed.boundary == "worker"
+        assert f"to {taken}: File exists" in failed.error
+        taken.unlink()
+        await server.run("good", "0")
+        scored = await server.outcome("good")
+        assert isinstance(scored, Scored)
+        server.reader.verify(scored.ref)
 
 
 async def test_cancel_reaches_the_engine(tmp_path: Path, tiny_moe: Path) -> None:

@@ -207,7 +207,7 @@ def test_a_full_disk_loses_nothing_and_space_heals_it(tmp_path: Path) -> None:
 async def test_a_folder_that_is_gone_fails_the_append_only(tmp_path: Path) -> None:
     folder = tmp_path / "payload"
     with SegmentWriter(folder, "w.0", segment_bytes=1) as writer:
-        with pytest.raises(PayloadError, match=rf"bytes to {folder}: No such file .*folder exists"):
+        with pytest.raises(PayloadError, match=rf"bytes to {folder}/w.*: No such file .*folder exists"):
             await writer.append(blob_of(10))
         folder.mkdir()
         assert (await writer.append(blob_of(10))).segment == "w.0-0000.seg"

@@ -148,6 +148,17 @@ def test_a_whole_run_its_refusal_and_its_resumption(work: Workspace) -> None:
     work.nothing_is_left()
 
 
+def test_a_run_without_a_shared_file_system(work: Workspace) -> None:
+    """Workers send their payload as frames; the orchestrator writes it, through to the disk."""
+    done = work.train("--set", "payload.store=frames", "--set", "payload.durability=host")
+    assert done.returncode == 0, done.stderr
+    assert [one["step"] for one in work.metrics()] == [1, 2, 3, 4]
+    segments = work.ledger("SELECT DISTINCT segment FROM rollouts WHERE step IS NOT NULL")
+    assert segments == [("envs.in.0-0000.seg",)]
+    assert not list((work.run / "payload").iterdir())
+    work.nothing_is_left()
+
+
 def check_console(text: str) -> None:
     for step in range(1, 5):
         (line,) = [one for one in text.splitlines() if one.startswith(f"Step {step}/4 ")]

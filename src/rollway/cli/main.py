@@ -6,7 +6,7 @@ import typer
 
 from ..errors import RollwayError
 from ..loop.part import first_cause
-from . import engine, envs, train
+from . import engine, envs, payload, train
 from .train import INTERRUPTED
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 app.command()(train.train)
 app.command()(envs.envs)
 app.command()(engine.engine)
+app.add_typer(payload.app)
 
 
 def main() -> None:

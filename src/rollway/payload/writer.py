@@ -81,7 +81,7 @@ class SegmentWriter:
             segment.close()
 
     def _explain(self, error: OSError, length: int) -> str:
-        where = self._segment.path if self._segment else self._folder
+        where = error.filename or (self._segment.path if self._segment else self._folder)
         said = f"cannot write {length} bytes to {where}: {error.strerror or error}"
         if error.errno in _FULL:
             return f"{said}; make room there, and rollouts go on (what was written before is intact)"

@@ -1,0 +1,133 @@
+"""`rollway payload`: what lies in payload segments, without a run."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import PayloadError
+from ..payload.blob import Entry, check
+from ..payload.recover import is_written, mapped
+from ..payload.recover import recover as recover_segment
+from ..payload.scan import Broken, Piece, Whole, scan, torn_from
+
+DAMAGED = 1
+
+app = typer.Typer(
+    name="payload",
+    help="Look into payload segments: the columns of rollouts on their way to the trainer.",
+    no_args_is_help=True,
+)
+
+
+@app.command()
+def show(
+    path: Annotated[Path, typer.Argument(help="A segment (.seg), or a folder of them: RUN/payload.")],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read all data and compare it with its checksums.")
+    ] = False,
+) -> None:
+    """List the blobs of a segment: offset, length, rows, tokens, columns. Exits with 1 if any is broken.
+
+    A broken end is a torn tail: its writer was killed in the middle of a write.
+    """
+    sound = [_show_segment(segment, verify=verify) for segment in _segments(path)]
+    if not all(sound):
+        raise typer.Exit(DAMAGED)
+
+
+@app.command()
+def extract(
+    segment: Annotated[Path, typer.Argument(help="A segment file (.seg).")],
+    offset: Annotated[int, typer.Argument(help="Where the blob begins; 'show' lists all offsets.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write (.safetensors).")],
+) -> None:
+    """Copy one blob, verified, into a safetensors file of its own."""
+    data = mapped(segment)
+    found = [one for one in scan(data) if isinstance(one, Whole) and one.offset == offset]
+    if not found:
+        raise PayloadError(
+            f"no whole blob at offset {offset} of {segment}; 'rollway payload show {segment}' lists them"
+        )
+    blob = data[offset : found[0].end]
+    try:
+        check(blob)
+    except PayloadError as error:
+        raise PayloadError(f"the blob at offset {offset} of {segment} is damaged: {error}") from None
+    try:
+        with output.open("xb") as file:
+            file.write(blob)
+    except FileExistsError:
+        raise PayloadError(f"{output} exists; choose another name") from None
+    except OSError as error:
+        raise PayloadError(f"cannot write {output}: {error.strerror or error}") from None
+    typer.echo(f"{output}: {len(blob)} bytes, {len(found[0].entries)} columns, checksum ok")
+
+
+@app.command()
+def recover(
+    segment: Annotated[Path, typer.Argument(help="A segment file (.seg) that nobody writes any more.")],
+) -> None:
+    """Cut the torn tail off a segment whose writer was killed. Whole blobs stay as they are."""
+    done = recover_segment(segment)
+    typer.echo(f"{segment}: {done.num_kept} whole blobs kept, {done.num_cut_bytes} bytes of tail cut")
+    if done.num_broken:
+        typer.echo(f"{done.num_broken} broken pieces lie between whole blobs and were left", err=True)
+        raise typer.Exit(DAMAGED)
+
+
+def _segments(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.glob("*.seg"))
+    if not found:
+        raise PayloadError(f"no segments (*.seg) in {path}; a run keeps them in RUN/payload")
+    return found
+
+
+def _show_segment(path: Path, *, verify: bool) -> bool:
+    """Print one segment; whether all of it is whole, or only its writer not done yet."""
+    in_use = is_written(path)
+    data = mapped(path)
+    pieces = list(scan(data, verify=verify))
+    whole = [piece for piece in pieces if isinstance(piece, Whole)]
+    state = ", being written" if in_use else ""
+    typer.echo(f"{path}: {len(data)} bytes, {len(whole)} blobs{state}")
+    tail = torn_from(pieces)
+    for piece in pieces:
+        for line in _lines(piece, tail, verify=verify, in_use=in_use):
+            typer.echo(f"  {line}")
+    return all(isinstance(one, Whole) or (in_use and one.offset >= tail) for one in pieces)
+
+
+def _lines(piece: Piece, tail: int, *, verify: bool, in_use: bool) -> Iterator[str]:
+    if isinstance(piece, Broken):
+        what = "broken" if piece.offset < tail else "unfinished" if in_use else "torn tail"
+        yield f"{what} at {piece.offset}, {piece.length} bytes: {piece.why}"
+        return
+    rows = _rows(piece.entries)
+    num_tokens = sum(
+        entries["token_ids"].shape[0] for entries in rows.values() if "token_ids" in entries
+    )
+    checksum = ", checksum ok" if verify else ""
+    yield (
+        f"at {piece.offset}, {piece.length} bytes: {sum(map(bool, rows))} rows, {num_tokens} tokens"
+        f"{checksum}"
+    )
+    for name, entries in rows.items():
+        columns = " ".join(f"{column} {_type(entry)}" for column, entry in sorted(entries.items()))
+        yield f"  {name}: {columns}" if name else f"  {columns}"
+
+
+def _rows(entries: dict[str, Entry]) -> dict[str, dict[str, Entry]]:
+    """Columns by the row they belong to; those of the whole rollout under ''."""
+    rows: dict[str, dict[str, Entry]] = {}
+    for name, entry in sorted(entries.items()):
+        row, _, column = name.rpartition(".")
+        rows.setdefault(row, {})[column] = entry
+    return dict(sorted(rows.items(), key=lambda item: (not item[0], len(item[0]), item[0])))
+
+
+def _type(entry: Entry) -> str:
+    return f"{entry.dtype}{list(entry.shape)}"

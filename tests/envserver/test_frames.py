@@ -1,0 +1,159 @@
+"""Payload without a shared file system: real server, real client, the same bytes in the end."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+import zmq.asyncio
+from tests.envserver.test_server import serving
+
+from rollway.config.sections import PayloadConfig
+from rollway.envserver import client as envs
+from rollway.payload.blob import build, join
+from rollway.payload.frames import ON_ITS_WAY
+from rollway.payload.reader import SegmentReader
+from rollway.payload.writer import SegmentWriter
+from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
+from rollway.records.payload import PayloadRef
+from rollway.records.rollout import Failed, RowSummary, Scored, Settled, Timing
+from rollway.wire.messages import FrameTaken, Hello, Stats, Welcome, encode, for_router
+
+pytestmark = pytest.mark.anyio
+
+FRAMES = PayloadConfig(store="frames", frames_mb=1)
+
+
+def folders(tmp_path: Path, *names: str) -> list[Path]:
+    made = [tmp_path / name for name in names]
+    for one in made:
+        one.mkdir()
+    return made
+
+
+def raw(folder: Path, ref: PayloadRef) -> bytes:
+    return (folder / ref.segment).read_bytes()[ref.offset : ref.offset + ref.length]
+
+
+async def test_the_trainer_maps_the_same_bytes_either_way(tmp_path: Path, tiny_moe: Path) -> None:
+    files, remote, here = folders(tmp_path, "files", "remote", "here")
+    async with serving(files, tiny_moe, "ThreeTurns") as server:
+        await server.run("r", "5")
+        by_file = await server.outcome("r")
+    with SegmentWriter(here, "env.in.0", 1 << 20) as landing:
+        async with serving(remote, tiny_moe, "ThreeTurns", payload=FRAMES, landing=landing) as server:
+            await server.run("r", "5")
+            by_frame = await server.outcome("r")
+    assert isinstance(by_file, Scored)
+    assert isinstance(by_frame, Scored), by_frame
+    assert by_frame.ref.segment == "env.in.0-0000.seg"
+    assert not list(remote.glob("*.seg")), "the worker wrote no file"
+    SegmentReader(here).verify(by_frame.ref)
+    assert raw(here, by_frame.ref) == raw(files, by_file.ref)
+
+
+async def test_a_slow_receiver_slows_the_worker(tmp_path: Path, tiny_moe: Path) -> None:
+    """Nobody receives: the worker stops at its window with the rest of its rollouts still in flight."""
+    (here,) = folders(tmp_path, "here")
+    with SegmentWriter(here, "env.in.0", 1 << 20) as landing:
+        waits = {"latency_s": 3.0, "payload": FRAMES, "landing": landing}
+        async with serving(tmp_path, tiny_moe, "Wordy", **waits) as server:
+            await server.all_up(1)
+            for n in range(8):
+                await server.run(f"r{n}", str(n))
+            await server.engine.until_running(8)
+            await server.engine.until_running(0)
+            address = server.client._wire.getsockopt(zmq.LAST_ENDPOINT).decode()
+            async with envs.connect(address) as watcher:
+                left = await settled_down(watcher)
+            assert 0 < left < 8
+            outcomes = [await server.outcome(f"r{n}") for n in range(8)]
+    assert all(isinstance(one, Scored) for one in outcomes), outcomes
+    sizes = [one.ref.length for one in outcomes if isinstance(one, Scored)]
+    assert (8 - left) * max(sizes) <= 1 << 20 < (8 - left + 1) * max(sizes)
+    for one in outcomes:
+        SegmentReader(here).verify(one.ref)  # type: ignore[union-attr]
+
+
+async def settled_down(watcher: envs.EnvClient) -> int:
+    """The worker's rollouts in flight once that number stays the same for three seconds."""
+    seen: list[int] = []
+    while len(seen) < 4 or len(set(seen[-4:])) > 1:
+        match await watcher.receive():
+            case Stats(stats=stats) if ".w" in stats.process:
+                seen.append(stats.in_flight)
+    return seen[-1]
+
+
+def settled(id: str, length: int) -> Settled:
+    timing = Timing(0.0, 0.0, 0.0, 0.0)
+    rows, ref = (RowSummary(1, 1),), PayloadRef(ON_ITS_WAY, 0, length)
+    scored = Scored(1.0, {}, {}, rows, ref, 1, "stop", PolicyVersion(0), PolicyVersion(0), timing)
+    return Settled(RolloutId(id), 1, WorkerName("w0.0"), scored)
+
+
+@asynccontextmanager
+async def server_of_ours(landing: SegmentWriter | None) -> AsyncIterator[tuple[envs.EnvClient, Any]]:
+    """A client, and the server's end of its wire: `say(message, frame)` returns what comes back."""
+    with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as wire:
+        wire.setsockopt(zmq.LINGER, 0)
+        port = wire.bind_to_random_port("tcp://127.0.0.1")
+        connecting = envs.connect(f"tcp://127.0.0.1:{port}", landing)
+        entering = asyncio.ensure_future(connecting.__aenter__())
+        peer, hello = await wire.recv_multipart()
+        assert isinstance(for_router(hello), Hello)
+        await wire.send_multipart([peer, encode(Welcome("env", 1))])
+        client = await entering
+
+        async def say(message: Settled, *frames: bytes) -> tuple[Any, Any]:
+            await wire.send_multipart([peer, encode(message), *frames])
+            heard = await client.receive()
+            answer = for_router((await wire.recv_multipart())[1]) if frames else None
+            return heard, answer
+
+        try:
+            yield client, say
+        finally:
+            await connecting.__aexit__(None, None, None)
+
+
+async def test_frames_that_are_not_right_fail_their_rollout_only(tmp_path: Path) -> None:
+    good = bytes(join(build({"a": [np.arange(500, dtype=np.int32)]})))
+    size = len(good)
+    damaged = good[:-1] + bytes([good[-1] ^ 1])
+    with SegmentWriter(tmp_path, "env.in.0", 1 << 20) as landing:
+        async with server_of_ours(landing) as (_, say):
+            cases = {
+                "missing": ([], "nothing arrived beside the record"),
+                "short": ([good[:-64]], f"{size - 64} bytes arrived .* instead of {size}"),
+                "empty": ([b""], "0 bytes arrived"),
+                "damaged": ([damaged], "checksum"),
+                "noise": ([bytes(size)], "no blob"),
+            }
+            for id, (frames, said) in cases.items():
+                heard, answer = await say(settled(id, size), *frames)
+                assert isinstance(heard.outcome, Failed), id
+                assert heard.outcome.boundary == "worker"
+                assert re.search(said, heard.outcome.error), heard.outcome.error
+                if frames:
+                    assert answer == FrameTaken(WorkerName("w0.0"), len(frames[0]))
+            heard, answer = await say(settled("good", size), good)
+    assert isinstance(heard.outcome, Scored)
+    assert answer == FrameTaken(WorkerName("w0.0"), size)
+    assert raw(tmp_path, heard.outcome.ref) == good
+
+
+async def test_a_receiver_without_a_place_or_space_says_so(tmp_path: Path) -> None:
+    good = bytes(join(build({"a": [np.arange(5, dtype=np.int32)]})))
+    with SegmentWriter(tmp_path / "gone", "env.in.0", 1 << 20) as nowhere:
+        for landing, said in ((None, "no place to write it"), (nowhere, "cannot write")):
+            async with server_of_ours(landing) as (_, say):
+                heard, answer = await say(settled("r", len(good)), good)
+                assert isinstance(heard.outcome, Failed)
+                assert said in heard.outcome.error
+                assert answer.num_bytes == len(good), "the worker is not kept waiting"

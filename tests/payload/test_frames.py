@@ -1,0 +1,85 @@
+"""Frames on their way: bounded in bytes, first come, first served, nothing lost to cancellation."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollway.payload.blob import Blob, build, parse
+from rollway.payload.frames import ON_ITS_WAY, ByteWindow, FrameStore
+
+pytestmark = pytest.mark.anyio
+
+
+def blob_of(size: int, value: int = 1) -> Blob:
+    return build({"a": [np.full(size, value, np.uint8)]})
+
+
+async def test_a_frame_is_the_blob_and_is_handed_out_once() -> None:
+    store = FrameStore(1 << 20)
+    ref = await store.append(blob_of(100, 7))
+    assert ref.segment == ON_ITS_WAY
+    frame = store.frame_of(ref)
+    assert frame is not None
+    assert len(frame) == ref.length
+    assert parse(frame)["a"].tolist() == [7] * 100
+    assert store.frame_of(ref) is None
+
+
+async def test_at_the_bound_appends_wait_for_the_receiver() -> None:
+    store = FrameStore(3 * blob_of(1000).length)
+    waiting = [asyncio.create_task(store.append(blob_of(1000))) for _ in range(5)]
+    done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    while len(done) < 3:
+        done |= (await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED))[0]
+        pending = {one for one in waiting if not one.done()}
+    store.taken(blob_of(1000).length)
+    fourth = await waiting[3]
+    assert not waiting[4].done()
+    waiting[4].cancel()
+    store.taken(3 * fourth.length)
+    await store.append(blob_of(2000))
+
+
+async def test_a_cancelled_append_gives_its_place_back() -> None:
+    store = FrameStore(1000)
+    append = asyncio.create_task(store.append(blob_of(100_000)))
+    await asyncio.sleep(0)
+    append.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await append
+    await store.append(blob_of(200_000))  # more than the window: only if nothing else is on its way
+
+
+@given(
+    st.integers(1, 100),
+    st.lists(st.tuples(st.sampled_from(["take", "give", "cancel"]), st.integers(1, 150)), max_size=40),
+)
+def test_the_window_holds_its_limit_and_its_order(limit: int, acts: list[tuple[str, int]]) -> None:
+    async def play() -> None:
+        window = ByteWindow(limit)
+        asked: list[tuple[int, asyncio.Task[None]]] = []
+        inside: list[int] = []
+        for act, number in acts:
+            if act == "take":
+                asked.append((number, asyncio.create_task(window.take(number))))
+            elif act == "give" and inside:
+                window.give(inside.pop(0))
+            elif act == "cancel" and asked:
+                asked.pop(number % len(asked))[1].cancel()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            done = [task.done() for _, task in asked]
+            assert done == sorted(done, reverse=True), "somebody was served out of turn"
+            inside += [size for size, task in asked if task.done()]
+            asked = [(size, task) for size, task in asked if not task.done()]
+            assert window.num_bytes == sum(inside)
+            assert sum(inside) <= limit or len(inside) == 1
+            if asked:
+                assert inside, "somebody waits though nothing is on its way"
+        for _, task in asked:
+            task.cancel()
+
+    asyncio.run(play())
