@@ -62,18 +62,17 @@ CASES = (
 
 
 class Window:
-    """What happened between two moments: turns the engine answered, CPU of some processes."""
+    """What happened between two moments: wall time and CPU of some processes."""
 
-    def __init__(self, engine: Started, pids: list[int]) -> None:
-        self._engine = engine
+    def __init__(self, pids: list[int]) -> None:
         self._pids = pids
         self._start = self._now()
 
-    def _now(self) -> tuple[float, int, float]:
-        return time.monotonic(), self._engine.ask(), cpu_s(self._pids)
+    def _now(self) -> tuple[float, float]:
+        return time.monotonic(), cpu_s(self._pids)
 
-    def figures(self, lag: LagStats) -> dict[str, float]:
-        wall_s, turns, cpu = (b - a for a, b in zip(self._start, self._now(), strict=True))
+    def figures(self, turns: int, lag: LagStats) -> dict[str, float]:
+        wall_s, cpu = (b - a for a, b in zip(self._start, self._now(), strict=True))
         return {
             "turns/s": turns / wall_s,
             "CPU ms/turn": cpu * 1000 / max(1, turns),
@@ -94,16 +93,18 @@ def threads(case: Case, client: str, engine: Started, url: str, model: str, args
     workers = [Started(threads_worker, (spec,)) for _ in range(case.workers)]
     try:
         while not engine.ask():
+            for worker in workers:
+                worker.check()
             time.sleep(0.1)
         _drain(sink, WARM_S)
-        for worker in workers:
-            worker.ask()
-        window = Window(engine, [worker.pid for worker in workers])
+        before = sum(worker.ask()[1] for worker in workers)
+        window = Window([worker.pid for worker in workers])
         _drain(sink, args.seconds)
+        answers = [worker.ask() for worker in workers]
         lag = LagStats()
-        for worker in workers:
-            lag = merge(lag, worker.ask())
-        return window.figures(lag)
+        for one, _ in answers:
+            lag = merge(lag, one)
+        return window.figures(sum(turns for _, turns in answers) - before, lag)
     finally:
         for worker in workers:
             worker.end()
@@ -168,9 +169,9 @@ class Driver:
             await self._start(1 + n % self._case.turns)
         await self._serve(WARM_S)
         self._lags.clear()
-        window = Window(engine, pids)
+        window, before = Window(pids), engine.ask()
         await self._serve(seconds + 1)  # statistics come once a second
-        worker = window.figures(self._lags["worker"])
+        worker = window.figures(engine.ask() - before, self._lags["worker"])
         return {"rollway": worker, "rollway's router": lag_figures(self._lags["router"])}
 
     async def _serve(self, seconds: float) -> None:
@@ -236,8 +237,9 @@ def main() -> None:
         rows = figures[case.name] = measure(case, args)
         table(rows, COLUMNS)
         for baseline in ("threads", "threads on aiohttp"):
-            ratio = rows["rollway"]["turns/s"] / rows[baseline]["turns/s"]
-            print(f"ratio turns/s to {baseline}: {ratio:.1f}")
+            theirs = rows[baseline]["turns/s"]
+            ratio = f"{rows['rollway']['turns/s'] / theirs:.1f}" if theirs else "they took in none"
+            print(f"ratio turns/s to {baseline}: {ratio}")
         for key in ("p99 ms", "max ms"):
             over = rows["rollway"][key] - rows["control beside rollway"][key]
             print(f"worker lag {key} over the control's: {over:.1f}")

@@ -73,7 +73,7 @@ class Connected(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=1 << 40)
+        self._transport.set_write_buffer_limits(high=1 << 30)
 
     def data_received(self, data: bytes) -> None:
         self._came += data

@@ -30,6 +30,11 @@ class Started:
         self.pipe.send(question)
         return self.pipe.recv()
 
+    def check(self) -> None:
+        """Raise if it has died."""
+        if not self._process.is_alive():
+            raise RuntimeError(f"a process of the bench ended with {self._process.exitcode}")
+
     def end(self) -> None:
         self._process.kill()
         self._process.join()

@@ -115,6 +115,7 @@ class Worker:
         self._rendering = rendering
         self._post = post
         self._sink = sink
+        self.num_turns = 0
 
     async def _do(self, call: Callable[..., Any], *args: Any) -> Any:
         return call(*args) if self._spec.inline else await asyncio.to_thread(call, *args)
@@ -136,6 +137,7 @@ class Worker:
             asked = {"prompt": prompt, "routed_experts_prompt_start": start}
             body = await self._post(await self._do(msgspec.json.encode, asked))
             drawn = await self._do(record.take, body, prompt)
+            self.num_turns += 1
             parsed = await self._do(self._rendering.parse, drawn)
             messages.append(Message("assistant", parsed.content, parsed.reasoning))
         await self._sink.send(await self._do(record.pack, messages), copy=False)
@@ -148,7 +150,7 @@ class Worker:
 
 
 def threads_worker(pipe: Connection, spec: WorkerSpec) -> None:
-    """Runs until killed; every message is answered by the lag since the last one."""
+    """Runs until killed; every message is answered by the lag since the last one, and all turns."""
 
     async def serve(watch: Watch, post: Post) -> None:
         rendering = Rendering(
@@ -167,7 +169,7 @@ def threads_worker(pipe: Connection, spec: WorkerSpec) -> None:
                     task.result()
             if pipe.poll():
                 pipe.recv()
-                pipe.send(watch.take().lag)
+                pipe.send((watch.take().lag, worker.num_turns))
 
     async def main(watch: Watch) -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(POOL))

@@ -1,0 +1,300 @@
+"""One step, from the engine's reply bytes to a batch the trainer has opened, by three strategies.
+
+    python bench/step.py [--full] [--rollouts 32] [--turns 10] [--tokens 4000] [--bytes 384] [--json FILE]
+
+R rollouts of T turns grow to L tokens each. Every reply carries the routes of all positions so far, in
+base64, as an engine without prefix omission sends them. --full is 256 × 20 × 18,000 tokens × 384 bytes:
+25 GB of replies. The engine repeats T distinct replies.
+
+inline    everything on the loop: replies merged anew at every turn, msgpack of Python lists, base64
+threads   the same work through asyncio.to_thread with 512 threads, merged linearly
+rollway   the real env server and the real orchestrator, and a trainer that opens every row
+
+Read "copied" as bytes moved by user code per byte of reply, counted by hand at each copy (see COPIES).
+"boundary" is the time from the last rollout settled to the batch opened by the trainer. A *control*
+process with a bare loop ticks beside each.
+"""
+
+import asyncio
+import shutil
+import sqlite3
+import time
+from argparse import Namespace
+from contextlib import closing
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from loopback import talk
+from loopback.batch import old_orchestrator, old_trainer
+from loopback.control import tick
+from loopback.engine import EngineSpec, serve
+from loopback.opener import opening_trainer
+from loopback.processes import children, cpu_s, peak_bytes, started
+from loopback.report import arguments, finish, lag_figures, table
+from loopback.threads import WorkerSpec, threads_worker
+
+from rollway.config.parts import EnvAddress, OrchestratorPart, RouterPart
+from rollway.config.sections import (
+    EngineConfig,
+    EnvConfig,
+    ModelConfig,
+    OrchestratorConfig,
+    PayloadConfig,
+    WatchConfig,
+)
+from rollway.envserver import client as envs
+from rollway.loop.lag import merge
+from rollway.loop.part import start_part
+from rollway.records.ids import Step
+from rollway.records.lag import LagStats, ProcessStats
+from rollway.records.turn import Sampling
+from rollway.rundir.rundir import RunDir
+from rollway.wire.messages import Stats
+
+FULL = {"rollouts": 256, "turns": 20, "tokens": 18_000, "bytes": 384}
+SCAFFOLD = 20
+"""Tokens of a turn that the renderer adds around a message."""
+COLUMNS = ("p50 ms", "p99 ms", "max ms", "blocked s", "grew MB")
+COPIES = {
+    "inline": "body whole, JSON string, base64, merged array (T/2 times), base64, msgpack; then the "
+    "same backwards, array, bytes, msgpack, file, and back",
+    "threads": "the same with one merge",
+    "rollway": "socket to a warm 64 KB buffer; of new positions: spool, base64, file",
+}
+
+
+def copied(strategy: str, turns: int) -> float:
+    """Bytes copied per byte of reply; the rows are 2 × 3/4 / (T + 1) of the replies."""
+    rows = 1.5 / (turns + 1)
+    if strategy == "rollway":
+        return 1 + rows * (4 / 3 + 1 + 1)
+    merges = turns / 2 if strategy == "inline" else 1
+    worker = 1 + 1 + 0.75 + rows * (merges + 1 + 4 / 3 + 4 / 3)
+    return worker + rows * (4 / 3 + 4 / 3 + 1 + 1 + 1 + 1 + 1 + 1)
+
+
+class Workload:
+    """Sizes that make every turn add as many tokens as it must."""
+
+    def __init__(self, args: Namespace) -> None:
+        self.rollouts, self.turns = args.rollouts, args.turns
+        per_turn = args.tokens // args.turns
+        self.drawn = per_turn // 2
+        self.chars = per_turn - self.drawn - SCAFFOLD
+        self.bytes = args.bytes
+        self.engine = EngineSpec(
+            layers=args.bytes // 8, slots=8, drawn=self.drawn, full=True, latency_s=0.0
+        )
+
+    @property
+    def reply_gb(self) -> float:
+        per_turn = self.drawn + self.chars + SCAFFOLD
+        positions = per_turn * self.turns * (self.turns + 1) / 2
+        return self.rollouts * positions * self.bytes * 4 / 3 / 1e9
+
+
+def old(strategy: str, work: Workload, url: str, folder: Path) -> dict[str, Any]:
+    """*inline* or *threads*: a worker, an orchestrator, a trainer."""
+    inline, batch = strategy == "inline", str(folder / "batch.msgpack")
+    with (
+        started(old_orchestrator, work.rollouts, batch, inline) as orchestrator,
+        started(old_trainer) as trainer,
+    ):
+        sink = f"tcp://127.0.0.1:{orchestrator.pipe.recv()}"
+        spec = WorkerSpec(
+            url=url, client="aiohttp", model=str(folder), text="go on" * (work.chars // 5),
+            turns=work.turns, rollouts=work.rollouts, sink=sink, inline=inline, once=True,
+        )  # fmt: skip
+        with started(threads_worker, spec) as worker:
+            worker.ask()
+            everyone = {"worker": worker.pid, "orchestrator": orchestrator.pid, "trainer": trainer.pid}
+            before = Before(everyone)
+            while not orchestrator.pipe.poll(0.2):
+                worker.check()
+                orchestrator.check()
+            settled_s = orchestrator.pipe.recv()
+            _, opened_s = trainer.ask(batch)
+            lags = {"worker": worker.ask()[0], "orchestrator": orchestrator.pipe.recv()}
+            return before.figures(lags, work, settled_s, opened_s)
+
+
+class Before:
+    """The clock, CPU and memory when the work begins."""
+
+    def __init__(self, pids: dict[str, int]) -> None:
+        self._pids = pids
+        self._start_s = time.time()
+        self._cpu_s = cpu_s(pids.values())
+        self._peaks = {name: peak_bytes(pid) for name, pid in pids.items()}
+
+    def figures(
+        self, lags: dict[str, LagStats], work: Workload, settled_s: float, opened_s: float
+    ) -> dict[str, Any]:
+        rows = {}
+        for name, pid in self._pids.items():
+            lag = lag_figures(lags[name]) if name in lags else {}
+            rows[name] = {**lag, "grew MB": (peak_bytes(pid) - self._peaks[name]) / 1e6}
+        return {
+            "processes": rows,
+            "boundary s": opened_s - settled_s,
+            "wall s": opened_s - self._start_s,
+            "CPU s/rollout": (cpu_s(self._pids.values()) - self._cpu_s) / work.rollouts,
+        }
+
+
+async def rollway(work: Workload, url: str, folder: Path) -> dict[str, Any]:
+    """The real processes, with a trainer that opens every row of the manifest."""
+    run = RunDir(folder / "run")
+    run._make_folders()
+    lags: dict[str, LagStats] = {}
+
+    def on_stats(stats: ProcessStats) -> None:
+        name = "worker" if ".w" in stats.process else stats.process.rpartition(".")[2]
+        lags[name] = merge(lags.get(name, LagStats()), stats.lag)
+
+    with started(opening_trainer, str(run.path)) as trainer:
+        trainer.pipe.recv()
+        async with start_part(
+            "talk.router", "rollway.envserver.router:main", router_part(work, url, folder, run)
+        ) as router:
+            listening = asyncio.ensure_future(router.listen(on_stats, lambda body: None))
+            address = await router.ready()
+            await worker_is_up(address)
+            part = orchestrator_part(work, url, run, address)
+            async with start_part(
+                "orchestrator", "rollway.orchestrator.shell.main:main", part, log=run.logs / "o.log"
+            ) as orchestrator:
+                (worker,) = children(router.pid)
+                pids = {"worker": worker, "router": router.pid, "orchestrator": orchestrator.pid,
+                        "trainer": trainer.pid}  # fmt: skip
+                ending = asyncio.ensure_future(orchestrator.listen(on_stats, lambda body: None))
+                await orchestrator.ready()
+                before = Before(pids)
+                lags.clear()
+                opened_s = await asyncio.get_running_loop().run_in_executor(None, trainer.pipe.recv)
+                await asyncio.sleep(1.2)  # statistics come once a second
+                figures = before.figures(lags, work, 0.0, opened_s)
+                trainer.pipe.send("publish")
+                await ending
+            listening.cancel()
+    with closing(sqlite3.connect(run.ledger)) as db:
+        ((settled_s,),) = db.execute("SELECT max(settled_s) FROM rollouts WHERE step = 1")
+    figures["boundary s"] = opened_s - settled_s
+    left = list(run.payload.glob("*.seg"))
+    assert not left, f"segments left after release: {left}"
+    return figures
+
+
+async def worker_is_up(address: str) -> None:
+    async with envs.connect(address) as client:
+        while True:
+            match await client.receive():
+                case Stats(stats=stats) if ".w" in stats.process:
+                    return
+
+
+def router_part(work: Workload, url: str, folder: Path, run: RunDir) -> RouterPart:
+    return RouterPart(
+        env=EnvConfig(
+            id=talk.__file__, args={"turns": work.turns, "chars": work.chars},
+            workers=1, concurrency=work.rollouts, rollout_deadline_s=3600,
+        ),
+        model=ModelConfig(path=str(folder), renderer="qwen3", template={"enable_thinking": False}),
+        engine=EngineConfig(request_deadline_s=3600),
+        engine_url=url,
+        payload=PayloadConfig(),
+        payload_dir=str(run.payload),
+        log_dir=str(run.logs),
+        seed=0,
+        watch=WatchConfig(stall_ms=1000),
+    )  # fmt: skip
+
+
+def orchestrator_part(work: Workload, url: str, run: RunDir, address: str) -> OrchestratorPart:
+    return OrchestratorPart(
+        orchestrator=OrchestratorConfig(
+            batch_size=work.rollouts, group_size=8, max_in_flight=work.rollouts,
+            drop_zero_advantage=False,
+        ),
+        sampling=Sampling(work.drawn),
+        envs=(EnvAddress(talk.__file__, address, 1.0),),
+        engine_url=url,
+        push_weights="",
+        has_weights_if=(),
+        request_deadline_s=3600,
+        micro_batch_tokens=1 << 20,
+        payload=PayloadConfig(),
+        max_outstanding=work.rollouts,
+        max_steps=1,
+        first_step=Step(1),
+        cursors={},
+        run_dir=str(run.path),
+        watch=WatchConfig(stall_ms=1000),
+    )  # fmt: skip
+
+
+def measure(strategy: str, work: Workload, url: str, control: Any) -> dict[str, Any]:
+    from rollway.model.tiny import write_tokenizer
+
+    folder = Path(mkdtemp(prefix="rollway-bench-"))
+    try:
+        write_tokenizer(folder)
+        control.ask()
+        if strategy == "rollway":
+            figures = asyncio.run(rollway(work, url, folder))
+        else:
+            figures = old(strategy, work, url, folder)
+        figures["processes"]["control"] = lag_figures(control.ask())
+        figures["copied"] = copied(strategy, work.turns)
+        return figures
+    finally:
+        shutil.rmtree(folder)
+
+
+def compare(figures: dict[str, Any]) -> dict[str, float]:
+    threads, ours = figures["threads"], figures["rollway"]
+    their_lag, our_lag = threads["processes"]["orchestrator"], ours["processes"]["orchestrator"]
+    control = ours["processes"]["control"]
+    return {
+        "boundary, threads / rollway": threads["boundary s"] / ours["boundary s"],
+        "orchestrator max lag, threads / rollway": their_lag["max ms"] / our_lag["max ms"],
+        "CPU per rollout, threads / rollway": threads["CPU s/rollout"] / ours["CPU s/rollout"],
+        "orchestrator p99 over the control's, ms": our_lag["p99 ms"] - control["p99 ms"],
+        "orchestrator max over the control's, ms": our_lag["max ms"] - control["max ms"],
+        "orchestrator memory growth, MB": our_lag["grew MB"],
+    }
+
+
+def main() -> None:
+    args = arguments(
+        __doc__, rollouts=(32, "rollouts"), turns=(10, "turns of a rollout"),
+        tokens=(4000, "tokens of a rollout"), bytes=(384, "bytes of routes a token"),
+    )  # fmt: skip
+    if args.full:
+        args = Namespace(**{**vars(args), **FULL})
+    work = Workload(args)
+    print(
+        f"{args.rollouts} rollouts × {args.turns} turns × {args.tokens:,} tokens × {args.bytes} B: "
+        f"{work.reply_gb:.1f} GB of replies"
+    )
+    figures: dict[str, Any] = {}
+    with started(serve, work.engine) as engine, started(tick) as control:
+        url = f"http://127.0.0.1:{engine.pipe.recv()}"
+        for strategy in ("inline", "threads", "rollway"):
+            one = figures[strategy] = measure(strategy, work, url, control)
+            print(
+                f"\n{strategy}: boundary {one['boundary s']:.3f} s, wall {one['wall s']:.1f} s, "
+                f"{one['CPU s/rollout'] * 1000:.0f} ms CPU a rollout, {one['copied']:.1f} bytes copied "
+                "a byte"
+            )
+            table(one["processes"], COLUMNS)
+    print()
+    ratios = compare(figures)
+    for name, value in ratios.items():
+        print(f"{name}: {value:.3g}")
+    finish("step", {**figures, "ratios": ratios}, args.json)
+
+
+if __name__ == "__main__":
+    main()
