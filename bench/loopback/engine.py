@@ -109,9 +109,7 @@ def serve(pipe: Connection, spec: EngineSpec) -> None:
 
     async def main(watch: Watch) -> None:
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            lambda: Connected(spec, served), "127.0.0.1", 0, backlog=4096
-        )
+        server = await loop.create_server(lambda: Connected(spec, served), "127.0.0.1", 0, backlog=4096)
         pipe.send(server.sockets[0].getsockname()[1])
         while True:
             await asyncio.sleep(0.02)

@@ -5,6 +5,7 @@ in pieces and gathered nowhere on the way; until its reader wants it, it waits i
 """
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +16,12 @@ from msgspec import Struct
 
 READ_BYTES = 64 << 10
 """What is read from a socket at a time; uvloop reads at most 32 such pieces in a row."""
+MAX_WAITING_BYTES = 256 << 10
+"""What of an unread body waits in this machine's kernel; the rest stays with the server.
+
+Left to itself a kernel takes up to 32 MB of each, and with hundreds of bodies comes to the end of its
+memory for TCP. Then no connection gets on, not even those being read.
+"""
 MAX_HEAD_BYTES = 64 << 10
 
 Sink = Callable[[bytes | bytearray, int, int], None]
@@ -332,13 +339,36 @@ class HttpClient:
         return None
 
     async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
         try:
-            _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(self._scratch), self._host, self._port, ssl=self._tls
-            )
+            sock = await self._socket(loop)
+            _, connection = await loop.create_connection(
+                lambda: Connection(self._scratch), sock=sock, ssl=self._tls,
+                server_hostname=self._host if self._tls else None,
+            )  # fmt: skip
         except OSError as error:
             raise HttpError(f"cannot connect: {error}") from None
         return connection
+
+    async def _socket(self, loop: asyncio.AbstractEventLoop) -> socket.socket:
+        """Connected to the first of the host's addresses that answers."""
+        failed = OSError(f"{self._host} has no address")
+        for family, kind, protocol, _, address in await loop.getaddrinfo(
+            self._host, self._port, type=socket.SOCK_STREAM
+        ):
+            sock = socket.socket(family, kind, protocol)
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MAX_WAITING_BYTES)
+            try:
+                await loop.sock_connect(sock, address)
+                return sock
+            except OSError as error:
+                sock.close()
+                failed = error
+            except BaseException:
+                sock.close()
+                raise
+        raise failed
 
     def close(self) -> None:
         for connection in self._idle:

@@ -72,8 +72,7 @@ class OpenRow:
         """Whether these are the prompt's first tokens: one memcmp."""
         if self.num_tokens > len(prompt_ids):
             return False
-        head = prompt_ids[: self.num_tokens].data.cast("B")
-        return memoryview(self._ids) == head
+        return self._ids == prompt_ids[: self.num_tokens].tobytes()
 
     def extend(self, turn: Turn) -> None:
         """The prompt's new tokens join masked out, the completion joins trainable."""
