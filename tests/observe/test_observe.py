@@ -87,7 +87,7 @@ def test_lines_say_what_the_field_expects() -> None:
         assert part in line
     assert "1.5 MB payload" in status_line(Progress(3, 5, 8, 16, 2, 1_500_000), 9, lags)
     assert "worst lag now: engine 45 ms" in status_line(Progress(3, 5, 8, 16, 2, 1_500_000), 9, lags)
-    assert stall_line("w0", Stall("f.py:3", "f", 0.25)) == "w0: loop held for 250 ms by f.py:3 in f"
+    assert stall_line("w0", Stall("f.py:3", "f", 1, 0.25, 0.25)) == "w0: loop held for 250 ms by f.py:3 in f"
 
 
 class Terminal(io.StringIO):
