@@ -8,8 +8,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 
 from ..wire.pipe import AsyncPipe
@@ -57,30 +57,30 @@ class Child:
 
 @asynccontextmanager
 async def start(
-    name: str, entry: str, *, log: Path | None = None, grace_s: float = GRACE_S, computes: bool = False
-) -> AsyncIterator[Child]:
+    name: str, entry: str, *, log: Path | None = None, grace_s: float = GRACE_S, computes: bool = False,
+    pass_fds: Sequence[int] = (),
+) -> AsyncIterator[Child]:  # fmt: skip
     """Start `entry` ("module:function", called with name and socket) in a process of its own.
 
     Its output goes to `log`, or where ours goes. One that `computes` leaves the CPU to event loops
     that want it for a moment.
     """
     ours, theirs = socket.socketpair()
-    with theirs:
-        output = log.open("ab") if log else None
+    with theirs, log.open("ab") if log else nullcontext() as output:
+        pipe = await AsyncPipe.open(
+            ours
+        )  # first: nothing may be awaited between the process and its `try`
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "rollway.loop.child",
                 name, entry, str(theirs.fileno()), str(os.getpid()), str(COMPUTE_NICENESS * computes),
                 stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *pass_fds],
             )  # fmt: skip
         except BaseException:
-            ours.close()
+            await pipe.close()
             raise
-        finally:
-            if output:
-                output.close()
-    child = Child(name, process, await AsyncPipe.open(ours))
+    child = Child(name, process, pipe)
     try:
         yield child
     except BaseException:
