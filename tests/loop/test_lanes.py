@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -69,6 +70,14 @@ def nap(seconds: float) -> int:
 
 def unpicklable() -> Any:
     return lambda: None
+
+
+def private_class() -> Any:
+    """An object whose class the parent cannot import."""
+    module = types.ModuleType("only_here")
+    exec("class Score: pass", module.__dict__)
+    sys.modules["only_here"] = module
+    return module.Score()
 
 
 def spawn_and_spin(path: str) -> None:
@@ -160,6 +169,8 @@ async def test_an_exception_carries_its_traceback_and_the_process_lives() -> Non
         assert raised.value.where == line_of(fail, "raise")
         with pytest.raises(LaneRaised, match="lambda"):
             await lane.call(unpicklable, deadline_s=30)
+        with pytest.raises(LaneRaised, match="private_class returned what cannot be read here"):
+            await lane.call(private_class, deadline_s=30)
         assert await lane.call(pid, deadline_s=30) == before
 
 

@@ -8,7 +8,7 @@ import tempfile
 import pytest
 
 import rollway
-from rollway.loop.stacks import Line, culprit, dump, entered, of_dump, of_traceback
+from rollway.loop.stacks import Line, culprit, dump, entered, is_waiting, of_dump, of_traceback
 
 STDLIB = sysconfig.get_path("stdlib")
 OURS = rollway.__file__.removesuffix("__init__.py")
@@ -36,6 +36,13 @@ def test_our_own_code_is_blamed_when_nobody_else_is_there() -> None:
     assert culprit([SLEEPS, RUNNER, LOOP]) == RUNNER
     assert culprit([LOOP]) == LOOP
     assert entered([SLEEPS, RUNNER, LOOP]) is None
+
+
+def test_a_loop_that_waits_holds_nobody_up() -> None:
+    runner = Line(f"{STDLIB}/asyncio/runners.py", 118, "Runner.run")
+    assert is_waiting([runner, RUNNER])
+    assert is_waiting([Line(f"{STDLIB}/selectors.py", 468, "EpollSelector.select"), LOOP, runner])
+    assert not is_waiting([MINE, runner, RUNNER])
 
 
 def test_a_dump_is_read_back() -> None:

@@ -89,6 +89,12 @@ async def start(
     await child.end(grace_s)
 
 
+def log_to(path: Path | None, name: str) -> None:
+    """What this process has to say, in a file of its own or where its output goes."""
+    line = f"%(asctime)s %(levelname)s {name}: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=line, filename=path)
+
+
 def _die_with(parent_pid: int) -> None:
     """Ask the kernel to kill this process when its parent ends, even while it computes."""
     if sys.platform == "linux":
@@ -104,7 +110,7 @@ def main() -> None:
     _die_with(int(parent_pid))
     os.setpgid(0, 0)  # Ctrl-C is for the process that decides what to do about it
     os.nice(int(niceness))
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s {name}: %(message)s")
+    log_to(None, name)
     module, _, function = entry.partition(":")
     target: Callable[[str, socket.socket], None] = getattr(importlib.import_module(module), function)
     target(name, socket.socket(fileno=int(fd)))

@@ -143,8 +143,7 @@ async def _ask(process: _Process, call: Call, deadline_s: float, watching: Watch
             how = await _how_it_ended(child)
             at = watch.last_words()
             raise LaneCrashed(f"{what} ended its process {how}" + (f", at {at}" if at else ""))
-    answer: Answer = pickle.loads(answered)
-    return answer
+    return _unpacked(answered, what)
 
 
 async def _how_it_ended(child: Child) -> str:
@@ -155,6 +154,15 @@ async def _how_it_ended(child: Child) -> str:
     with suppress(ValueError):
         return f"by {signal.Signals(-code).name}"
     return f"by signal {-code}"
+
+
+def _unpacked(frame: bytes, what: str) -> Answer:
+    """What user code returns may be of a class that only its own process knows."""
+    try:
+        answer: Answer = pickle.loads(frame)
+    except Exception as error:
+        return Answer(False, f"{what} returned what cannot be read here: {error!r}")
+    return answer
 
 
 def _value(answer: Answer) -> Any:

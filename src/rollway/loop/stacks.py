@@ -12,6 +12,7 @@ _STDLIB = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/[^/]+")
 _OURS = str(Path(__file__).resolve().parent.parent)
 _FOLLOWS = "(most recent call first):"
+_WAITS = ("/asyncio/runners.py", "/selectors.py")
 _OUTERMOST = " in _run_module_as_main"
 _DUMPED = re.compile(r'^  File "(.*)", line (\d+) in (.+)$', re.MULTILINE)
 
@@ -64,6 +65,11 @@ def is_whole(text: str) -> bool:
     """Whether a dump has come to its end: the interpreter's own first line, or where it was cut."""
     last = text.rpartition(_FOLLOWS)[2]
     return last.endswith("\n") and (_OUTERMOST in last or "\n  ...\n" in last)
+
+
+def is_waiting(stack: Sequence[Line]) -> bool:
+    """Whether a loop runs nobody's code: it waits for events, or for a core to run on."""
+    return stack[0].file.endswith(_WAITS)
 
 
 def culprit(stack: Sequence[Line]) -> Line:

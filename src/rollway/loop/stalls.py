@@ -69,17 +69,17 @@ class StallWatch:
     def _follow(self, started_s: float) -> None:
         """Sample until the loop beats again, then blame the place seen most often."""
         pause_s = min(ALERT_S, self._budget_s / 4)
-        seen: Counter[stacks.Line] = Counter()
+        seen: Counter[stacks.Line | None] = Counter()
         while self._beats_s[1] == started_s and not self._stopped.is_set():
             stack = stacks.of_frame(sys._current_frames().get(self._loop_thread))
             if stack and self._beats_s[1] == started_s:
-                seen[stacks.culprit(stack)] += 1
+                seen[None if stacks.is_waiting(stack) else stacks.culprit(stack)] += 1
             self._stopped.wait(pause_s)
-        if not seen:
-            return
+        line = max(seen, key=lambda one: seen[one], default=None)
+        if line is None:
+            return  # it was late for want of a core: the lag says so, and there is nobody to blame
         previous_s, last_s = self._beats_s
         held_s = (last_s if previous_s == started_s else previous_s) - started_s - self._tick_s
-        ((line, _),) = seen.most_common(1)
         self._add(Stall(line.where, line.function, 1, held_s, held_s))
 
     def _add(self, stall: Stall) -> None:
