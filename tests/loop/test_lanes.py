@@ -5,6 +5,7 @@ import ctypes
 import os
 import random
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -223,6 +224,46 @@ async def test_a_crash_is_noticed_though_a_forked_child_holds_the_pipe(tmp_path:
         with pytest.raises(LaneCrashed, match="exit code 5"):
             await lane.call(fork_and_die, str(path), deadline_s=60)
         assert gone(int(path.read_text()))
+
+
+async def test_a_process_killed_while_idle_costs_no_call() -> None:
+    async with ProcessLane("test", size=1) as lane:
+        before = await lane.call(pid, deadline_s=30)
+        os.kill(before, signal.SIGKILL)
+        (process,) = [(await slot.begin()).child for slot in lane._slots]
+        await process.wait()
+        assert await lane.call(pid, deadline_s=30) != before
+
+
+async def test_what_cannot_be_sent_costs_no_process() -> None:
+    async with ProcessLane("test", size=1) as lane:
+        before = await lane.call(pid, deadline_s=30)
+        with pytest.raises(AttributeError, match="lambda"):
+            await lane.call(double, [lambda: None], deadline_s=30)
+        assert await lane.call(pid, deadline_s=30) == before
+
+
+async def test_leaving_while_a_process_starts_tells_its_caller() -> None:
+    me = psutil.Process()
+    before = set(me.children())
+    async with ProcessLane("test", size=1, warm=(nap, 60.0)) as lane:
+        calling = asyncio.create_task(lane.call(pid, deadline_s=30))
+        await asyncio.sleep(0.1)
+    with pytest.raises(LaneClosed):
+        await calling
+    assert set(me.children()) <= before
+
+
+async def test_a_machine_out_of_files_costs_only_the_calls_made_meanwhile() -> None:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with ProcessLane("test", size=1) as lane:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds() + 1, limit[1]))
+        try:
+            with pytest.raises(LaneCrashed, match=r"test0 could not start: .*Too many open files"):
+                await lane.call(pid, deadline_s=30)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+        assert await lane.call(double, [1], deadline_s=30) == [2]
 
 
 async def test_a_cancelled_caller_takes_its_work_along() -> None:

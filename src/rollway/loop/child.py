@@ -31,6 +31,10 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.returncode is not None
+
     async def wait(self) -> int:
         """The exit code, negative for a signal, once it has ended."""
         return await self._process.wait()

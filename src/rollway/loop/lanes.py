@@ -95,4 +95,4 @@ class ProcessLane:
         """Calls that still run are killed; those that wait are told."""
         self._places.close()
         for slot in self._slots:
-            await slot.end()
+            await slot.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ..errors import LaneCrashed, LaneError, LaneRaised, LaneTimeout
+from ..errors import LaneClosed, LaneCrashed, LaneRaised, LaneTimeout
 from ..records.lag import Stall
 from .callwatch import CallWatch
 from .child import Child, start
@@ -47,48 +47,74 @@ class Slot:
         self._watching = watching
         self._unwatched = Watching(watching.what, START_DEADLINE_S, lambda stall: None)
         self._started: asyncio.Task[_Process] | None = None
+        self._closed = False
 
     def begin(self) -> "asyncio.Task[_Process]":
         """Start and warm a process, if there is none. Callers that are cancelled do not stop it."""
+        if self._closed:
+            raise LaneClosed(f"{self._name} is closed")
         if self._started is None:
             self._started = asyncio.create_task(self._start(), name=self._name)
             self._started.add_done_callback(_looked_at)
         return self._started
 
     async def call(self, call: Call, deadline_s: float) -> Any:
-        started = self.begin()
-        try:
-            process = await asyncio.shield(started)
-        except LaneError:
-            if self._started is started:
-                self._started = None
-            raise
+        """The call's result. It is packed first: one that cannot be must not cost a process."""
+        frame = _packed(call)
+        process = await self._live_process()
         answer: Answer | None = None
         try:
-            answer = await _ask(process, call, deadline_s, self._watching)
+            answer = await _ask(process, call[0], frame, deadline_s, self._watching)
         finally:
             if answer is None:
                 await self.end()
         return _value(answer)
 
+    async def _live_process(self) -> _Process:
+        """A warm process; a new one if the last was killed while it had nothing to do."""
+        while True:
+            started = self.begin()
+            try:
+                process = await asyncio.shield(started)
+            except asyncio.CancelledError:
+                if _is_cancelled():
+                    raise
+                raise LaneClosed(f"{self._name} is closed") from None
+            except Exception:
+                if self._started is started:
+                    self._started = None
+                raise
+            if not process.child.has_ended:
+                return process
+            await self.end()
+
     async def _start(self) -> _Process:
         async with AsyncExitStack() as stack:
-            written = stack.enter_context(StackPipe.open())
-            child = await stack.enter_async_context(
-                start(
-                    self._name, "rollway.loop.laneserver:serve_lane", grace_s=0, computes=True,
-                    pass_fds=[written.their_fd],
-                )
-            )  # fmt: skip
+            try:
+                written = stack.enter_context(StackPipe.open())
+                child = await stack.enter_async_context(
+                    start(
+                        self._name, "rollway.loop.laneserver:serve_lane", grace_s=0, computes=True,
+                        pass_fds=[written.their_fd],
+                    )
+                )  # fmt: skip
+            except OSError as error:  # no more processes, files or memory: perhaps later
+                raise LaneCrashed(f"{self._name} could not start: {error}") from None
             ended = asyncio.ensure_future(child.wait())
             # whatever it had forked holds our pipe open: without this a crash would go unnoticed
             ended.add_done_callback(lambda _: child.kill())
             await _up(child, written)
             process = _Process(child, written, AsyncExitStack())
             if self._warm is not None:
-                _value(await _ask(process, self._warm, START_DEADLINE_S, self._unwatched))
+                frame = _packed(self._warm)
+                _value(await _ask(process, self._warm[0], frame, START_DEADLINE_S, self._unwatched))
             return _Process(child, written, stack.pop_all())
         raise AssertionError("unreachable")
+
+    async def close(self) -> None:
+        """End the process and start no other."""
+        self._closed = True
+        await self.end()
 
     async def end(self) -> None:
         """Kill the process, also one that is being started."""
@@ -123,10 +149,22 @@ async def _up(child: Child, written: StackPipe) -> None:
     raise LaneCrashed(f"{child.name} could not start: {await _how_it_ended(child)}")
 
 
-async def _ask(process: _Process, call: Call, deadline_s: float, watching: Watching) -> Answer:
+def _is_cancelled() -> bool:
+    """Whether this caller is being cancelled, rather than the start it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _packed(call: Call) -> bytes:
+    function, *args = call
+    return pickle.dumps((function, args), protocol=pickle.HIGHEST_PROTOCOL)
+
+
+async def _ask(
+    process: _Process, function: Callable[..., Any], frame: bytes, deadline_s: float, watching: Watching
+) -> Answer:
     """One call and its answer; without an answer the process is of no more use."""
-    child, (function, *args) = process.child, call
-    frame = pickle.dumps((function, args), protocol=pickle.HIGHEST_PROTOCOL)
+    child = process.child
     what = f"{function.__module__}.{function.__qualname__}"
     with CallWatch(child.pid, process.stack, watching.what, watching.budget_s, watching.report) as watch:
         try:
