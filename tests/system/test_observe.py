@@ -49,6 +49,21 @@ def scraped(port: int) -> str:
         return text
 
 
+def train_and_scrape(work: Workspace, port: int, options: list[str]) -> tuple[str, str]:
+    """What was scraped after the first step, and all that was on the console."""
+    with subprocess.Popen(
+        work.command(*options), cwd=work.folder, env=work.env, text=True, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        lines, text = [], ""
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("Step 1/"):
+                text = scraped(port)
+    assert process.returncode == 0, lines
+    return text, "".join(lines)
+
+
 def test_blocking_calls_are_named_in_log_metrics_console_and_prometheus(
     work: Workspace, port: int
 ) -> None:
@@ -58,10 +73,7 @@ def test_blocking_calls_are_named_in_log_metrics_console_and_prometheus(
         "metrics.prometheus_port": port,
     }  # fmt: skip
     overrides = [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
-    with work.training(*overrides) as process:
-        text = scraped(port)
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
+    text, out = train_and_scrape(work, port, overrides)
     check_scraped(text)
     check_metrics(work)
     check_logs(work.run / "logs")
