@@ -1,6 +1,6 @@
 """One step, from the engine's reply bytes to a batch the trainer has opened, by three strategies.
 
-    python bench/step.py [--full] [--rollouts 32] [--turns 10] [--tokens 4000] [--bytes 384] [--json FILE]
+    python bench/step.py [--full] [--rollouts 32] [--turns 10] [--tokens 4000] [--bytes 384]
 
 R rollouts of T turns grow to L tokens each. Every reply carries the routes of all positions so far, in
 base64, as an engine without prefix omission sends them. --full is 256 × 20 × 18,000 tokens × 384 bytes:

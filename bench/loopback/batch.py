@@ -16,8 +16,8 @@ import numpy as np
 import pybase64
 import zmq
 import zmq.asyncio
-from loopback.threads import POOL
 
+from loopback.threads import POOL
 from rollway.config.sections import WatchConfig
 from rollway.loop.run import Watch, run
 

@@ -27,8 +27,7 @@ def opening_trainer(pipe: Connection, folder: str) -> None:
             assert len(columns[f"row{row.row}.token_ids"]) == row.num_tokens
             assert len(columns[f"row{row.row}.routes"]) == row.num_tokens
         pipe.send(time.time())
-        while not pipe.poll():
-            await asyncio.sleep(0.02)
+        await asyncio.to_thread(pipe.recv)
         weights = run_dir.weights_of(PolicyVersion(1))
         weights.mkdir()
         await filesystem.publish(Published(PolicyVersion(1), str(weights), {}))

@@ -11,11 +11,14 @@
     ├── EngineError         an engine refused, answered nonsense, or cannot be reached
     ├── ProtocolError       a message that does not belong to the protocol
     ├── RunStuck            a step can no longer complete
+    ├── AdvantageError      an advantage function of the user's failed
     └── PartDied            a process of the run ended when it should not
         LaneError           work in a process lane did not return
+        ├── LaneFull        too many callers wait for the lane already
+        ├── LaneClosed      the lane has ended
         ├── LaneTimeout     it passed its deadline and was killed
         ├── LaneCrashed     its process died
-        └── LaneRaised      it raised; carries the remote traceback
+        └── LaneRaised      it raised; carries the remote traceback and its file:line
 
 A failed rollout is not an exception but a record (`records.rollout.Failed`).
 """
@@ -68,6 +71,10 @@ class RunStuck(RollwayError):
     pass
 
 
+class AdvantageError(RollwayError):
+    pass
+
+
 class PartDied(RollwayError):
     def __init__(self, message: str, *, was_killed: bool = False) -> None:
         super().__init__(message)
@@ -75,6 +82,14 @@ class PartDied(RollwayError):
 
 
 class LaneError(RollwayError):
+    pass
+
+
+class LaneFull(LaneError):
+    pass
+
+
+class LaneClosed(LaneError):
     pass
 
 
@@ -87,9 +102,10 @@ class LaneCrashed(LaneError):
 
 
 class LaneRaised(LaneError):
-    def __init__(self, message: str, traceback: str) -> None:
+    def __init__(self, message: str, traceback: str, where: str) -> None:
         super().__init__(message)
         self.traceback = traceback
+        self.where = where
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

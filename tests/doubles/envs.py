@@ -119,6 +119,32 @@ class Lengths(Counting):
         return sum(len(one.content.encode()) for one in rollout.messages) % 7 / 7
 
 
+class Planted(Lengths):
+    """Holds its worker's loop in some rollouts, and its scoring process in some rewards."""
+
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        await super().rollout(task, chat)
+        if int(task.id) % 4 == 0:
+            time.sleep(0.3)  # noqa: ASYNC251
+
+    @rw.reward
+    def right(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        if int(task.id) % 4 == 1:
+            ponder(0.3)
+        return sum(len(one.content.encode()) for one in rollout.messages) % 7 / 7
+
+
+class Ponders(Counting):
+    @rw.reward
+    def right(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        ponder(0.3)
+        return 1.0
+
+
+def ponder(seconds: float) -> None:
+    time.sleep(seconds)
+
+
 def load_environment(kind: str = "Counting") -> rw.Environment:
     env: rw.Environment = globals()[kind]()
     return env

@@ -161,7 +161,7 @@ async def test_failures_name_their_boundary(tmp_path: Path, tiny_moe: Path) -> N
         "Silent": ("env", "never spoke"),
         "CancelsItself": ("env", "CancelledError"),
         "Slow": ("deadline", "longer than 1 s"),
-        "SpinningReward": ("scorer", "longer than 1 s and was killed"),
+        "SpinningReward": ("scorer", f"longer than 1 s and was killed; it was at {ENVS}:"),
         "DyingReward": ("scorer", "exit code 3"),
         "RaisingReward": ("scorer", "cannot judge"),
         "NotANumber": ("scorer", "right returned nan"),
@@ -282,7 +282,24 @@ async def test_an_environment_that_blocks_is_named(tmp_path: Path, tiny_moe: Pat
             await server.hear(Stats)
         assert stalls[0].where.startswith(ENVS)
         assert stalls[0].function.endswith("Blocks.rollout")
-        assert stalls[0].duration_s > 0.4
+        assert stalls[0].longest_s > 0.4
+
+
+async def test_a_reward_that_takes_long_is_named_and_holds_no_loop(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
+    async with serving(tmp_path, tiny_moe, "Ponders") as server:
+        await server.run("r", "1")
+        assert isinstance(await server.outcome("r"), Scored)
+        while not (stalls := [stall for stats in server.stats for stall in stats.stalls]):
+            await server.hear(Stats)
+        (stall,) = stalls
+        assert (stall.kind, stall.call) == ("lane", "reward `Ponders.right`")
+        assert stall.where.startswith(f"{ENVS}:")
+        assert stall.function == "ponder"
+        assert stall.longest_s >= 0.3
+        log = (tmp_path / "envs.w0.log").read_text()
+        assert f"reward `Ponders.right` took {stall.longest_s * 1000:.0f} ms in its process" in log
 
 
 async def test_bad_frames_do_not_end_the_router(tmp_path: Path, tiny_moe: Path) -> None:

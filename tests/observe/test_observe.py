@@ -5,7 +5,13 @@ import re
 
 from rollway.observe.console import Screen, stall_line, status_line, step_line
 from rollway.observe.lags import Lags
-from rollway.observe.metrics import DECLARED, lag_metrics, step_metrics
+from rollway.observe.metrics import (
+    DECLARED,
+    lag_metrics,
+    stall_metrics,
+    stall_records,
+    step_metrics,
+)
 from rollway.observe.report import Progress, StepDone
 from rollway.records.batch import BatchManifest
 from rollway.records.group import ClosedGroup, Group, Member
@@ -38,6 +44,8 @@ def group(fate: str, *rewards: float, failed: int = 0) -> ClosedGroup:
     return ClosedGroup(closed, tuple(0.0 for _ in rewards), fate)  # type: ignore[arg-type]
 
 
+LOOP_STALL = Stall("env.py:9", "rollout", 2, 0.5, 0.375)
+LANE_STALL = Stall("env.py:12", "exact", 1, 2.0, 2.0, "lane", "reward `exact`")
 MANIFEST = BatchManifest(Step(5), PolicyVersion(4), (), ())
 CLOSED = [group("trained", 0.0, 1.0, failed=2), group("zero_advantage", 1.0, 1.0)]
 
@@ -58,13 +66,40 @@ def test_rewards_count_every_scored_rollout_not_only_the_trained() -> None:
 
 
 def test_every_metric_is_declared() -> None:
-    patterns = [re.sub(r"\\\{\\\}", "[^/]+", re.escape(metric.name)) for metric in DECLARED]
+    patterns = [re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(metric.name)) for metric in DECLARED]
     reported = {
         **step_metrics(MANIFEST, CLOSED, 2.0),
-        **lag_metrics({"engine": LagStats()}),
+        **lag_metrics({"engine": LagStats(), "orchestrator": LagStats()}),
+        **stall_metrics({"w0": (LOOP_STALL, LANE_STALL)}),
     }
     for name in reported:
         assert any(re.fullmatch(pattern, name) for pattern in patterns), name
+
+
+def test_the_orchestrators_lag_has_the_fields_own_name_too() -> None:
+    metrics = lag_metrics({"engine": LagStats(p99=1.0), "orchestrator": LagStats(p99=0.25)})
+    assert metrics["event_loop_lag/p99"] == metrics["event_loop_lag/orchestrator/p99"] == 0.25
+    assert metrics["event_loop_lag/engine/p99"] == 1.0
+    assert len(metrics) == 18
+
+
+def test_stalls_of_a_step_are_counted_by_kind_and_named() -> None:
+    lags = Lags()
+    for _ in range(3):
+        lags.add(ProcessStats("w0", LagStats(), 0, stalls=(LOOP_STALL, LANE_STALL)))
+    lags.add(ProcessStats("w1", LagStats(), 0))
+    stalls = lags.take_stalls()
+    assert stall_metrics(stalls) == {
+        "stalls/w0/count": 6, "stalls/w0/seconds": 1.5,
+        "slow_calls/w0/count": 3, "slow_calls/w0/seconds": 6.0,
+    }  # fmt: skip
+    slow, held = stall_records(stalls)
+    assert held == {
+        "process": "w0", "kind": "loop", "where": "env.py:9", "function": "rollout", "call": "",
+        "count": 6, "total_s": 1.5, "longest_s": 0.375,
+    }  # fmt: skip
+    assert (slow["kind"], slow["call"], slow["where"]) == ("lane", "reward `exact`", "env.py:12")
+    assert lags.take_stalls() == {}
 
 
 def test_a_step_without_rollouts_has_metrics_too() -> None:
@@ -87,7 +122,8 @@ def test_lines_say_what_the_field_expects() -> None:
         assert part in line
     assert "1.5 MB payload" in status_line(Progress(3, 5, 8, 16, 2, 1_500_000), 9, lags)
     assert "worst lag now: engine 45 ms" in status_line(Progress(3, 5, 8, 16, 2, 1_500_000), 9, lags)
-    assert stall_line("w0", Stall("f.py:3", "f", 0.25)) == "w0: loop held for 250 ms by f.py:3 in f"
+    stall = Stall("f.py:3", "f", 1, 0.25, 0.25)
+    assert stall_line("w0", stall) == "w0: loop held for 250 ms by f.py:3 in f"
 
 
 class Terminal(io.StringIO):

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rollway.orchestrator.core.commands import (
     CancelRollout,
+    Credit,
     Discard,
     Dispatch,
     Finish,
@@ -18,8 +19,15 @@ from rollway.orchestrator.core.commands import (
     UpdateWeights,
 )
 from rollway.orchestrator.core.core import Core, Limits
-from rollway.orchestrator.core.events import Started, TasksArrived, VersionPublished, WeightsApplied
+from rollway.orchestrator.core.events import (
+    Credited,
+    Started,
+    TasksArrived,
+    VersionPublished,
+    WeightsApplied,
+)
 from rollway.orchestrator.core.tasks import TaskMix
+from rollway.orchestrator.credit.grpo import advantages
 from rollway.records.ids import PolicyVersion, RolloutId, Step, WorkerName
 from rollway.records.payload import PayloadRef
 from rollway.records.rollout import Cancelled, Failed, Outcome, RowSummary, Scored, Settled, Timing
@@ -62,7 +70,8 @@ class World(RuleBasedStateMachine):
 
     @initialize(
         off_policy=st.integers(0, 2), group_size=st.integers(2, 4), in_flight=st.integers(4, 20),
-        drop=st.booleans(), spare=st.integers(0, 40), num_tasks=st.one_of(st.none(), st.integers(1, 5)),
+        drop=st.booleans(), asks=st.booleans(), spare=st.integers(0, 40),
+        num_tasks=st.one_of(st.none(), st.integers(1, 5)),
     )  # fmt: skip
     def begin(
         self,
@@ -70,6 +79,7 @@ class World(RuleBasedStateMachine):
         group_size: int,
         in_flight: int,
         drop: bool,
+        asks: bool,
         spare: int,
         num_tasks: int | None,
     ) -> None:
@@ -77,7 +87,7 @@ class World(RuleBasedStateMachine):
         self.limits = limits(
             batch_size=batch, group_size=group_size, max_in_flight=max(in_flight, group_size),
             max_outstanding=batch * (1 + off_policy), max_off_policy_steps=off_policy,
-            drop_zero_advantage=drop, payload_bytes=64 * (3 * batch + spare),
+            drop_zero_advantage=drop, asks_for_credit=asks, payload_bytes=64 * (3 * batch + spare),
         )  # fmt: skip
         self.num_tasks = num_tasks
         self.core = Core(self.limits, {"a": 3.0, "b": 1.0}, {}, Step(1))
@@ -87,6 +97,8 @@ class World(RuleBasedStateMachine):
         self.trained: list[str] = []
         self.queue: list[Ship] = []
         self.to_apply: list[int] = []
+        self.to_credit: list[Credit] = []
+        self.closed: list[int] = []
         self.dispatched: dict[str, int] = {"a": 0, "b": 0}
         self.engine = 0
         self.count = 0
@@ -112,12 +124,19 @@ class World(RuleBasedStateMachine):
             case CancelRollout(rollout_id=id):
                 if id in self.running:
                     self.end(id, Cancelled("x"))
+            case Credit(group_id=id, rewards=rewards):
+                assert self.limits.asks_for_credit
+                assert id not in self.closed
+                assert len(rewards) == len(command.num_tokens) == len(command.num_turns) >= 2
+                self.to_credit.append(command)
             case Ship(manifest=manifest, closed=closed):
+                self.closed += [one.group.id for one in closed if one.fate == "trained"]
                 self.check_batch(command)
                 self.trained += dict.fromkeys(row.rollout_id for row in manifest.rows)
                 self.queue.append(command)
                 assert all(one.group.members for one in closed if one.fate == "trained")
             case Discard(closed=closed):
+                self.closed.append(closed.group.id)
                 for member in closed.group.members:
                     del self.held[member.scored.ref]
             case Release(refs=refs):
@@ -168,6 +187,18 @@ class World(RuleBasedStateMachine):
     def fail_one(self, data: st.DataObject) -> None:
         self.end(data.draw(st.sampled_from(sorted(self.running))), Failed("env", "x"))
 
+    @precondition(lambda self: self.to_credit)
+    @rule(data=st.data())
+    def credit(self, data: st.DataObject) -> None:
+        """In any order, whatever else happens in between."""
+        self.credit_one(data.draw(st.integers(0, len(self.to_credit) - 1)))
+
+    def credit_one(self, at: int) -> None:
+        order = self.to_credit.pop(at)
+        credited = Credited(order.group_id, advantages(order.rewards))
+        self.hear(credited)
+        self.hear(credited)  # a duplicate changes nothing
+
     @precondition(lambda self: self.queue)
     @rule()
     def train(self) -> None:
@@ -192,6 +223,7 @@ class World(RuleBasedStateMachine):
             assert len(self.running) <= self.limits.max_in_flight
             assert self.core.num_in_flight == len(self.running)
             assert len(self.trained) == len(set(self.trained)), "no rollout trains twice"
+            assert len(self.closed) == len(set(self.closed)), "a group closes once"
             assert self.core.live_bytes == 64 * len(self.held), "live bytes are counted exactly"
             coming = self.limits.max_in_flight if not self.count else len(self.running)
             assert self.core.live_bytes <= self.limits.payload_bytes + 64 * coming
@@ -207,6 +239,8 @@ class World(RuleBasedStateMachine):
                 self.apply()
             elif self.queue:
                 self.train()
+            elif self.to_credit:
+                self.credit_one(0)
             else:
                 assert self.running, "nothing runs, nothing trains, and the run is not done"
                 id = min(self.running)
@@ -216,6 +250,7 @@ class World(RuleBasedStateMachine):
                 self.end(id, outcome)
         assert self.done
         assert not self.running, "every dispatched rollout settles"
+        assert not self.to_credit, "every group that was asked about is closed"
         shipped = {ref for ship in self.queue for ref in (row.ref for row in ship.manifest.rows)}
         waiting = {m.scored.ref for one in self.core._ready for m in one.group.members}
         assert set(self.held) <= shipped | waiting, "everything else was released"
@@ -278,6 +313,29 @@ def test_a_partial_group_still_counts() -> None:
     for n, order in enumerate(orders[1:4]):
         commands += settle(core, order, scored(n % 2, 0, n))
     assert core.num_ready == 3
+
+
+def test_credit_from_outside_is_what_trains() -> None:
+    core, orders = started(asks_for_credit=True)
+    commands = []
+    for n, order in enumerate(orders[:8]):
+        commands += settle(core, order, scored(1.0, 0, n))
+    asked = [one for one in commands if isinstance(one, Credit)]
+    assert [(one.rewards, one.num_tokens, one.num_turns) for one in asked] == [
+        ((1.0,) * 4, (5,) * 4, (1,) * 4)
+    ] * 2
+    assert core.num_ready == 0
+    mine = (3.0, -1.0, -1.0, -1.0)
+    commands = play(core, Credited(asked[1].group_id, mine))
+    commands += play(core, Credited(asked[0].group_id, (0.0,) * 4))
+    (dropped,) = [one for one in commands if isinstance(one, Discard)]
+    assert dropped.closed.fate == "zero_advantage"
+    assert core.num_ready == 4
+    for n, order in enumerate(orders[8:12]):
+        commands += settle(core, order, scored(1.0, 0, 8 + n))
+    (third,) = [one for one in commands if isinstance(one, Credit)]
+    (ship,) = [one for one in play(core, Credited(third.group_id, mine)) if isinstance(one, Ship)]
+    assert [row.advantage for row in ship.manifest.rows] == [*mine, *mine]
 
 
 def test_flat_and_empty_groups_are_discarded_and_counted() -> None:

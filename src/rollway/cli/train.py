@@ -17,9 +17,12 @@ from ..launch.run import StartPoint, run_all
 from ..launch.warmup import build_model, warmup_part
 from ..launch.watch import RunWatch
 from ..ledger.ledger import rewind
-from ..loop.run import run
+from ..loop.child import log_to
+from ..loop.run import Watch, run
 from ..model.folder import check_folder
 from ..observe.console import Screen
+from ..observe.scrape import scrapable
+from ..orchestrator.shell.advantage import check
 from ..records.ids import Step
 from ..rundir.rundir import RunDir, without_none
 from ..trainer.recipe import is_built
@@ -74,12 +77,13 @@ def run_it(
     config: RunConfig, planned: Plan, directory: RunDir, start: StartPoint, needs_model: bool
 ) -> None:
     """The run, with its progress on the screen and its summary at the end."""
+    log_to(directory.logs / "launcher.log", "launcher")
     screen = Screen()
     watch = RunWatch(screen, config.max_steps)
     try:
         run(
             "launcher", config.watch,
-            lambda _: job(config, planned, directory, start, watch, screen, needs_model),
+            lambda me: job(config, planned, directory, start, watch, me, screen, needs_model),
         )  # fmt: skip
     except (KeyboardInterrupt, asyncio.CancelledError) as stopped:
         screen.close()
@@ -95,16 +99,23 @@ def run_it(
 
 async def job(
     config: RunConfig, planned: Plan, directory: RunDir, start: StartPoint, watch: RunWatch,
-    screen: Screen, needs_model: bool,
+    me: Watch, screen: Screen, needs_model: bool,
 ) -> None:  # fmt: skip
     """Model first if there is none, then the run; SIGTERM ends it like Ctrl-C does."""
     this = asyncio.current_task()
     assert this is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     part = warmup_part(config)
-    if needs_model and part is not None:
-        await build_model(part, directory, screen)
-    await run_all(config, planned, directory, start, watch)
+    port = config.metrics.prometheus_port
+    async with scrapable(config.metrics.prometheus_host, port, watch.exporter.render):
+        await check(config.orchestrator)
+        if needs_model and part is not None:
+            await build_model(part, directory, screen)
+        watching = asyncio.create_task(watch.watch_itself(me))
+        try:
+            await run_all(config, planned, directory, start, watch)
+        finally:
+            watching.cancel()
 
 
 def warmup_needed(config: RunConfig) -> bool:

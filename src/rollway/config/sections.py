@@ -105,6 +105,11 @@ class OrchestratorConfig(Section, frozen=True, kw_only=True):
     """Rollouts running at a time."""
     max_fruitless_groups: Count = 500
     """Groups in a row that give nothing to train on before the run stops as stuck."""
+    advantage: Annotated[str, Meta(min_length=1)] = "grpo"
+    """`grpo` (a reward above its group's mean), or a function of your own: `path/to/file.py:function`
+    or `package.module:function`."""
+    advantage_deadline_s: Positive = 30.0
+    """A function of your own that takes longer for one group ends the run."""
     drop_zero_advantage: bool = True
     """Leave out groups whose rollouts all have the same reward."""
     save_rollouts: bool = True
@@ -161,6 +166,21 @@ class WatchConfig(Section, frozen=True, kw_only=True):
     """A callback that holds a loop longer is reported with its file:line."""
     tick_ms: Annotated[float, Meta(ge=1, le=100)] = 10.0
     """How often lateness is sampled."""
+    warn_p90_ms: NonNegative = 20.0
+    """A second in which the lag's p90 was higher is warned about, with the culprit; 0 never is."""
+    warn_p99_ms: NonNegative = 50.0
+    """The same for the p99."""
+    warn_max_ms: NonNegative = 250.0
+    """The same for the greatest lag."""
+
+
+class MetricsConfig(Section, frozen=True, kw_only=True):
+    """Where metrics go, besides `metrics.jsonl`."""
+
+    prometheus_port: Port = 0
+    """Serve `/metrics` to Prometheus at this port while the run lasts; 0 serves nothing."""
+    prometheus_host: str = "127.0.0.1"
+    """Address the port is bound to; `0.0.0.0` lets other machines scrape."""
 
 
 class RunConfig(Section, frozen=True, kw_only=True):
@@ -182,3 +202,4 @@ class RunConfig(Section, frozen=True, kw_only=True):
     trainer: TrainerConfig = TrainerConfig()
     payload: PayloadConfig = PayloadConfig()
     watch: WatchConfig = WatchConfig()
+    metrics: MetricsConfig = MetricsConfig()

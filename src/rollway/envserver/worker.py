@@ -161,12 +161,24 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
     server, name = part.server, WorkerName(part.name)
     async with AsyncExitStack() as stack:
         lane = await stack.enter_async_context(
-            ProcessLane(f"{name}.score", server.env.scoring_processes, warm=(load_shared, spec))
+            ProcessLane(
+                f"{name}.score", server.env.scoring_processes, warm=(load_shared, spec), what="reward",
+                watch=parent.watch, max_waiting=server.env.concurrency,
+            )
+        )  # fmt: skip
+        tasks_lane = await stack.enter_async_context(
+            ProcessLane(f"{name}.tasks", size=1, what="task source", watch=parent.watch)
         )
-        tasks_lane = await stack.enter_async_context(ProcessLane(f"{name}.tasks", size=1))
-        render_lane = await stack.enter_async_context(ProcessLane(f"{name}.render", size=1))
+        render_lane = await stack.enter_async_context(
+            ProcessLane(
+                f"{name}.render", size=1, what="rendering", watch=parent.watch,
+                max_waiting=4 * server.env.concurrency,
+            )
+        )  # fmt: skip
         renderer = Renderer(prepared.rendering, server.model, render_lane)
-        reply_lane = await stack.enter_async_context(ProcessLane(f"{name}.replies", size=1))
+        reply_lane = await stack.enter_async_context(
+            ProcessLane(f"{name}.replies", size=1, what="reply", watch=parent.watch)
+        )
         engine = await stack.enter_async_context(
             engines.connect(
                 server.engine_url,

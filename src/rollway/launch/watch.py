@@ -2,24 +2,34 @@
 
 import asyncio
 
+from ..loop.culprits import Culprits
 from ..loop.lag import merge
-from ..loop.part import Part
-from ..observe.console import Screen, lag_line, stall_line, status_line, step_line
+from ..loop.part import STATS_EVERY_S, Part
+from ..loop.run import Watch
+from ..loop.seldom import is_news
+from ..observe.console import Screen, lag_line, late_line, stall_line, status_line, step_line
+from ..observe.prometheus import Exporter
 from ..observe.report import Notice, Progress, StepDone, decode_report
-from ..records.lag import LagStats, ProcessStats
+from ..records.lag import LagStats, ProcessStats, Stall
+
+NO_WIRE = ("launcher", "engine", "trainer")
+"""Processes that the orchestrator hears of through the launcher only."""
+MAX_CULPRITS = 10
 
 
 class RunWatch:
-    """Prints steps as they are trained, keeps the lag of every process, and the rewards."""
+    """Prints steps as they are trained, keeps the lag of every process, the culprits, the rewards."""
 
     def __init__(self, screen: Screen, max_steps: int) -> None:
         self._screen = screen
         self._max_steps = max_steps
         self._now: dict[str, LagStats] = {}
         self._whole_run: dict[str, LagStats] = {}
+        self._culprits: dict[str, Culprits] = {}
         self._rewards: list[float] = []
         self._orchestrator: Part | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self.exporter = Exporter()
         self.last_step = 0
 
     def relay_to(self, orchestrator: Part) -> None:
@@ -29,25 +39,42 @@ class RunWatch:
     def say(self, text: str) -> None:
         self._screen.line(text)
 
+    async def watch_itself(self, watch: Watch) -> None:
+        """The launcher's own loop, for ever."""
+        while True:
+            await asyncio.sleep(STATS_EVERY_S)
+            self.on_stats(watch.take())
+
     def on_stats(self, stats: ProcessStats) -> None:
         name = stats.process
         self._now[name] = stats.lag
         old = self._whole_run.get(name)
         self._whole_run[name] = merge(old, stats.lag) if old else stats.lag
+        self.exporter.on_stats(stats)
         for stall in stats.stalls:
-            self._screen.line(stall_line(name, stall))
-        if self._orchestrator is not None and name in ("engine", "trainer"):
+            self._on_stall(name, stall)
+        if stats.late is not None:
+            self._screen.line(late_line(name, stats.late))
+        if self._orchestrator is not None and name in NO_WIRE:
             task = asyncio.ensure_future(_relay(self._orchestrator, stats))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def _on_stall(self, process: str, stall: Stall) -> None:
+        """Said when it happens; a culprit that does it again and again, ever more seldom."""
+        total = self._culprits.setdefault(process, Culprits()).add(stall)
+        if is_news(total.count - stall.count, total.count):
+            self._screen.line(stall_line(process, total))
 
     def on_said(self, body: bytes) -> None:
         match decode_report(body):
             case StepDone() as done:
                 self.last_step = done.step
                 self._rewards.append(done.metrics.get("reward/all/mean", 0.0))
+                self.exporter.on_step(done)
                 self._screen.line(step_line(done, self._max_steps))
             case Progress() as progress:
+                self.exporter.on_progress(progress)
                 self._screen.status(status_line(progress, self._max_steps, self._now))
             case Notice(text=text):
                 self._screen.line(text)
@@ -62,7 +89,16 @@ class RunWatch:
             f"Reward: {sum(head) / len(head):.4f} (first {len(head)} steps) → "
             f"{sum(tail) / len(tail):.4f} (last {len(tail)})",
             f"Lag p99/max ms, whole run: {lag_line(self._whole_run)}",
+            *self._worst(),
         ]
+
+    def _worst(self) -> list[str]:
+        """Who held what longest, over the whole run."""
+        all_of = [(name, one) for name, sums in self._culprits.items() for one in sums.seen()]
+        worst = sorted(all_of, key=lambda one: -one[1].total_s)
+        lines = [f"Whole run, {stall_line(name, one)}" for name, one in worst[:MAX_CULPRITS]]
+        rest = len(worst) - MAX_CULPRITS
+        return [*lines, f"… and {rest} more places, in metrics.jsonl"] if rest > 0 else lines
 
 
 async def _relay(orchestrator: Part, stats: ProcessStats) -> None:

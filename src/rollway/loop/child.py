@@ -8,8 +8,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 
 from ..wire.pipe import AsyncPipe
@@ -30,6 +30,10 @@ class Child:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.returncode is not None
 
     async def wait(self) -> int:
         """The exit code, negative for a signal, once it has ended."""
@@ -57,36 +61,42 @@ class Child:
 
 @asynccontextmanager
 async def start(
-    name: str, entry: str, *, log: Path | None = None, grace_s: float = GRACE_S, computes: bool = False
-) -> AsyncIterator[Child]:
+    name: str, entry: str, *, log: Path | None = None, grace_s: float = GRACE_S, computes: bool = False,
+    pass_fds: Sequence[int] = (),
+) -> AsyncIterator[Child]:  # fmt: skip
     """Start `entry` ("module:function", called with name and socket) in a process of its own.
 
     Its output goes to `log`, or where ours goes. One that `computes` leaves the CPU to event loops
     that want it for a moment.
     """
     ours, theirs = socket.socketpair()
-    with theirs:
-        output = log.open("ab") if log else None
+    with theirs, log.open("ab") if log else nullcontext() as output:
+        pipe = await AsyncPipe.open(
+            ours
+        )  # first: nothing may be awaited between the process and its `try`
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "rollway.loop.child",
                 name, entry, str(theirs.fileno()), str(os.getpid()), str(COMPUTE_NICENESS * computes),
                 stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *pass_fds],
             )  # fmt: skip
         except BaseException:
-            ours.close()
+            await pipe.close()
             raise
-        finally:
-            if output:
-                output.close()
-    child = Child(name, process, await AsyncPipe.open(ours))
+    child = Child(name, process, pipe)
     try:
         yield child
     except BaseException:
         await child.end(grace_s)
         raise
     await child.end(grace_s)
+
+
+def log_to(path: Path | None, name: str) -> None:
+    """What this process has to say, in a file of its own or where its output goes."""
+    line = f"%(asctime)s %(levelname)s {name}: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=line, filename=path)
 
 
 def _die_with(parent_pid: int) -> None:
@@ -104,7 +114,7 @@ def main() -> None:
     _die_with(int(parent_pid))
     os.setpgid(0, 0)  # Ctrl-C is for the process that decides what to do about it
     os.nice(int(niceness))
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s {name}: %(message)s")
+    log_to(None, name)
     module, _, function = entry.partition(":")
     target: Callable[[str, socket.socket], None] = getattr(importlib.import_module(module), function)
     target(name, socket.socket(fileno=int(fd)))

@@ -98,6 +98,11 @@ class Parent:
         if not self._pipe.is_congested:
             await self._pipe.send(encode(Stats(stats)))
 
+    @property
+    def watch(self) -> Watch:
+        """For lanes: who hears of calls that take too long."""
+        return self._watch
+
     def take_stats(self) -> ProcessStats:
         return self._watch.take(self.in_flight())
 

@@ -5,7 +5,8 @@ import sys
 from collections.abc import Mapping
 from typing import TextIO
 
-from ..records.lag import LagStats, Stall
+from ..loop.telling import late_text, ms, stall_text
+from ..records.lag import LagStats, Late, Stall
 from .report import Progress, StepDone
 
 CLEAR = "\r\x1b[2K"
@@ -37,7 +38,7 @@ def step_line(done: StepDone, max_steps: int) -> str:
 
 def lag_line(lags: Mapping[str, LagStats]) -> str:
     return ", ".join(
-        f"{name} {_ms(lag.p99)}/{_ms(lag.max)}" for name, lag in sorted(lags.items())
+        f"{name} {ms(lag.p99)}/{ms(lag.max)}" for name, lag in sorted(lags.items())
     )  # fmt: skip
 
 
@@ -47,19 +48,16 @@ def status_line(progress: Progress, max_steps: int, lags: Mapping[str, LagStats]
         f"step {min(progress.step, max_steps)}/{max_steps} · {progress.ready}/{progress.batch_size} "
         f"rollouts ready · {progress.in_flight} in flight · "
         f"{progress.live_bytes / 1e6:.1f} MB payload · engine at version {progress.version} · "
-        f"worst lag now: {worst[0]} {_ms(worst[1].max)} ms"
+        f"worst lag now: {worst[0]} {ms(worst[1].max)} ms"
     )
 
 
 def stall_line(process: str, stall: Stall) -> str:
-    return (
-        f"{process}: loop held for {stall.duration_s * 1000:.0f} ms by {stall.where} in {stall.function}"
-    )
+    return f"{process}: {stall_text(stall)}"
 
 
-def _ms(seconds: float) -> str:
-    ms = seconds * 1000
-    return f"{ms:.1f}" if ms < 10 else f"{ms:.0f}"
+def late_line(process: str, late: Late) -> str:
+    return f"{process}: {late_text(late)}"
 
 
 class Screen:

@@ -1,7 +1,8 @@
-"""Lag of every process over a step, from the windows each reports once a second."""
+"""Lag and stalls of every process over a step, from the windows each reports once a second."""
 
+from ..loop.culprits import Culprits
 from ..loop.lag import merge
-from ..records.lag import LagStats, ProcessStats
+from ..records.lag import LagStats, ProcessStats, Stall
 
 
 class Lags:
@@ -10,10 +11,13 @@ class Lags:
     def __init__(self) -> None:
         self._since: dict[str, LagStats] = {}
         self._last: dict[str, LagStats] = {}
+        self._stalls: dict[str, Culprits] = {}
         self.rss_bytes: dict[str, int] = {}
 
     def add(self, stats: ProcessStats) -> None:
         self.rss_bytes[stats.process] = stats.rss_bytes
+        for stall in stats.stalls:
+            self._stalls.setdefault(stats.process, Culprits()).add(stall)
         old = self._since.get(stats.process)
         self._since[stats.process] = merge(old, stats.lag) if old else stats.lag
 
@@ -22,3 +26,8 @@ class Lags:
         self._last.update(self._since)
         self._since = {}
         return dict(sorted(self._last.items()))
+
+    def take_stalls(self) -> dict[str, tuple[Stall, ...]]:
+        """What held each process since the last call; processes that were not held are left out."""
+        stalls, self._stalls = self._stalls, {}
+        return {process: culprits.take() for process, culprits in sorted(stalls.items())}

@@ -2,21 +2,29 @@
 
 from collections.abc import Iterable, Mapping
 from statistics import fmean
+from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from ..records.batch import BatchManifest
 from ..records.group import ClosedGroup
-from ..records.lag import LagStats
+from ..records.lag import LAG_STATS, LagStats, Stall
 from ..records.rollout import Scored
 
 
 class Metric(Struct, frozen=True):
-    """A declaration. `{}` in a name stands for an environment, reward, boundary or process."""
+    """A declaration. A word in braces stands for a reward, process, …, and is a label in Prometheus."""
 
     name: str
     unit: str
     meaning: str
+    is_live: bool = False
+    """Told once a second, not only once a step."""
+    is_summed: bool = False
+    """What Prometheus sees only ever grows; in `metrics.jsonl` it is that of one step."""
+    is_exported: bool = True
+    """Whether Prometheus sees it; not if another metric says the same there."""
 
 
 DECLARED = (
@@ -24,8 +32,8 @@ DECLARED = (
     Metric("time/step", "s", "from the last version published to this one"),
     Metric("reward/all/mean", "reward", "mean over all rollouts scored since the last step"),
     Metric("reward/all/std", "reward", "standard deviation of the same"),
-    Metric("reward/{}/mean", "reward", "mean of one reward function, before its weight"),
-    Metric("metric/{}/mean", "", "mean of one metric function of an environment"),
+    Metric("reward/{reward}/mean", "reward", "mean of one reward function, before its weight"),
+    Metric("metric/{metric}/mean", "", "mean of one metric function of an environment"),
     Metric("solve_all", "fraction", "groups in which every rollout had the highest reward"),
     Metric("solve_none", "fraction", "groups in which every rollout had the lowest reward"),
     Metric("seq_len/mean", "tokens", "mean tokens of a rollout, prompts included"),
@@ -36,7 +44,7 @@ DECLARED = (
     Metric("off_policy/max", "versions", "greatest staleness of the rollouts trained"),
     Metric("filters/zero_advantage", "fraction", "groups left out because all rewards are equal"),
     Metric("filters/stale", "groups", "groups left out because they were too old"),
-    Metric("errors/{}", "rollouts", "failed rollouts by boundary"),
+    Metric("errors/{boundary}", "rollouts", "failed rollouts by boundary"),
     Metric("errors/cancelled", "rollouts", "cancelled rollouts"),
     Metric("batch/rollouts", "rollouts", "rollouts trained in this step"),
     Metric("batch/rows", "rows", "rows trained in this step"),
@@ -44,9 +52,10 @@ DECLARED = (
     Metric("batch/micro_batches", "", "forward passes of this step"),
     Metric("throughput/tokens", "tokens/s", "tokens sampled and scored, per second of this step"),
     Metric("throughput/rollouts", "rollouts/s", "rollouts scored, per second of this step"),
-    Metric("timing/{}/mean", "s", "mean seconds of a rollout in one phase: engine, env, scoring"),
-    Metric("in_flight", "rollouts", "rollouts running when the step ended"),
-    Metric("payload/live_bytes", "bytes", "payload not yet released"),
+    Metric("timing/{phase}/mean", "s", "mean seconds of a rollout in one phase: engine, env, scoring"),
+    Metric("in_flight", "rollouts", "rollouts running, when the step ended", is_live=True),
+    Metric("ready", "rollouts", "rollouts that wait for the rest of their batch", is_live=True),
+    Metric("payload/live_bytes", "bytes", "payload not yet released", is_live=True),
     Metric("loss", "", "policy-gradient loss"),
     Metric("grad_norm", "", "norm of the gradient before clipping"),
     Metric("clip_fraction", "fraction", "trainable tokens whose importance ratio was clipped"),
@@ -54,10 +63,27 @@ DECLARED = (
     Metric("mismatch_kl", "nats", "estimated KL divergence of the engine from the trainer"),
     Metric("entropy", "nats", "mean entropy of the trainer's distribution on trained tokens"),
     Metric("lr", "", "learning rate"),
-    Metric("time/train", "s", "seconds of the trainer in this step"),
-    Metric("event_loop_lag/{}/{}", "s", "lateness of one process's loop: min mean med p90 p99 max"),
-    Metric("rss/{}", "bytes", "resident memory of one process"),
-)
+    Metric("time/wait_rollouts", "s", "from the last batch shipped to this one being complete"),
+    Metric("time/hold", "s", "this batch complete, and held until the trainer was near enough"),
+    Metric("time/credit", "s", "in which groups waited for an advantage function of your own"),
+    Metric("time/ship", "s", "from the decision to ship to the manifest being written"),
+    Metric("time/open", "s", "from the manifest being written to its opening by the trainer"),
+    Metric("time/train", "s", "forward and backward passes and the update"),
+    Metric("time/publish", "s", "writing the weights, and the checkpoint if it was time for one"),
+    Metric("time/update_weights", "s", "the engine's last loading of weights that ended in this step"),
+    Metric("event_loop_lag/{stat}", "s", "lateness of the orchestrator's loop: min mean med p90 p99 max",
+           is_exported=False),
+    Metric("event_loop_lag/{process}/{stat}", "s", "the same of one process's loop", is_live=True),
+    Metric("stalls/{process}/count", "", "how often a loop was held longer than watch.stall_ms",
+           is_live=True, is_summed=True),
+    Metric("stalls/{process}/seconds", "s", "how long in all", is_live=True, is_summed=True),
+    Metric("slow_calls/{process}/count", "", "calls in a process's lanes longer than watch.stall_ms",
+           is_live=True, is_summed=True),
+    Metric("slow_calls/{process}/seconds", "s", "how long in all", is_live=True, is_summed=True),
+    Metric("rss/{process}", "bytes", "resident memory of one process", is_live=True),
+    Metric("process_in_flight/{process}", "rollouts", "rollouts one process has to do with",
+           is_live=True),
+)  # fmt: skip
 
 
 def step_metrics(
@@ -152,8 +178,33 @@ def _staleness(trained: list[Scored], version: int) -> dict[str, float]:
 
 
 def lag_metrics(lags: Mapping[str, LagStats]) -> dict[str, float]:
+    """Of every process, and the orchestrator's once more under the name other tools know."""
+    own = lags.get("orchestrator")
     return {
-        f"event_loop_lag/{process}/{name}": getattr(lag, name)
-        for process, lag in lags.items()
-        for name in ("min", "mean", "med", "p90", "p99", "max")
+        **({f"event_loop_lag/{stat}": getattr(own, stat) for stat in LAG_STATS} if own else {}),
+        **{
+            f"event_loop_lag/{process}/{stat}": getattr(lag, stat)
+            for process, lag in lags.items()
+            for stat in LAG_STATS
+        },
     }
+
+
+def stall_metrics(stalls: Mapping[str, Iterable[Stall]]) -> dict[str, float]:
+    """How often and how long each process's loop was held, and calls in its lanes took too long."""
+    metrics: dict[str, float] = {}
+    for process, culprits in stalls.items():
+        for one in culprits:
+            name = f"{'stalls' if one.kind == 'loop' else 'slow_calls'}/{process}"
+            metrics[f"{name}/count"] = metrics.get(f"{name}/count", 0) + one.count
+            metrics[f"{name}/seconds"] = metrics.get(f"{name}/seconds", 0.0) + one.total_s
+    return metrics
+
+
+def stall_records(stalls: Mapping[str, Iterable[Stall]]) -> list[dict[str, Any]]:
+    """The culprits themselves, for a line of `metrics.jsonl`."""
+    return [
+        {"process": process, **msgspec.to_builtins(one)}
+        for process, culprits in stalls.items()
+        for one in culprits
+    ]

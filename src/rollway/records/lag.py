@@ -1,6 +1,10 @@
-"""How late an event loop ran, over one window."""
+"""How late an event loop ran, over one window, and what made it late."""
+
+from typing import Literal
 
 from msgspec import Struct, field
+
+LAG_STATS = ("min", "mean", "med", "p90", "p99", "max")
 
 
 class LagStats(Struct, frozen=True):
@@ -20,11 +24,32 @@ class LagStats(Struct, frozen=True):
 
 
 class Stall(Struct, frozen=True):
-    """A loop was held for `duration_s`; `where` is the file:line that held it most of the time."""
+    """How often and how long one place in the code held something longer than it should.
+
+    Of kind `loop` it held the event loop. Of kind `lane` it held a lane's process, and no loop:
+    `call` says which call that was. `where` is a file:line.
+    """
 
     where: str
     function: str
-    duration_s: float
+    count: int
+    total_s: float
+    longest_s: float
+    kind: Literal["loop", "lane"] = "loop"
+    call: str = ""
+
+
+class Late(Struct, frozen=True):
+    """A window in which a loop was later than `watch.warn_*` allows, number `num_windows` of its kind.
+
+    `culprit` held the loop longest in that window; None if nobody was seen holding it.
+    """
+
+    stat: str
+    lag_s: float
+    limit_s: float
+    num_windows: int
+    culprit: Stall | None = None
 
 
 class ProcessStats(Struct, frozen=True):
@@ -35,3 +60,4 @@ class ProcessStats(Struct, frozen=True):
     rss_bytes: int
     in_flight: int = 0
     stalls: tuple[Stall, ...] = ()
+    late: Late | None = None

@@ -44,16 +44,20 @@ class TrainerCore:
 
     def train(self, manifest_path: Path) -> Published:
         """One step; its weights lie complete in the returned path."""
-        start_s = time.monotonic()
         manifest = read_manifest(manifest_path)
+        waited_s = time.time() - manifest_path.stat().st_mtime
+        start_s = time.monotonic()
         metrics = self._learner.step(manifest, self._reader)
         self._reader.forget()
+        trained_s = time.monotonic()
         folder = self._run.weights_of(PolicyVersion(manifest.step))
         self._save_model(folder)
         every = self._part.trainer.checkpoint_every
         if manifest.step == self._part.max_steps or (every and manifest.step % every == 0):
             self._checkpoint(manifest.step)
-        metrics["time/train"] = time.monotonic() - start_s
+        metrics["time/open"] = max(0.0, waited_s)
+        metrics["time/train"] = trained_s - start_s
+        metrics["time/publish"] = time.monotonic() - trained_s
         return Published(PolicyVersion(manifest.step), str(folder), metrics)
 
     def _save_model(self, folder: Path) -> None:

@@ -35,6 +35,15 @@ class CancelRollout(Struct, frozen=True):
     reason: str
 
 
+class Credit(Struct, frozen=True):
+    """Ask the user's own function for a group's advantages, from what its rollouts gave and took."""
+
+    group_id: GroupId
+    rewards: tuple[float, ...]
+    num_tokens: tuple[int, ...]
+    num_turns: tuple[int, ...]
+
+
 class Ship(Struct, frozen=True):
     """Hand a batch to the trainer; `closed` are all groups that closed since the last one.
 
@@ -77,5 +86,6 @@ class GiveUp(Struct, frozen=True):
 
 
 Command = (
-    PullTasks | Dispatch | CancelRollout | Ship | Discard | UpdateWeights | Release | Finish | GiveUp
+    PullTasks | Dispatch | CancelRollout | Credit | Ship | Discard | UpdateWeights | Release | Finish
+    | GiveUp
 )  # fmt: skip

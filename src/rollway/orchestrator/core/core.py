@@ -18,6 +18,7 @@ from ..filters.zero_advantage import is_flat
 from .commands import (
     CancelRollout,
     Command,
+    Credit,
     Discard,
     Dispatch,
     Finish,
@@ -26,7 +27,7 @@ from .commands import (
     Ship,
     UpdateWeights,
 )
-from .events import Event, Started, TasksArrived, VersionPublished, WeightsApplied
+from .events import Credited, Event, Started, TasksArrived, VersionPublished, WeightsApplied
 from .governor import ByteGovernor
 from .groups import OpenGroups
 from .tasks import TaskMix
@@ -48,6 +49,8 @@ class Limits(Struct, frozen=True):
     micro_batch_tokens: int
     payload_bytes: int
     drop_zero_advantage: bool
+    asks_for_credit: bool = False
+    """Whether advantages come from outside, by `Credit` and `Credited`, instead of from GRPO here."""
 
 
 class Core:
@@ -62,6 +65,7 @@ class Core:
         self._groups = OpenGroups()
         self._governor = ByteGovernor(limits.payload_bytes)
         self._next_group = GroupId(first_step * 1_000_000)
+        self._crediting: dict[GroupId, Group] = {}
         self._ready: deque[ClosedGroup] = deque()
         self._closed: list[ClosedGroup] = []
         self._shipped: dict[Step, Ship] = {}
@@ -82,6 +86,11 @@ class Core:
     def num_ready(self) -> int:
         """Rollouts that wait to be shipped."""
         return sum(len(one.group.members) for one in self._ready)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a batch is complete, shipped or not."""
+        return self.num_ready >= self._limits.batch_size
 
     @property
     def live_bytes(self) -> int:
@@ -107,6 +116,9 @@ class Core:
                 commands = []
             case Settled():
                 commands = self._on_settled(event)
+            case Credited(group_id=id, advantages=credit):
+                group = self._crediting.pop(id, None)
+                commands = self._close(group, credit) if group else []
             case VersionPublished():
                 commands = self._on_published(event)
             case WeightsApplied(version=version):
@@ -119,11 +131,20 @@ class Core:
         if isinstance(event.outcome, Scored):
             self._governor.hold(event.outcome.ref.length)
         group = self._groups.settle(event)
-        return self._close(group) if group else []
+        return self._credit(group) if group else []
 
-    def _close(self, group: Group) -> list[Command]:
-        """Credit a group; keep it for a batch, or say why not and let its payload go."""
-        credit = advantages([member.scored.reward for member in group.members])
+    def _credit(self, group: Group) -> list[Command]:
+        """Close a group with its advantages, here or once they have come."""
+        scored = [member.scored for member in group.members]
+        rewards = tuple(one.reward for one in scored)
+        if not self._limits.asks_for_credit or len(scored) < MIN_SCORED:
+            return self._close(group, advantages(rewards))
+        self._crediting[group.id] = group
+        tokens = tuple(one.num_trainable for one in scored)
+        return [Credit(group.id, rewards, tokens, tuple(one.num_turns for one in scored))]
+
+    def _close(self, group: Group, credit: tuple[float, ...]) -> list[Command]:
+        """Keep a group for a batch, or say why not and let its payload go."""
         fate: Fate = "trained"
         if len(group.members) < MIN_SCORED:
             fate = "too_few"
@@ -236,7 +257,7 @@ class Core:
 
     def _has_room(self) -> bool:
         limits, size = self._limits, self._limits.group_size
-        unshipped = self._groups.num_rollouts + self.num_ready
+        unshipped = self._groups.num_rollouts + self._num_crediting() + self.num_ready
         steps_left = limits.max_steps - self._next_step + 1
         return (
             self._groups.num_in_flight + size <= limits.max_in_flight
@@ -247,9 +268,14 @@ class Core:
 
     def _is_starved(self) -> bool:
         """Nothing runs, nothing trains, and the payload budget lets nothing start."""
-        waits_for_others = self._groups.num_in_flight or self._shipped or self._updating
+        waits_for_others = (
+            self._groups.num_in_flight or self._crediting or self._shipped or self._updating
+        )
         full = not self._governor.has_room(self._limits.group_size)
         return not waits_for_others and full and self._next_step <= self._limits.max_steps
+
+    def _num_crediting(self) -> int:
+        return sum(len(group.members) for group in self._crediting.values())
 
     def _num_training(self) -> int:
         """Rollouts of batches whose weights the engine does not sample from yet."""
@@ -257,7 +283,8 @@ class Core:
 
     def _check(self) -> list[Command]:
         """Finish when all is trained and settled; give up instead of waiting for what cannot be."""
-        if self._published == self._limits.max_steps and not self._groups.num_in_flight:
+        waits = self._groups.num_in_flight or self._crediting
+        if self._published == self._limits.max_steps and not waits:
             self.finished = True
             return [Finish()]
         reason = ""

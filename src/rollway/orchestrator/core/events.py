@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from ...records.ids import PolicyVersion
+from ...records.ids import GroupId, PolicyVersion
 from ...records.rollout import Settled
 from ...records.task import Task
 
@@ -14,6 +14,13 @@ class TasksArrived(Struct, frozen=True):
     start: int
     tasks: tuple[Task, ...]
     exhausted: bool = False
+
+
+class Credited(Struct, frozen=True):
+    """The advantages of a group that was asked about, in its members' order."""
+
+    group_id: GroupId
+    advantages: tuple[float, ...]
 
 
 class VersionPublished(Struct, frozen=True):
@@ -33,4 +40,4 @@ class Started(Struct, frozen=True):
     """Everything is up: go."""
 
 
-Event = Started | TasksArrived | Settled | VersionPublished | WeightsApplied
+Event = Started | TasksArrived | Settled | Credited | VersionPublished | WeightsApplied

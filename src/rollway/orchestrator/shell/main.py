@@ -21,7 +21,9 @@ from ...rundir.rundir import RunDir
 from ..core.commands import Command
 from ..core.core import Core, Limits
 from ..core.events import Event, Started
+from .advantage import credit_lane, is_built_in
 from .perform import Performer
+from .phases import Phases
 from .sources import Events, from_env, from_parent, from_trainer
 from .steplog import StepLog
 
@@ -30,19 +32,21 @@ PROGRESS_EVERY_S = 0.25
 
 
 async def drive(
-    core: Core, events: Events, perform: Callable[[Command], Coroutine[Any, Any, None]]
+    core: Core, events: Events, perform: Callable[[Command], Coroutine[Any, Any, None]], phases: Phases
 ) -> None:
     """Events in, commands out, until the core has finished."""
     async with asyncio.TaskGroup() as tasks:
         while not core.finished:
             event: Event = await events.get()
-            for command in core.on_event(event):
+            commands = core.on_event(event)
+            phases.look(core)
+            for command in commands:
                 tasks.create_task(perform(command), name=type(command).__name__)
 
 
 async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
     """One run's rollouts, from the first task to the last batch."""
-    run, lags = RunDir(part.run_dir), Lags()
+    run, lags, phases = RunDir(part.run_dir), Lags(), Phases()
     events: Events = asyncio.Queue(MAX_EVENTS)
     core = Core(limits(part), {env.id: env.ratio for env in part.envs}, part.cursors, part.first_step)
     async with AsyncExitStack() as stack:
@@ -59,8 +63,12 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
             )
             for env in part.envs
         }
-        performer = Performer(run, clients, engine, ledger, events, part.sampling, part.orchestrator)
-        steps = StepLog(run, parent, lags, lambda: gauges(core))
+        max_groups = part.max_outstanding
+        credit = await enter(credit_lane(part.orchestrator, parent.watch, max_groups))
+        performer = Performer(
+            run, clients, engine, ledger, events, part.sampling, part.orchestrator, credit, phases
+        )
+        steps = StepLog(run, parent, lags, lambda: gauges(core), phases)
         parent.in_flight, parent.on_stats = lambda: core.num_in_flight, tell_stats(parent, lags)
         await parent.ready()
         async with asyncio.TaskGroup() as tasks:
@@ -70,7 +78,7 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
                 tell_progress(core, part.orchestrator.batch_size, parent),
             ]
             running = [tasks.create_task(source) for source in sources]
-            driving = tasks.create_task(drive(core, events, performer.perform))
+            driving = tasks.create_task(drive(core, events, performer.perform, phases))
             listening = tasks.create_task(from_parent(parent, lags))
             await events.put(Started())
             await asyncio.wait([driving, listening], return_when=asyncio.FIRST_COMPLETED)
@@ -99,11 +107,16 @@ def limits(part: OrchestratorPart) -> Limits:
         micro_batch_tokens=part.micro_batch_tokens,
         payload_bytes=part.payload.budget_mb << 20,
         drop_zero_advantage=wants.drop_zero_advantage,
+        asks_for_credit=not is_built_in(wants.advantage),
     )
 
 
 def gauges(core: Core) -> dict[str, float]:
-    return {"in_flight": core.num_in_flight, "payload/live_bytes": core.live_bytes}
+    return {
+        "in_flight": core.num_in_flight,
+        "ready": core.num_ready,
+        "payload/live_bytes": core.live_bytes,
+    }
 
 
 def tell_stats(parent: Parent, lags: Lags) -> Callable[[ProcessStats], Awaitable[None]]:

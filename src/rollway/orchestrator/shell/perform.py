@@ -23,6 +23,7 @@ from ...wire.messages import Cancel, NewPolicy, NextTasks, Run
 from ..core.commands import (
     CancelRollout,
     Command,
+    Credit,
     Discard,
     Dispatch,
     Finish,
@@ -32,7 +33,9 @@ from ..core.commands import (
     Ship,
     UpdateWeights,
 )
-from ..core.events import Event, WeightsApplied
+from ..core.events import Credited, Event, WeightsApplied
+from .advantage import CreditLane
+from .phases import Phases
 from .saver import save
 
 
@@ -42,6 +45,7 @@ class Performer:
     def __init__(
         self, run: RunDir, clients: Mapping[str, EnvClient], engine: Engine, ledger: Ledger,
         events: "asyncio.Queue[Event]", sampling: Sampling, config: OrchestratorConfig,
+        credit: CreditLane | None, phases: Phases,
     ) -> None:  # fmt: skip
         self._run = run
         self._clients = clients
@@ -50,6 +54,8 @@ class Performer:
         self._events = events
         self._sampling = sampling
         self._config = config
+        self._credit = credit
+        self._phases = phases
         self._live = LiveRefs()
         self._segments: PayloadSource = SegmentReader(run.payload)
         self._saving = asyncio.Lock()
@@ -63,6 +69,8 @@ class Performer:
                 await self._dispatch(command)
             case CancelRollout(env=env, rollout_id=id, reason=reason):
                 await self._clients[env].send(Cancel(id, reason))
+            case Credit():
+                await self._ask_for_credit(command)
             case Ship():
                 await self._ship(command)
             case UpdateWeights(version=version, path=path):
@@ -78,11 +86,18 @@ class Performer:
                 pass  # the core says so by itself
 
     async def _update_weights(self, version: PolicyVersion, path: str) -> None:
-        await self._engine.update_weights(path, version)
+        with self._phases.updating():
+            await self._engine.update_weights(path, version)
         for client in self._clients.values():
             await client.send(NewPolicy(version))
         await self._events.put(WeightsApplied(version))
         await thread(self._run.prune_weights, version - self._config.keep_weights)
+
+    async def _ask_for_credit(self, order: Credit) -> None:
+        assert self._credit is not None
+        with self._phases.crediting():
+            advantages = await self._credit.credit(order)
+        await self._events.put(Credited(order.group_id, advantages))
 
     async def _dispatch(self, order: Dispatch) -> None:
         id, env, task, version = order.rollout_id, order.env, order.task, order.version
@@ -98,7 +113,8 @@ class Performer:
     async def _ship(self, ship: Ship) -> None:
         """Manifest first: the trainer starts while the rest is written."""
         step = ship.manifest.step
-        await filesystem.ship(self._run, ship.manifest)
+        with self._phases.shipping(step):
+            await filesystem.ship(self._run, ship.manifest)
         trained = dict.fromkeys(row.rollout_id for row in ship.manifest.rows)
         await self._ledger.shipped(step, trained, ship.cursors)
         await self._save(step, [one for one in ship.closed if one.fate == "trained"])

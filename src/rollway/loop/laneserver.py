@@ -1,0 +1,82 @@
+"""A lane's process: takes a call, answers it, until the parent is gone.
+
+A thread says where the call is whenever the parent asks. Before it is killed, the process is asked by
+a signal: that is answered in C, also inside a call that never lets go of the GIL, but it may cut short
+what the call waits for, so it is for calls that are lost anyway.
+"""
+
+import faulthandler
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from typing import Any
+
+from msgspec import Struct
+
+from ..wire.pipe import BlockingPipe
+from . import stacks
+
+STACK_SIGNAL = signal.SIGRTMAX if sys.platform == "linux" else signal.SIGUSR2
+"""Not one that user code is likely to use: time limits inside rewards often take SIGALRM."""
+
+
+class Answer(Struct, frozen=True):
+    """What a call gave, or the error it raised, where, and its traceback."""
+
+    ok: bool
+    value: Any
+    where: str = ""
+    traceback: str = ""
+
+
+def serve_lane(name: str, sock: socket.socket) -> None:
+    """The first frame names the socket that stacks are asked for and written to."""
+    pipe = BlockingPipe(sock)
+    first = pipe.receive()
+    if first is None:
+        return
+    _show_stacks(int(first))
+    pipe.send(b"up")
+    while (frame := pipe.receive()) is not None:
+        pipe.send(_packed(_answer(frame)))
+
+
+def _show_stacks(fd: int) -> None:
+    os.set_inheritable(fd, False)
+    faulthandler.register(STACK_SIGNAL, file=fd, all_threads=False, chain=False)
+    faulthandler.enable(file=fd, all_threads=False)
+    caller = threading.get_ident()
+    threading.Thread(target=_show_when_asked, args=(fd, caller), name="stacks", daemon=True).start()
+
+
+def _show_when_asked(fd: int, caller: int) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {STACK_SIGNAL})  # it is the caller's stack that is wanted
+    with suppress(OSError):
+        while os.read(fd, 1):
+            stack = stacks.of_frame(sys._current_frames().get(caller))
+            os.write(fd, stacks.dump(stack).encode())
+
+
+def _answer(frame: bytes) -> Answer:
+    try:
+        function, args = pickle.loads(frame)
+        return Answer(True, function(*args))
+    except Exception as error:
+        return _raised(error)
+
+
+def _packed(answer: Answer) -> bytes:
+    try:
+        return pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        return pickle.dumps(_raised(error), protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def _raised(error: Exception) -> Answer:
+    where = stacks.culprit(stacks.of_traceback(error.__traceback__)).where
+    return Answer(False, f"{type(error).__name__}: {error}", where, traceback.format_exc())

@@ -1,0 +1,86 @@
+"""A run's declared metrics in the words of Prometheus."""
+
+import re
+from collections.abc import Mapping
+
+from msgspec import Struct
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from ..records.lag import LAG_STATS, ProcessStats
+from .metrics import DECLARED, Metric, stall_metrics
+from .report import Progress, StepDone
+
+UNITS = {"s": "seconds", "bytes": "bytes", "fraction": "ratio"}
+_LABEL = re.compile(r"\{(\w+)\}")
+
+
+def exported_name(metric: Metric) -> str:
+    """`event_loop_lag/{process}/{stat}` in seconds is `rollway_event_loop_lag_seconds`."""
+    words = [word for word in metric.name.split("/") if not _LABEL.fullmatch(word)]
+    if metric.is_summed:
+        words = [word for word in words if word not in ("count", "seconds")]
+    unit = UNITS.get(metric.unit, "")
+    if unit and not words[-1].endswith(unit):
+        words.append(unit)
+    return re.sub(r"\W", "_", "_".join(["rollway", *words]))
+
+
+class _Exported(Struct, frozen=True):
+    pattern: re.Pattern[str]
+    gauge: Gauge | Counter
+
+    def add(self, name: str, value: float) -> bool:
+        """Take the value if the name is one of this metric's."""
+        found = self.pattern.fullmatch(name)
+        if found is None:
+            return False
+        one = self.gauge.labels(**found.groupdict()) if found.groupdict() else self.gauge
+        if isinstance(one, Counter):
+            one.inc(value)
+        else:
+            one.set(value)
+        return True
+
+
+class Exporter:
+    """The latest value of every metric. What is told once a second is not taken from steps again."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        declared = [metric for metric in DECLARED if metric.is_exported]
+        declared.sort(key=lambda metric: metric.name.count("{"))  # a plain name is no label's value
+        self._live = [self._export(metric) for metric in declared if metric.is_live]
+        self._by_step = [self._export(metric) for metric in declared if not metric.is_live]
+
+    def _export(self, metric: Metric) -> _Exported:
+        labels = _LABEL.findall(metric.name)
+        kind = Counter if metric.is_summed else Gauge
+        exported = kind(exported_name(metric), metric.meaning, labels, registry=self._registry)
+        pattern = _LABEL.sub(r"(?P<\1>[^/]+)", metric.name)
+        return _Exported(re.compile(pattern), exported)
+
+    def on_stats(self, stats: ProcessStats) -> None:
+        process = stats.process
+        self._set(self._live, {
+            **{f"event_loop_lag/{process}/{stat}": getattr(stats.lag, stat) for stat in LAG_STATS},
+            f"rss/{process}": stats.rss_bytes,
+            f"process_in_flight/{process}": stats.in_flight,
+            **stall_metrics({process: stats.stalls}),
+        })  # fmt: skip
+
+    def on_progress(self, progress: Progress) -> None:
+        self._set(self._live, {
+            "in_flight": progress.in_flight,
+            "ready": progress.ready,
+            "payload/live_bytes": progress.live_bytes,
+        })  # fmt: skip
+
+    def on_step(self, done: StepDone) -> None:
+        self._set(self._by_step, done.metrics)
+
+    def _set(self, exported: list[_Exported], values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            any(one.add(name, value) for one in exported)
+
+    def render(self) -> bytes:
+        return generate_latest(self._registry)

@@ -1,0 +1,139 @@
+"""Loops that are really held, and who is blamed for it."""
+
+import asyncio
+import time
+
+import pytest
+
+from rollway.config.sections import WatchConfig
+from rollway.loop.culprits import ELSEWHERE, MAX_PLACES, Culprits
+from rollway.loop.lateness import Lateness
+from rollway.loop.run import Watch, run
+from rollway.loop.seldom import is_news
+from rollway.loop.telling import late_text, stall_text
+from rollway.records.lag import LagStats, Late, ProcessStats, Stall
+
+SILENT = {"warn_p90_ms": 0, "warn_p99_ms": 0, "warn_max_ms": 0}
+
+
+def hold_the_loop(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+async def hold_often(watch: Watch, seconds: float, times: int) -> ProcessStats:
+    await asyncio.sleep(0.05)
+    for _ in range(times):
+        hold_the_loop(seconds)
+        await asyncio.sleep(0.05)
+    return watch.take()
+
+
+def test_stalls_are_summed_by_culprit(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(watch: Watch) -> None:
+        stats = await hold_often(watch, 0.3, times=3)
+        assert stats.lag.max >= 0.25
+        assert stats.lag.med < 0.1
+        assert sum(stall.count for stall in stats.stalls) == 3
+        assert {stall.function for stall in stats.stalls} == {"hold_the_loop"}
+        assert all(stall.where.startswith(f"{__file__}:") for stall in stats.stalls)
+        assert sum(stall.total_s for stall in stats.stalls) >= 0.75
+        assert max(stall.longest_s for stall in stats.stalls) >= 0.25
+        assert {stall.kind for stall in stats.stalls} == {"loop"}
+        assert watch.take().stalls == ()
+
+    run("test", WatchConfig(stall_ms=100, tick_ms=5, **SILENT), main)
+    said = [one.message for one in caplog.records]
+    assert f"by {__file__}:" in said[0]
+    assert "hold_the_loop" in said[0]
+
+
+def test_a_late_window_names_who_held_the_loop_also_below_a_stall(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main(watch: Watch) -> None:
+        stats = await hold_often(watch, 0.1, times=8)
+        assert stats.stalls == (), "nothing held the loop for 10 s"
+        late = stats.late
+        assert late is not None
+        assert late.stat in ("p99", "max")
+        assert late.lag_s > 0.05
+        assert late.num_windows == 1
+        assert late.culprit is not None
+        assert late.culprit.function == "hold_the_loop"
+        assert late.culprit.where.startswith(f"{__file__}:")
+
+    run("test", WatchConfig(stall_ms=10_000, tick_ms=5, warn_p99_ms=30, warn_max_ms=40), main)
+    (said,) = [one.message for one in caplog.records]
+    assert said.startswith("loop late: ")
+    assert f"{__file__}:" in said
+
+
+def test_an_idle_loop_has_nobody_to_blame() -> None:
+    async def main(watch: Watch) -> None:
+        await asyncio.sleep(0.2)
+        stats = watch.take()
+        assert stats.stalls == ()
+        assert stats.late is None
+
+    run("test", WatchConfig(warn_p90_ms=1000, warn_p99_ms=1000, warn_max_ms=1000), main)
+
+
+def test_warnings_come_ever_more_seldom_and_say_how_often() -> None:
+    lateness = Lateness(WatchConfig(warn_p90_ms=10, warn_p99_ms=0, warn_max_ms=100))
+    slow, fine = LagStats(p90=0.02, p99=5.0, max=0.05), LagStats(p90=0.001, p99=5.0, max=0.09)
+    assert lateness.judge(fine, ()) is None, "a limit of 0 is none"
+    warned = [lateness.judge(slow, ()) for _ in range(20)]
+    assert [one.num_windows for one in warned if one] == [1, 2, 4, 8, 16]
+    assert {one.stat for one in warned if one} == {"p90"}
+    worst = Stall("a.py:1", "f", 7, 0.3, 0.05)
+    blamed = Lateness(WatchConfig()).judge(LagStats(max=5.0), (Stall("b.py:1", "g", 1, 0.1, 0.1), worst))
+    assert blamed is not None
+    assert blamed.culprit == worst
+
+
+def test_what_is_news() -> None:
+    assert [n for n in range(1, 40) if is_news(n - 1, n)] == [1, 2, 4, 8, 16, 32]
+    assert is_news(5, 9)
+    assert not is_news(8, 15)
+
+
+def test_culprits_are_bounded_and_lose_nothing() -> None:
+    culprits = Culprits()
+    for n in range(10 * MAX_PLACES):
+        culprits.add(Stall(f"a.py:{n}", "f", 1, 0.5, 0.5))
+        culprits.add(Stall("a.py:0", "f", 1, 2.0, 2.0))
+    seen = culprits.take()
+    assert len(seen) <= MAX_PLACES + 1
+    assert sum(one.count for one in seen) == 20 * MAX_PLACES
+    assert seen[0] == Stall("a.py:0", "f", 10 * MAX_PLACES + 1, 20 * MAX_PLACES + 0.5, 2.0)
+    assert ELSEWHERE in {one.where for one in seen}
+    assert culprits.take() == ()
+
+
+@pytest.mark.parametrize(
+    ("stall", "said"),
+    [
+        (Stall("f.py:3", "f", 1, 0.25, 0.25), "loop held for 250 ms by f.py:3 in f"),
+        (
+            Stall("f.py:3", "f", 4, 3.0, 1.25),
+            "loop held 4 times, 3,000 ms in all, at most 1,250 ms by f.py:3 in f",
+        ),
+        (
+            Stall("env.py:12", "helper", 1, 2.0, 2.0, "lane", "reward `exact`"),
+            "reward `exact` took 2,000 ms in its process, at env.py:12 in helper (no loop was held)",
+        ),
+    ],
+)
+def test_stalls_in_words(stall: Stall, said: str) -> None:
+    assert stall_text(stall) == said
+
+
+def test_lateness_in_words() -> None:
+    late = Late("p99", 0.0451, 0.03, 4, Stall("env.py:12", "f", 7, 0.31, 0.045))
+    assert late_text(late) == (
+        "loop late: p99 45 ms, above watch.warn_p99_ms = 30 (window 4 so far); "
+        "env.py:12 in f held it 7 times, 310 ms in all"
+    )
+    assert "nobody was seen" in late_text(Late("max", 0.2, 0.1, 1))

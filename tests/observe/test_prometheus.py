@@ -1,0 +1,92 @@
+"""What Prometheus scrapes, over HTTP."""
+
+import socket
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rollway.errors import PortError
+from rollway.observe.metrics import DECLARED
+from rollway.observe.prometheus import Exporter, exported_name
+from rollway.observe.report import Progress, StepDone
+from rollway.observe.scrape import scrapable
+from rollway.records.lag import LagStats, ProcessStats, Stall
+
+pytestmark = pytest.mark.anyio
+
+STALL = Stall("env.py:9", "rollout", 2, 0.5, 0.25)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+async def scrape(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{port}/metrics") as response,
+    ):
+        assert response.status == 200
+        assert response.headers["Content-Type"].startswith("text/plain; version=")
+        text = await response.text()
+    samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+    return {(one.name, frozenset(one.labels.items())): one.value for one in samples}
+
+
+async def test_a_run_is_scraped() -> None:
+    exporter, port = Exporter(), free_port()
+    async with scrapable("127.0.0.1", port, exporter.render):
+        for _ in range(3):
+            exporter.on_stats(
+                ProcessStats("envs.w0", LagStats(p99=0.004, max=0.5), 1 << 20, 7, (STALL,))
+            )
+        exporter.on_progress(Progress(3, 5, 8, 16, 2, 1_500_000))
+        exporter.on_step(
+            StepDone(3, {"reward/all/mean": 0.25, "reward/exact/mean": 0.5, "errors/env": 2,
+                         "errors/cancelled": 1, "time/ship": 0.125, "in_flight": 99}, {})
+        )  # fmt: skip
+        got = await scrape(port)
+    worker = ("process", "envs.w0")
+    expected = {
+        ("rollway_event_loop_lag_seconds", frozenset([worker, ("stat", "p99")])): 0.004,
+        ("rollway_event_loop_lag_seconds", frozenset([worker, ("stat", "max")])): 0.5,
+        ("rollway_rss_bytes", frozenset([worker])): 1 << 20,
+        ("rollway_process_in_flight", frozenset([worker])): 7,
+        ("rollway_stalls_total", frozenset([worker])): 6,
+        ("rollway_stalls_seconds_total", frozenset([worker])): 1.5,
+        ("rollway_in_flight", frozenset()): 5,
+        ("rollway_payload_live_bytes", frozenset()): 1_500_000,
+        ("rollway_reward_all_mean", frozenset()): 0.25,
+        ("rollway_reward_mean", frozenset([("reward", "exact")])): 0.5,
+        ("rollway_errors", frozenset([("boundary", "env")])): 2,
+        ("rollway_errors_cancelled", frozenset()): 1,
+        ("rollway_time_ship_seconds", frozenset()): 0.125,
+    }
+    assert {key: got.get(key) for key in expected} == expected
+
+
+def test_every_exported_name_is_its_own_and_carries_its_unit() -> None:
+    names = [exported_name(one) for one in DECLARED if one.is_exported and not one.is_summed]
+    assert len(names) == len(set(names))
+    assert all(name.replace("_", "").isalnum() for name in names)
+    for metric in DECLARED:
+        if metric.unit == "s":
+            assert exported_name(metric).endswith("_seconds")
+
+
+async def test_a_port_that_is_taken_names_its_key() -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        with pytest.raises(PortError, match=rf"metrics\.prometheus_port {port} cannot be bound"):
+            async with scrapable("127.0.0.1", port, lambda: b""):
+                pass
+
+
+async def test_port_0_serves_nothing() -> None:
+    async with scrapable("127.0.0.1", 0, lambda: b""):
+        pass

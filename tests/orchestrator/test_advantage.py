@@ -1,0 +1,88 @@
+"""Advantage functions of the user's: found, refused, run in a process, and named when they fail."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.doubles import credit as doubles
+
+from rollway.config.sections import OrchestratorConfig
+from rollway.errors import AdvantageError, ConfigError
+from rollway.loop.lanes import ProcessLane
+from rollway.orchestrator.core.commands import Credit
+from rollway.orchestrator.shell.advantage import CreditLane, check
+from rollway.records.ids import GroupId
+
+pytestmark = pytest.mark.anyio
+
+FILE = str(Path(__file__).parents[1] / "doubles" / "credit.py")
+ORDER = Credit(GroupId(1), (1.0, 0.0, 1.0), (30, 5, 10), (1, 1, 2))
+
+
+def line_in(function: Callable[..., Any]) -> str:
+    """The first line below a function's head."""
+    return f"{FILE}:{function.__code__.co_firstlineno + 1}"
+
+
+def config(advantage: str) -> OrchestratorConfig:
+    return OrchestratorConfig(advantage=advantage, advantage_deadline_s=2.0)
+
+
+async def credit(lane: ProcessLane, function: str) -> tuple[float, ...]:
+    return await CreditLane(config(f"{FILE}:{function}"), lane).credit(ORDER)
+
+
+async def test_functions_get_rewards_and_the_counts_they_ask_for() -> None:
+    async with ProcessLane("test", 1) as lane:
+        rewards = list(ORDER.rewards)
+        assert await credit(lane, "centred") == tuple(doubles.centred(rewards))
+        counts = {"num_tokens": list(ORDER.num_tokens), "num_turns": list(ORDER.num_turns)}
+        assert await credit(lane, "shorter") == tuple(doubles.shorter(rewards, **counts))
+        by_module = CreditLane(config("tests.doubles.credit:centred"), lane)
+        assert await by_module.credit(ORDER) == tuple(doubles.centred(rewards))
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("raises", f"failed at {line_in(doubles.raises)}: KeyError: 'no baseline'"),
+        ("sticks", f"ran longer than 2 s and was killed; it was at {line_in(doubles.sticks)} in sticks"),
+        ("dies", "ended its process with exit code 4"),
+        ("too_short", "returned 2 advantages for 3 rollouts"),
+        ("not_finite", "returned nan for rollout 0"),
+        ("not_a_list", "returned a float, not a list of numbers"),
+    ],
+)
+async def test_a_function_that_fails_is_named_with_its_line(function: str, said: str) -> None:
+    async with ProcessLane("test", 1) as lane:
+        with pytest.raises(AdvantageError) as raised:
+            await credit(lane, function)
+        assert f"orchestrator.advantage '{FILE}:{function}'" in str(raised.value)
+        assert said in str(raised.value)
+        assert f"{FILE}:" in str(raised.value)
+        assert await credit(lane, "centred")
+
+
+@pytest.mark.parametrize(
+    ("advantage", "said"),
+    [
+        ("grpoo", "not built in; did you mean 'grpo'?"),
+        (f"{FILE}:centered", "no function 'centered' in "),
+        (f"{FILE}:centered", "did you mean 'centred'?"),
+        (f"{FILE.replace('credit', 'credits')}:centred", "did you mean 'credit.py'?"),
+        ("no.such.module:f", "cannot import no.such.module"),
+        (f"{FILE}:needs_more", "needs_more() needs 'num_token'; did you mean 'num_tokens'?"),
+        (f"{FILE}:takes_nothing", "takes_nothing() must take the group's rewards first"),
+    ],
+)
+async def test_a_name_that_leads_nowhere_is_refused_at_the_start(advantage: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        await check(config(advantage))
+    assert str(raised.value).startswith(f"'orchestrator.advantage' = {advantage!r}: ")
+    assert said in str(raised.value)
+
+
+async def test_what_is_right_is_let_through() -> None:
+    for advantage in ("grpo", f"{FILE}:centred", f"{FILE}:shorter", "tests.doubles.credit:slow"):
+        await check(config(advantage))
