@@ -5,8 +5,8 @@
 A loopback engine answers every request after 50 ms with 0.5 MB of routes, or with all of them (20 MB) in
 the last case. 256 rollouts run at any time, and a new one starts where one ends. *rollway* is the real
 env server: router, workers, payload files. *threads* is a worker on httpx, on which the SDKs of the
-systems in use sit; *threads on aiohttp* is the same on the fastest client in use. A *control* only ticks.
-Everything counts after the first two seconds.
+systems in use sit; *threads on aiohttp* is the same on the fastest client in use. A *control* process
+only ticks. Everything counts after the first two seconds.
 """
 
 import asyncio

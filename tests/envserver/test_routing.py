@@ -19,6 +19,7 @@ from rollway.envserver.core.routing import (
     WorkerSays,
 )
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
+from rollway.records.lag import LagStats, ProcessStats
 from rollway.records.rollout import Cancelled, Failed, Settled
 from rollway.records.task import Task
 from rollway.records.turn import Sampling
@@ -30,6 +31,7 @@ from rollway.wire.messages import (
     NextTasks,
     Refused,
     Run,
+    Stats,
     Tasks,
     Welcome,
 )
@@ -271,3 +273,15 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_a_client_that_went_away_hears_nothing_until_it_speaks_again() -> None:
+    routing = Routing("env")
+    routing.on_event(ClientSays(b"here", Hello("here")))
+    routing.on_event(ClientSays(b"gone", Hello("gone")))
+    stats = WorkerSays(WorkerName("w0"), Stats(ProcessStats("w0", LagStats(), 0)))
+    routing.on_event(ClientGone(b"gone"))
+    assert [one.client for one in routing.on_event(stats) if isinstance(one, TellClient)] == [b"here"]
+    routing.on_event(ClientSays(b"gone", NextTasks(0, 1)))
+    told = [one.client for one in routing.on_event(stats) if isinstance(one, TellClient)]
+    assert told == [b"gone", b"here"]

@@ -1,4 +1,4 @@
-"""Cutting the bulk out of a body, whatever the pieces it arrives in."""
+"""Cutting bulks out of a body, whatever the pieces it arrives in."""
 
 import itertools
 import json
@@ -7,48 +7,72 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollway.inference.body import BodyCutter
+from rollway.inference.body import HEAD_CHARS, BodyCutter, Spool
 
 BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="
+ROUTES, PROMPT = b'"routed_experts"', b'"prompt_routed_experts"'
+bulks = st.one_of(st.none(), st.text(BASE64, max_size=300))
 
 
-def pieces(body: bytes, cuts: list[int]) -> list[bytes]:
+def feed(cutter: BodyCutter, body: bytes, cuts: list[int]) -> None:
     at = sorted({min(cut, len(body)) for cut in cuts} | {0, len(body)})
-    return [body[a:b] for a, b in itertools.pairwise(at)]
+    for start, end in itertools.pairwise(at):
+        cutter.feed(bytearray(b"##" + body[start:end] + b"##"), 2, 2 + end - start)
 
 
 @given(
-    bulk=st.one_of(st.none(), st.text(BASE64, max_size=300)),
-    text=st.text(max_size=20),
-    spaced=st.booleans(),
-    present=st.booleans(),
-    cuts=st.lists(st.integers(0, 600), max_size=30),
-)
+    of_reply=bulks, of_prompt=bulks, prompt_first=st.booleans(), text=st.text(max_size=20),
+    spaced=st.booleans(), cuts=st.lists(st.integers(0, 1200), max_size=30),
+)  # fmt: skip
 def test_what_is_cut_and_what_is_left(
-    bulk: str | None, text: str, spaced: bool, present: bool, cuts: list[int]
-) -> None:
-    choice: dict[str, Any] = {"text": text, "token_ids": [1, 2, 3]}
-    if present:
-        choice["routed_experts"] = bulk
-    choice["finish_reason"] = "stop"
-    body = json.dumps({"choices": [choice], "usage": {}}, separators=None if spaced else (",", ":"))
-    cutter = BodyCutter()
-    for piece in pieces(body.encode(), cuts):
-        cutter.feed(piece)
-    rest = json.loads(cutter.rest)["choices"][0]
-    if present and bulk is not None:
-        assert cutter.bulk is not None
-        assert cutter.bulk.decode() == bulk
-        assert rest == {**choice, "routed_experts": ""}
-    else:
-        assert cutter.bulk is None
-        assert rest == choice
+    of_reply: str | None, of_prompt: str | None, prompt_first: bool, text: str, spaced: bool,
+    cuts: list[int],
+) -> None:  # fmt: skip
+    choice: dict[str, Any] = {"text": text, "routed_experts": of_reply, "finish_reason": "stop"}
+    fields: dict[str, Any] = {"choices": [choice], "prompt_routed_experts": of_prompt, "usage": {}}
+    if prompt_first:
+        fields = dict(reversed(fields.items()))
+    body = json.dumps(fields, separators=None if spaced else (",", ":")).encode()
+    cutter = BodyCutter((ROUTES, PROMPT), Spool(1))
+    feed(cutter, body, cuts)
+    rest = json.loads(cutter.rest)
+    for key, said, left in (
+        (ROUTES, of_reply, rest["choices"][0]["routed_experts"]),
+        (PROMPT, of_prompt, rest["prompt_routed_experts"]),
+    ):
+        if said is None:
+            assert key not in cutter.bulks
+            assert left is None
+        else:
+            assert bytes(cutter.bulks[key].from_char(0)).decode() == said
+            assert cutter.bulks[key].num_chars == len(said)
+            assert left == ""
+    assert rest["choices"][0]["text"] == text
 
 
-def test_pieces_of_one_byte() -> None:
-    body = b'{"choices": [{"routed_experts" : "QUJD", "token_ids": [1]}]}'
-    cutter = BodyCutter()
-    for n in range(len(body)):
-        cutter.feed(body[n : n + 1])
-    assert cutter.bulk == b"QUJD"
-    assert json.loads(cutter.rest)["choices"][0]["token_ids"] == [1]
+@given(
+    length=st.integers(HEAD_CHARS, 6000),
+    skip=st.integers(0, 1800).map(lambda n: 4 * n),
+    cuts=st.lists(st.integers(0, 6100), max_size=20),
+)
+def test_what_nobody_needs_is_dropped_as_it_comes(length: int, skip: int, cuts: list[int]) -> None:
+    text = "".join(BASE64[n % 64] for n in range(length))
+    body = json.dumps({"routed_experts": text, "usage": 1}).encode()
+    spool = Spool()
+    cutter = BodyCutter((ROUTES,), spool, lambda key, head: skip)
+    feed(cutter, body, cuts)
+    bulk = cutter.bulks[ROUTES]
+    assert bulk.num_chars == length
+    assert bulk.head.decode() == text[:HEAD_CHARS]
+    assert bytes(bulk.from_char(max(skip, bulk.kept_from))).decode() == text[skip:]
+    if bulk.kept_from:
+        assert spool.length == HEAD_CHARS + max(0, length - skip)
+    assert json.loads(cutter.rest) == {"routed_experts": "", "usage": 1}
+
+
+def test_a_spool_is_written_to_again() -> None:
+    spool = Spool(4)
+    for word in (b"long enough to grow", b"short"):
+        spool.clear()
+        spool.add(word, 0, len(word))
+        assert bytes(spool.view(0, spool.length)) == word

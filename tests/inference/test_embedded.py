@@ -16,6 +16,7 @@ from rollway.config.parts import EnginePart
 from rollway.config.sections import EngineConfig, ModelConfig, WatchConfig
 from rollway.errors import EngineError, PartDied
 from rollway.inference.engine import connect
+from rollway.inference.prompt import prompt_of
 from rollway.loop.part import Part, start_part
 from rollway.model.load import load_model, save_weights
 from rollway.records.turn import Sampling
@@ -138,13 +139,13 @@ async def test_weights_change_under_requests_in_flight(tiny_moe: Path, tmp_path:
     async with serving(tiny_moe) as (url, _), connect(url, routes=True, deadline_s=60) as engine:
         prompt = np.arange(5, dtype=np.int32)
         asked = [
-            asyncio.create_task(engine.complete(prompt, Sampling(100), [], routes_start=0))
+            asyncio.create_task(engine.complete(prompt_of(prompt), Sampling(100), [], routes_start=0))
             for _ in range(8)
         ]
         await asyncio.sleep(0.2)
         await engine.update_weights(str(tmp_path / "v3"), 3)
         turns = await asyncio.gather(*asked)
-        later = await engine.complete(prompt, Sampling(100), [], routes_start=0)
+        later = await engine.complete(prompt_of(prompt), Sampling(100), [], routes_start=0)
     spans = [set(turn.versions.tolist()) for turn in turns]
     assert all(versions <= {2, 3} for versions in spans)
     assert any(versions == {2, 3} for versions in spans), "an update came in the middle"
@@ -160,12 +161,12 @@ async def test_a_client_that_hangs_up_frees_its_slot(tiny_moe: Path) -> None:
     async with serving(tiny_moe) as (url, _), connect(url, routes=False, deadline_s=60) as engine:
         await post(f"{url}/pause?mode=keep")
         prompt = np.arange(5, dtype=np.int32)
-        asked = asyncio.create_task(engine.complete(prompt, Sampling(100), [], 0))
+        asked = asyncio.create_task(engine.complete(prompt_of(prompt), Sampling(100), [], 0))
         await until(url, f'vllm:num_requests_waiting{{model_name="{tiny_moe.name}"}} 1.0')
         asked.cancel()
         await until(url, f'vllm:num_requests_waiting{{model_name="{tiny_moe.name}"}} 0.0')
         await post(f"{url}/resume")
-        assert len((await engine.complete(prompt, Sampling(3), [], 0)).completion_ids) == 3
+        assert len((await engine.complete(prompt_of(prompt), Sampling(3), [], 0)).completion_ids) == 3
 
 
 async def test_a_dead_core_ends_the_engine_with_the_reason(tiny_moe: Path) -> None:

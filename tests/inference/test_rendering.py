@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rollway.config.sections import ModelConfig
 from rollway.errors import ConfigError, ModelError
-from rollway.inference.rendering import INLINE_CHARS, Renderer, Rendering
+from rollway.inference.rendering import INLINE_CHARS, SEEN_TOKENS, Renderer, Rendering
 from rollway.inference.tokenizer import Tokenizer
 from rollway.loop.lanes import ProcessLane
 from rollway.records.task import Message
@@ -55,9 +56,10 @@ async def test_long_texts_are_rendered_in_the_process_lane(tiny_moe: Path) -> No
         long = [Message("user", "x" * (INLINE_CHARS + 1))]
         ids = await renderer.prompt(long)
         assert ids == Rendering(qwen3(tiny_moe)).prompt(long)
-        extended = await renderer.extend(ids, [7], long)
+        prompt, drawn = np.array(ids, np.int32), np.array([7], np.int32)
+        extended = await renderer.extend(prompt, drawn, long)
         assert extended is not None
-        assert extended[: len(ids) + 1] == [*ids, 7]
+        assert extended[: len(ids) + 1].tolist() == [*ids, 7]
         assert (await renderer.parse([70] * (INLINE_CHARS + 1))).content
 
 
@@ -73,3 +75,19 @@ def test_wrong_renderers_and_options_are_named(tiny_moe: Path) -> None:
         Rendering(ModelConfig(path=path, renderer="glm-5"))
     with pytest.raises(ModelError, match="cannot read the tokenizer"):
         Rendering(ModelConfig(path=path + "/none", renderer="qwen3"))
+
+
+@pytest.mark.anyio
+async def test_a_long_prompt_is_extended_as_a_short_one_is(tiny_moe: Path) -> None:
+    """A renderer sees the end of it only, and that makes no difference."""
+    rendering = Rendering(qwen3(tiny_moe))
+    async with ProcessLane("test", size=1) as lane:
+        renderer = Renderer(rendering, qwen3(tiny_moe), lane)
+        new = [Message("user", "more")]
+        for chars in (10, SEEN_TOKENS - 40, SEEN_TOKENS + 3, 3 * SEEN_TOKENS):
+            prompt = rendering.prompt([Message("user", "x" * chars)])
+            for drawn in ([5, 6, rendering.stop_ids[0]], [5, 6]):
+                ids, ended = np.array(prompt, np.int32), np.array(drawn, np.int32)
+                extended = await renderer.extend(ids, ended, new)
+                assert extended is not None
+                assert extended.tolist() == rendering.extend(prompt, drawn, new)

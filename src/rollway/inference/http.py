@@ -184,12 +184,12 @@ class Connection(asyncio.BufferedProtocol):
         body = body_of(head, sink)
         early, self._early = self._early, bytearray()
         body.feed(early, 0, len(early))
-        if body.done:
-            return
         self._ended = asyncio.get_running_loop().create_future()
         self._body = body
+        if body.done:
+            self._end()
         if self.is_open:
-            self._transport.resume_reading()
+            self._transport.resume_reading()  # for the rest of this body, or for the next reply
         else:
             self._on_lost(None)
         try:

@@ -110,6 +110,7 @@ class Routing:
     def __init__(self, env: str) -> None:
         self._env = env
         self._clients: set[bytes] = set()
+        self._absent: set[bytes] = set()
         self._workers: dict[WorkerName, _Worker] = {}
         self._entries: dict[RolloutId, _Entry] = {}
         self._queue: deque[RolloutId] = deque()
@@ -133,10 +134,17 @@ class Routing:
             case WorkerDied(worker=worker):
                 return self._bury(worker)
             case ClientGone(client=client):
+                self._absent.add(client)
                 lost = self._frames.lost_with(client)
                 return [TellWorker(worker, FrameTaken(worker, size)) for worker, size in lost]
 
+    @property
+    def _listeners(self) -> list[bytes]:
+        """Clients that were there when last spoken to; one that comes back is heard of again."""
+        return sorted(self._clients - self._absent)
+
     def _from_client(self, client: bytes, message: ToRouter) -> list[Command]:
+        self._absent.discard(client)
         match message:
             case Hello(protocol=protocol) if protocol != PROTOCOL:
                 reason = f"this server speaks protocol {PROTOCOL}, the client {protocol}"
@@ -174,7 +182,7 @@ class Routing:
                     del self._asked[client, start]
                 return [TellClient(client, message) for client in clients]
             case Stats():
-                return [TellClient(client, message) for client in self._clients]
+                return [TellClient(client, message) for client in self._listeners]
         self.num_dropped += 1
         return []
 
@@ -224,7 +232,7 @@ class Routing:
             self._queue.appendleft(id)
             moved += 1
         notice = WorkerLost(worker, moved, failed)
-        commands += [TellClient(client, notice) for client in sorted(self._clients)]
+        commands += [TellClient(client, notice) for client in self._listeners]
         return commands + self._ask_tasks() + self._assign()
 
     def _end_here(self, id: RolloutId, outcome: Cancelled | Failed) -> Command:

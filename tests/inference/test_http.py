@@ -1,0 +1,183 @@
+"""The client against real servers: whole replies, chunks, torn ones, servers that hang up."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollway.inference.http import Chunked, HttpClient, HttpError, Reply, parse_head
+
+pytestmark = pytest.mark.anyio
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def served_by(serve: Serve) -> AsyncIterator[HttpClient]:
+    ended: list[asyncio.Future[None]] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ended.append(asyncio.get_running_loop().create_future())
+        mine = ended[-1]
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await serve(reader, writer)
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        mine.set_result(None)
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    client = HttpClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    try:
+        yield client
+    finally:
+        client.close()
+        server.close()
+        await asyncio.gather(*ended)
+
+
+async def request_of(reader: asyncio.StreamReader) -> bytes:
+    """The body of the next request; EOF raises."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+    return await reader.readexactly(length)
+
+
+async def text_of(reply: Reply) -> bytes:
+    body = bytearray()
+    await reply.read(lambda buffer, start, end: body.extend(buffer[start:end]))
+    return bytes(body)
+
+
+def replying(*replies: bytes, close: bool = False) -> Serve:
+    """Answers a connection's requests one after the other, each in small pieces."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for reply in replies:
+            await request_of(reader)
+            for start in range(0, len(reply), 7):
+                writer.write(reply[start : start + 7])
+                await writer.drain()
+        if not close:
+            await reader.read()
+
+    return serve
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        (OK + b"Content-Length: 5\r\n\r\nhello", b"hello"),
+        (OK + b"content-length: 0\r\n\r\n", b""),
+        (CHUNKED + b"3\r\nhel\r\n2;x=y\r\nlo\r\n0\r\nTrailer: 1\r\n\r\n", b"hello"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"Content-Length: 2\r\n\r\nhi", b"hi"),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
+    ],
+)  # fmt: skip
+async def test_replies_of_every_framing_and_the_next_on_the_same_connection(
+    reply: bytes, text: bytes
+) -> None:
+    async with served_by(replying(reply, reply)) as client:
+        for _ in range(2):
+            async with client.request("POST", "/", b"{}") as answer:
+                assert await text_of(answer) == text
+        assert len(client._idle) == 1
+
+
+async def test_a_body_that_ends_with_its_connection() -> None:
+    async with served_by(replying(b"HTTP/1.0 200 OK\r\n\r\nhello", close=True)) as client:
+        async with client.request("GET", "/") as answer:
+            assert await text_of(answer) == b"hello"
+        assert not client._idle
+
+
+async def test_large_bodies_wait_until_they_are_read() -> None:
+    body = bytes(range(256)) * 40_000
+    reply = OK + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request_of(reader)
+        writer.write(reply)
+        await reader.read()
+
+    async with (
+        served_by(serve) as client,
+        client.request("POST", "/a") as first,
+        client.request("POST", "/b") as second,
+    ):
+        assert await text_of(second) == body
+        assert await text_of(first) == body
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "not an HTTP reply"),
+        (OK + b"Content-Length: ten\r\n\r\n", "Content-Length"),
+        (OK + b"Content-Length: 10\r\n\r\nhalf", "closed the connection"),
+        (CHUNKED + b"zz\r\n", "chunk's size"),
+        (b"", "closed the connection"),
+    ],
+)
+async def test_broken_replies_are_errors(reply: bytes, said: str) -> None:
+    async with served_by(replying(reply, close=True)) as client:
+        with pytest.raises(HttpError, match=said):
+            async with client.request("POST", "/", b"{}") as answer:
+                await text_of(answer)
+
+
+async def test_a_server_that_hung_up_on_an_idle_connection_is_asked_again() -> None:
+    once = replying(OK + b"Content-Length: 2\r\n\r\nhi", close=True)
+    async with served_by(once) as client:
+        for _ in range(3):
+            async with client.request("POST", "/", b"{}") as answer:
+                assert await text_of(answer) == b"hi"
+
+
+async def test_a_cancelled_reader_ends_the_connection() -> None:
+    gone = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request_of(reader)
+        with suppress(ConnectionError):
+            await reader.read()
+        gone.set()
+
+    async with served_by(serve) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1), client.request("POST", "/", b"{}"):
+                pass
+        await gone.wait()
+
+
+async def test_nobody_there() -> None:
+    with pytest.raises(HttpError, match="cannot connect"):
+        async with HttpClient("http://127.0.0.1:1").request("GET", "/"):
+            pass
+    with pytest.raises(HttpError, match="not the address"):
+        HttpClient("ftp://host")
+
+
+@given(chunks=st.lists(st.binary(min_size=1, max_size=40), max_size=8), step=st.integers(1, 50))
+def test_chunks_in_pieces_of_any_size(chunks: list[bytes], step: int) -> None:
+    wire = b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in chunks) + b"0\r\n\r\n"
+    got = bytearray()
+    body = Chunked(lambda buffer, start, end: got.extend(buffer[start:end]))
+    for start in range(0, len(wire), step):
+        body.feed(wire, start, min(start + step, len(wire)))
+    assert body.done
+    assert bytes(got) == b"".join(chunks)
+
+
+def test_heads() -> None:
+    head = parse_head(b"HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\nConnection: close")
+    assert head.status == 404
+    assert head.headers["content-type"] == "text/plain"
+    assert head.closes
