@@ -28,8 +28,10 @@ lint: $(READY)  ## ruff and mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)  ## Run the benchmarks behind the README's numbers
-	@for bench in bench/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+bench: $(READY)  ## Run the benchmarks behind the README's numbers (FULL=1 for the full sizes)
+	@for bench in bench/*.py; do \
+	  printf '\n== %s\n' "$$bench"; $(BIN)/python $$bench $(if $(FULL),--full) || exit 1; \
+	done
 
 clean:  ## Remove the venv, caches and all runs
 	rm -rf $(VENV) outputs build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

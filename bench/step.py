@@ -153,7 +153,7 @@ async def rollway(work: Workload, url: str, folder: Path) -> dict[str, Any]:
         name = "worker" if ".w" in stats.process else stats.process.rpartition(".")[2]
         lags[name] = merge(lags.get(name, LagStats()), stats.lag)
 
-    with started(opening_trainer, str(run.path)) as trainer:
+    with started(opening_trainer, str(run.path), 1) as trainer:
         trainer.pipe.recv()
         async with start_part(
             "talk.router", "rollway.envserver.router:main", router_part(work, url, folder, run)
@@ -211,11 +211,13 @@ def router_part(work: Workload, url: str, folder: Path, run: RunDir) -> RouterPa
     )  # fmt: skip
 
 
-def orchestrator_part(work: Workload, url: str, run: RunDir, address: str) -> OrchestratorPart:
+def orchestrator_part(
+    work: Workload, url: str, run: RunDir, address: str, steps: int = 1
+) -> OrchestratorPart:
     return OrchestratorPart(
         orchestrator=OrchestratorConfig(
             batch_size=work.rollouts, group_size=8, max_in_flight=work.rollouts,
-            drop_zero_advantage=False,
+            drop_zero_advantage=False, save_rollouts=False,
         ),
         sampling=Sampling(work.drawn),
         envs=(EnvAddress(talk.__file__, address, 1.0),),
@@ -225,8 +227,8 @@ def orchestrator_part(work: Workload, url: str, run: RunDir, address: str) -> Or
         request_deadline_s=3600,
         micro_batch_tokens=1 << 20,
         payload=PayloadConfig(),
-        max_outstanding=work.rollouts,
-        max_steps=1,
+        max_outstanding=2 * work.rollouts,
+        max_steps=steps,
         first_step=Step(1),
         cursors={},
         run_dir=str(run.path),

@@ -92,6 +92,9 @@ class Connected(asyncio.Protocol):
         if head.startswith(b"get"):
             self._transport.write(http(MODELS))
             return
+        if not head.startswith(b"post /v1/completions"):
+            self._transport.write(http(b"{}"))  # new weights are as good as the old
+            return
         asked, spec = _asked.decode(body), self._spec
         start = 0 if spec.full else asked.routed_experts_prompt_start or 0
         answer = reply(len(asked.prompt) + spec.drawn - 1 - start, spec.layers, spec.slots, spec.drawn)

@@ -67,3 +67,12 @@ def peak_bytes(pid: int) -> int:
     """The most memory a process has held so far."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def rss_bytes(pid: int) -> int:
+    """The memory a process holds now."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def open_files(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))

@@ -71,6 +71,13 @@ def test_a_long_prefix_never_reaches_memory() -> None:
     assert np.array_equal(decode_npy(bulk, 3900, 4000), whole[3900:])
 
 
+def test_more_new_positions_than_may_be_drawn() -> None:
+    wanted = Wanted(start=900, num_prompt=950, max_tokens=8)
+    bulk = arrived(encode_npy(routes_of(200, 48, 8, "uint8")), wanted)
+    with pytest.raises(EngineError, match="more positions than the request allows"):
+        decode_npy(bulk, 900, 1100)
+
+
 @given(
     rows=st.integers(1, 40), start=st.integers(0, 39), layers=st.integers(1, 5),
     topk=st.integers(1, 4), experts=st.sampled_from([200, 300]),

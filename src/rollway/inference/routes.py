@@ -164,6 +164,8 @@ def _decode(bulk: Bulk, header: Header, from_row: int) -> Routes:
     if bulk.num_chars != math.ceil(header.num_bytes / 3) * 4:
         raise _unreadable(f"{bulk.num_chars} characters of base64 for {header}")
     begin = header.offset + from_row * header.row_bytes
+    if _char_of(begin) < bulk.kept_from:
+        raise _unreadable(f"{header} has more positions than the request allows for")
     skipped = begin // _STEP * _STEP
     try:
         raw = pybase64.b64decode_as_bytearray(bulk.from_char(_char_of(begin)), validate=True)

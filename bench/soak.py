@@ -1,0 +1,139 @@
+"""Full load for a long time: is the memory of every process flat, are its open files, is all released?
+
+    python bench/soak.py [--full] [--minutes 1] [--rollouts 64] [--turns 10] [--tokens 9000]
+
+The real env server and orchestrator run step after step (see bench/step.py) until the time is up. After
+every step memory and open files of each process are noted. Compared are the middle of the first third,
+when everything has been used once, and the middle of the last. --full is ten minutes.
+"""
+
+import asyncio
+import shutil
+import statistics
+import time
+from argparse import Namespace
+from collections import defaultdict
+from pathlib import Path
+from tempfile import mkdtemp
+
+from loopback.engine import serve
+from loopback.opener import opening_trainer
+from loopback.processes import Started, children, open_files, rss_bytes, started
+from loopback.report import arguments, finish, table
+from step import Workload, orchestrator_part, router_part, worker_is_up
+
+from rollway.loop.part import Part, start_part
+from rollway.model.tiny import write_tokenizer
+from rollway.rundir.rundir import RunDir
+
+MAX_STEPS = 100_000
+COLUMNS = ("MB early", "MB late", "growth", "files early", "files late")
+
+
+class Samples:
+    """What the processes held, step by step."""
+
+    def __init__(self, pids: dict[str, int], run: RunDir) -> None:
+        self._pids = pids
+        self._run = run
+        self._rss: dict[str, list[float]] = defaultdict(list)
+        self._files: dict[str, list[float]] = defaultdict(list)
+        self.segments: list[float] = []
+
+    def take(self) -> None:
+        for name, pid in self._pids.items():
+            self._rss[name].append(rss_bytes(pid) / 1e6)
+            self._files[name].append(open_files(pid))
+        self.segments.append(len(list(self._run.payload.glob("*.seg"))))
+
+    def rows(self) -> dict[str, dict[str, float]]:
+        rows = {}
+        for name in self._pids:
+            early, late = _thirds(self._rss[name])
+            files_early, files_late = _thirds(self._files[name])
+            rows[name] = {
+                "MB early": early, "MB late": late, "growth": late / early,
+                "files early": files_early, "files late": files_late,
+            }  # fmt: skip
+        return rows
+
+
+def _thirds(values: list[float]) -> tuple[float, float]:
+    """Medians of the first third and of the last."""
+    third = max(1, len(values) // 3)
+    return statistics.median(values[:third]), statistics.median(values[-third:])
+
+
+async def drive(trainer: Started, samples: Samples, orchestrator: Part, until_s: float) -> int:
+    """Let the trainer publish step after step; the number of steps."""
+    steps = 0
+    listening = asyncio.ensure_future(orchestrator.listen(lambda stats: None, lambda body: None))
+    while time.monotonic() < until_s and not listening.done():
+        await asyncio.get_running_loop().run_in_executor(None, trainer.pipe.recv)
+        samples.take()
+        steps += 1
+        if time.monotonic() < until_s:
+            trainer.pipe.send("publish")
+    listening.cancel()
+    return steps
+
+
+async def soak(work: Workload, url: str, folder: Path, minutes: float) -> dict[str, object]:
+    run = RunDir(folder / "run")
+    run._make_folders()
+    with started(opening_trainer, str(run.path), MAX_STEPS) as trainer:
+        trainer.pipe.recv()
+        async with start_part(
+            "talk.router", "rollway.envserver.router:main", router_part(work, url, folder, run)
+        ) as router:
+            listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
+            address = await router.ready()
+            await worker_is_up(address)
+            part = orchestrator_part(work, url, run, address, MAX_STEPS)
+            async with start_part(
+                "orchestrator", "rollway.orchestrator.shell.main:main", part, log=run.logs / "o.log"
+            ) as orchestrator:
+                (worker,) = children(router.pid)
+                pids = {"worker": worker, "router": router.pid, "orchestrator": orchestrator.pid,
+                        "trainer": trainer.pid}  # fmt: skip
+                samples = Samples(pids, run)
+                steps = await drive(trainer, samples, orchestrator, time.monotonic() + minutes * 60)
+            listening.cancel()
+    early, late = _thirds(samples.segments)
+    return {
+        "steps": steps, "processes": samples.rows(), "segments early": early, "segments late": late
+    }  # fmt: skip
+
+
+def main() -> None:
+    args = arguments(
+        __doc__, minutes=(1.0, "how long"), rollouts=(64, "rollouts of a step"),
+        turns=(10, "turns of a rollout"), tokens=(9000, "tokens of a rollout"),
+        bytes=(384, "bytes of routes a token"),
+    )  # fmt: skip
+    if args.full:
+        args = Namespace(**{**vars(args), "minutes": max(10.0, args.minutes)})
+    work = Workload(args)
+    folder = Path(mkdtemp(prefix="rollway-bench-"))
+    try:
+        write_tokenizer(folder)
+        with started(serve, work.engine) as engine:
+            url = f"http://127.0.0.1:{engine.pipe.recv()}"
+            figures = asyncio.run(soak(work, url, folder, args.minutes))
+    finally:
+        shutil.rmtree(folder)
+    steps, rows = figures["steps"], figures["processes"]
+    print(
+        f"{steps} steps of {args.rollouts} rollouts in {args.minutes:g} minutes, "
+        f"{steps * work.reply_gb:.0f} GB of replies"
+    )
+    table(rows, COLUMNS)
+    print(
+        f"segments on disk early {figures['segments early']:g}, late {figures['segments late']:g} "
+        f"(written since: {steps * args.rollouts} rollouts)"
+    )
+    finish("soak", figures, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What the interpreter's two knobs do to a loop: how often threads switch, when garbage is collected.
+
+    python bench/tuning.py [--full] [--seconds 3] [--json FILE]
+
+*switch* runs a loop beside two threads of pure Python; *gc* grows 100,000 records on a loop and lets
+them go. Each setting gets a process of its own; those of `rollway.loop.run` are marked with a star.
+"""
+
+import asyncio
+import gc
+import sys
+import threading
+import time
+from collections import deque
+from multiprocessing.connection import Connection
+
+from loopback.control import tick
+from loopback.processes import started
+from loopback.report import arguments, finish, lag_figures, table
+
+from rollway.config.sections import WatchConfig
+from rollway.loop.run import GC_THRESHOLDS, SWITCH_INTERVAL_S, Watch, run
+from rollway.records.ids import RolloutId
+from rollway.records.rollout import Failed, Settled
+
+QUIET = WatchConfig(stall_ms=1e6, tick_ms=2, warn_p90_ms=0, warn_p99_ms=0, warn_max_ms=0)
+SWITCHES_MS = (5.0, 1.0, 0.5, 0.25)
+THRESHOLDS = {"default": (700, 10, 10), "20k, 5, 50": (20_000, 5, 50), "rollway": GC_THRESHOLDS}
+NUM_RECORDS = 100_000
+
+
+def busy(pipe: Connection, switch_s: float, seconds: float) -> None:
+    """Lag beside two busy threads, and how much they got done."""
+    done = [0, 0]
+    stop = threading.Event()
+
+    def work(index: int) -> None:
+        while not stop.is_set():
+            done[index] += sum(range(100)) > 0
+
+    async def main(watch: Watch) -> None:
+        sys.setswitchinterval(switch_s)
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+        for one in threads:
+            one.start()
+        watch.take()
+        await asyncio.sleep(seconds)
+        figures = lag_figures(watch.take().lag)
+        stop.set()
+        pipe.send({**figures, "work/s": sum(done) / seconds})
+
+    run("busy", QUIET, main)
+
+
+def records(pipe: Connection, thresholds: tuple[int, int, int], freeze: bool, seconds: float) -> None:
+    """Lag while records come and go, and how many came."""
+
+    async def main(watch: Watch) -> None:
+        if not freeze:
+            gc.unfreeze()
+        gc.set_threshold(*thresholds)
+        kept: deque[Settled] = deque(maxlen=NUM_RECORDS)
+        count, end_s = 0, time.monotonic() + seconds
+        watch.take()
+        while time.monotonic() < end_s:
+            for _ in range(100):
+                count += 1
+                failed = Failed("env", f"error {count}", "")
+                kept.append(Settled(RolloutId(f"r{count}"), 1, "w0", failed))  # type: ignore[arg-type]
+            await asyncio.sleep(0)
+        pipe.send({**lag_figures(watch.take().lag), "work/s": count / seconds})
+
+    run("records", QUIET, main)
+
+
+def main() -> None:
+    args = arguments(__doc__, seconds=(3.0, "seconds a setting"))
+    if args.full:
+        args.seconds = max(args.seconds, 15.0)
+    rows = {}
+    with started(tick) as control:
+        for switch_ms in SWITCHES_MS:
+            star = " *" if switch_ms / 1000 == SWITCH_INTERVAL_S else ""
+            with started(busy, switch_ms / 1000, args.seconds) as process:
+                rows[f"switch {switch_ms:g} ms{star}"] = process.pipe.recv()
+        for name, thresholds in THRESHOLDS.items():
+            star = " *" if thresholds == GC_THRESHOLDS else ""
+            freeze = name != "default"
+            with started(records, thresholds, freeze, args.seconds) as process:
+                label = f"gc {name if freeze else 'default, nothing frozen'}{star}"
+                rows[label] = process.pipe.recv()
+        rows["control"] = lag_figures(control.ask())
+    table(rows, ("p50 ms", "p99 ms", "max ms", "work/s"))
+    ratio = rows["switch 5 ms"]["p99 ms"] / rows["switch 0.5 ms *"]["p99 ms"]
+    print(f"ratio p99, switch interval 5 ms to 0.5 ms: {ratio:.1f}")
+    finish("tuning", rows, args.json)
+
+
+if __name__ == "__main__":
+    main()
