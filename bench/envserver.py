@@ -21,12 +21,12 @@ from loopback import talk
 from loopback.control import tick
 from loopback.engine import EngineSpec, serve
 from loopback.processes import Started, children, cpu_s, peak_bytes, started
-from loopback.report import arguments, finish, lag_figures, table
+from loopback.report import QUIET, arguments, finish, lag_figures, table
 from loopback.threads import WorkerSpec, threads_worker
 
 import rollway as rw
 from rollway.config.parts import RouterPart
-from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
+from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig
 from rollway.envserver import client as envs
 from rollway.loop.lag import merge
 from rollway.loop.part import start_part
@@ -131,7 +131,7 @@ def server(case: Case, url: str, folder: Path, rollouts: int) -> RouterPart:
         payload_dir=str(folder),
         log_dir=str(folder),
         seed=0,
-        watch=WatchConfig(stall_ms=1000),
+        watch=QUIET,
     )  # fmt: skip
 
 

@@ -83,15 +83,16 @@ async def soak(work: Workload, url: str, folder: Path, minutes: float) -> dict[s
     run._make_folders()
     with started(opening_trainer, str(run.path), MAX_STEPS) as trainer:
         trainer.pipe.recv()
+        part = router_part(work, url, folder, run)
         async with start_part(
-            "talk.router", "rollway.envserver.router:main", router_part(work, url, folder, run)
+            "talk.router", "rollway.envserver.router:main", part, log=run.logs / "router.log"
         ) as router:
             listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
             address = await router.ready()
             await worker_is_up(address)
-            part = orchestrator_part(work, url, run, address, MAX_STEPS)
+            whole = orchestrator_part(work, url, run, address, MAX_STEPS)
             async with start_part(
-                "orchestrator", "rollway.orchestrator.shell.main:main", part, log=run.logs / "o.log"
+                "orchestrator", "rollway.orchestrator.shell.main:main", whole, log=run.logs / "o.log"
             ) as orchestrator:
                 (worker,) = children(router.pid)
                 pids = {"worker": worker, "router": router.pid, "orchestrator": orchestrator.pid,

@@ -31,7 +31,7 @@ from loopback.control import tick
 from loopback.engine import EngineSpec, serve
 from loopback.opener import opening_trainer
 from loopback.processes import children, cpu_s, peak_bytes, started
-from loopback.report import arguments, finish, lag_figures, table
+from loopback.report import QUIET, arguments, finish, lag_figures, table
 from loopback.threads import WorkerSpec, threads_worker
 
 from rollway.config.parts import EnvAddress, OrchestratorPart, RouterPart
@@ -41,7 +41,6 @@ from rollway.config.sections import (
     ModelConfig,
     OrchestratorConfig,
     PayloadConfig,
-    WatchConfig,
 )
 from rollway.envserver import client as envs
 from rollway.loop.lag import merge
@@ -155,15 +154,16 @@ async def rollway(work: Workload, url: str, folder: Path) -> dict[str, Any]:
 
     with started(opening_trainer, str(run.path), 1) as trainer:
         trainer.pipe.recv()
+        part = router_part(work, url, folder, run)
         async with start_part(
-            "talk.router", "rollway.envserver.router:main", router_part(work, url, folder, run)
+            "talk.router", "rollway.envserver.router:main", part, log=run.logs / "router.log"
         ) as router:
             listening = asyncio.ensure_future(router.listen(on_stats, lambda body: None))
             address = await router.ready()
             await worker_is_up(address)
-            part = orchestrator_part(work, url, run, address)
+            whole = orchestrator_part(work, url, run, address)
             async with start_part(
-                "orchestrator", "rollway.orchestrator.shell.main:main", part, log=run.logs / "o.log"
+                "orchestrator", "rollway.orchestrator.shell.main:main", whole, log=run.logs / "o.log"
             ) as orchestrator:
                 (worker,) = children(router.pid)
                 pids = {"worker": worker, "router": router.pid, "orchestrator": orchestrator.pid,
@@ -207,7 +207,7 @@ def router_part(work: Workload, url: str, folder: Path, run: RunDir) -> RouterPa
         payload_dir=str(run.payload),
         log_dir=str(run.logs),
         seed=0,
-        watch=WatchConfig(stall_ms=1000),
+        watch=QUIET,
     )  # fmt: skip
 
 
@@ -232,7 +232,7 @@ def orchestrator_part(
         first_step=Step(1),
         cursors={},
         run_dir=str(run.path),
-        watch=WatchConfig(stall_ms=1000),
+        watch=QUIET,
     )  # fmt: skip
 
 

@@ -17,8 +17,8 @@ import pybase64
 import zmq
 import zmq.asyncio
 
+from loopback.report import QUIET
 from loopback.threads import POOL
-from rollway.config.sections import WatchConfig
 from rollway.loop.run import Watch, run
 
 
@@ -90,4 +90,4 @@ def old_orchestrator(pipe: Connection, rollouts: int, path: str, inline: bool) -
         pipe.send(watch.take().lag)
         await asyncio.Event().wait()
 
-    run("orchestrator", WatchConfig(stall_ms=1e6), main)
+    run("orchestrator", QUIET, main)

@@ -3,7 +3,7 @@
 import asyncio
 from multiprocessing.connection import Connection
 
-from rollway.config.sections import WatchConfig
+from loopback.report import QUIET
 from rollway.loop.run import Watch, run
 
 
@@ -17,4 +17,4 @@ def tick(pipe: Connection) -> None:
                 pipe.recv()
                 pipe.send(watch.take().lag)
 
-    run("control", WatchConfig(), main)
+    run("control", QUIET, main)

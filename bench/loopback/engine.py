@@ -11,7 +11,7 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from rollway.config.sections import WatchConfig
+from loopback.report import QUIET
 from rollway.inference.routes import encode_npy
 from rollway.loop.run import Watch, run
 
@@ -120,4 +120,4 @@ def serve(pipe: Connection, spec: EngineSpec) -> None:
                 pipe.recv()
                 pipe.send(served.num_turns)
 
-    run("engine", WatchConfig(stall_ms=1e6), main)
+    run("engine", QUIET, main)

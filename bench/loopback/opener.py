@@ -4,7 +4,7 @@ import asyncio
 import time
 from multiprocessing.connection import Connection
 
-from rollway.config.sections import WatchConfig
+from loopback.report import QUIET
 from rollway.loop.run import Watch, run
 from rollway.payload.reader import SegmentReader
 from rollway.records.ids import PolicyVersion, Step
@@ -35,4 +35,4 @@ def opening_trainer(pipe: Connection, folder: str, steps: int) -> None:
             await filesystem.publish(Published(PolicyVersion(step), str(weights), {}))
         await asyncio.Event().wait()
 
-    run("trainer", WatchConfig(stall_ms=1e6), main)
+    run("trainer", QUIET, main)

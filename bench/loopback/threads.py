@@ -20,7 +20,8 @@ import pydantic
 import zmq
 import zmq.asyncio
 
-from rollway.config.sections import ModelConfig, WatchConfig
+from loopback.report import QUIET
+from rollway.config.sections import ModelConfig
 from rollway.inference.rendering import Rendering
 from rollway.loop.run import Watch, run
 from rollway.records.task import Message
@@ -192,4 +193,4 @@ def threads_worker(pipe: Connection, spec: WorkerSpec) -> None:
 
                 await serve(watch, post)
 
-    run("threads", WatchConfig(stall_ms=1e6), main)
+    run("threads", QUIET, main)

@@ -107,6 +107,9 @@ class BodyCutter:
 
     def _take_bulk(self, bulk: Bulk, buffer: bytes | bytearray, start: int, end: int) -> int:
         """Move the piece up to the closing quote; returns where the rest begins."""
+        if bulk.num_chars + end - start <= bulk.kept_from:
+            bulk.num_chars += end - start  # all of it is dropped, unlooked at
+            return end
         quote = buffer.find(b'"', start, end)
         stop = end if quote < 0 else quote
         bulk.add(buffer, start, stop)

@@ -123,7 +123,7 @@ def unneeded_chars(head: bytes, wanted: Wanted, is_prompt_only: bool) -> int:
     except EngineError:
         return 0  # said again, and raised, when it is decoded
     longest_delta = wanted.num_prompt - wanted.start + (0 if is_prompt_only else wanted.max_tokens - 1)
-    if header.rows <= longest_delta:
+    if header.rows <= longest_delta or header.rows < wanted.num_prompt:
         return 0
     return _char_of(header.offset + wanted.start * header.row_bytes)
 
