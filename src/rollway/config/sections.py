@@ -75,7 +75,7 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     """The inference engine: embedded, or the address of one that runs already."""
 
     url: str = ""
-    """Address of a running vLLM; empty starts the embedded engine."""
+    """Address of a running vLLM or SGLang; empty starts the embedded engine."""
     port: Port = 0
     """Port of the embedded engine; 0 takes a free one."""
     max_batch: Count = 128

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from ..errors import EngineError
-from ..loop.lanes import thread
+from ..loop.lanes import thread_to_the_end
 from ..records.turn import Routes, Sampling, Turn
 from .binary import SAFETENSORS, decode_reply
 from .body import BodyCutter, Spool
@@ -96,7 +96,7 @@ class Engine:
     async def _take_binary(self, reply: Reply, spool: Spool) -> tuple[Columns, Routes | None]:
         await reply.read(spool.add)
         small = spool.length <= INLINE_ROUTES_BYTES
-        return decode_reply(spool) if small else await thread(decode_reply, spool)
+        return decode_reply(spool) if small else await thread_to_the_end(decode_reply, spool)
 
     async def _take_json(
         self, reply: Reply, spool: Spool, wanted: Wanted
@@ -111,7 +111,7 @@ class Engine:
             return drawn, None
         args = cutter.bulks, wanted, len(drawn.token_ids)
         small = spool.length <= INLINE_ROUTES_BYTES
-        return drawn, dialect.routes(*args) if small else await thread(dialect.routes, *args)
+        return drawn, dialect.routes(*args) if small else await thread_to_the_end(dialect.routes, *args)
 
     async def _columns(self, rest: bytearray) -> Columns:
         if self._long_replies is None or len(rest) <= INLINE_JSON_BYTES:

@@ -11,7 +11,7 @@ from types import TracebackType
 import numpy as np
 
 from ..errors import EngineError, LaneError, LaneRaised
-from ..loop.lanes import ProcessLane, thread
+from ..loop.lanes import ProcessLane, thread_to_the_end
 from .columns import Columns
 from .dialects.dialect import Dialect
 from .dialects.sglang import Sglang
@@ -32,7 +32,7 @@ class LongReplies:
     async def columns(self, dialect: str, rest: bytearray) -> Columns:
         """The same as the dialect's own `columns`."""
         async with self._turn:
-            await thread(_write, self._file.number, rest)
+            await thread_to_the_end(_write, self._file.number, rest)
             try:
                 num_tokens, has_versions, finish_reason = await self._lane.call(
                     columns_in_file, dialect, self._file.path, len(rest), deadline_s=DEADLINE_S
@@ -41,7 +41,7 @@ class LongReplies:
                 raise EngineError(str(error).partition(": ")[2]) from None
             except LaneError as error:
                 raise EngineError(f"a long reply could not be parsed: {error}") from None
-            raw = await thread(os.pread, self._file.number, 12 * num_tokens, 0)
+            raw = await thread_to_the_end(os.pread, self._file.number, 12 * num_tokens, 0)
         versions = np.frombuffer(raw, np.int32, num_tokens, 8 * num_tokens)
         return Columns(
             np.frombuffer(raw, np.int32, num_tokens),
