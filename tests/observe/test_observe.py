@@ -120,7 +120,9 @@ def test_lines_say_what_the_field_expects() -> None:
     for part in ("Step 3/9", "Time: 1.50s", "Reward: 0.2500", "In Flight: 7", "Failed: 2 env",
                  "engine 1.2/45, trainer 0.0/0.0"):  # fmt: skip
         assert part in line
-    assert "1.5 MB payload" in status_line(Progress(3, 5, 8, 16, 2, 1_500_000), 9, lags)
+    assert "1.5 MB payload ·" in status_line(Progress(3, 5, 8, 16, 2, 1_500_000), 9, lags)
+    full = Progress(3, 5, 8, 16, 2, 1_500_000, held_back=True)
+    assert "1.5 MB payload (at its budget: starting nothing) ·" in status_line(full, 9, lags)
     assert "worst lag now: engine 45 ms" in status_line(Progress(3, 5, 8, 16, 2, 1_500_000), 9, lags)
     stall = Stall("f.py:3", "f", 1, 0.25, 0.25)
     assert stall_line("w0", stall) == "w0: loop held for 250 ms by f.py:3 in f"

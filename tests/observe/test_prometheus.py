@@ -43,7 +43,7 @@ async def test_a_run_is_scraped() -> None:
             exporter.on_stats(
                 ProcessStats("envs.w0", LagStats(p99=0.004, max=0.5), 1 << 20, 7, (STALL,))
             )
-        exporter.on_progress(Progress(3, 5, 8, 16, 2, 1_500_000))
+        exporter.on_progress(Progress(3, 5, 8, 16, 2, 1_500_000, held_back=True))
         exporter.on_step(
             StepDone(3, {"reward/all/mean": 0.25, "reward/exact/mean": 0.5, "errors/env": 2,
                          "errors/cancelled": 1, "time/ship": 0.125, "in_flight": 99}, {})
@@ -59,6 +59,7 @@ async def test_a_run_is_scraped() -> None:
         ("rollway_stalls_seconds_total", frozenset([worker])): 1.5,
         ("rollway_in_flight", frozenset()): 5,
         ("rollway_payload_live_bytes", frozenset()): 1_500_000,
+        ("rollway_payload_held_back", frozenset()): 1,
         ("rollway_reward_all_mean", frozenset()): 0.25,
         ("rollway_reward_mean", frozenset([("reward", "exact")])): 0.5,
         ("rollway_errors", frozenset([("boundary", "env")])): 2,

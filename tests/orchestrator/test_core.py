@@ -370,9 +370,12 @@ def test_dispatching_slows_down_before_the_payload_budget() -> None:
     for n, order in enumerate(orders[:4]):
         commands += settle(core, order, scored(n % 2, 0, n))
     assert not [one for one in commands if isinstance(one, Dispatch)], "4 live + 60 coming is too much"
+    held_back = False
     for order in orders[4:]:
         if [one for one in settle(core, order, Failed("env", "x")) if isinstance(one, Dispatch)]:
             break
+        held_back = core.is_held_back
+    assert held_back, "the budget was what kept it"
     assert core.num_in_flight == 16, "with 4 live and 12 coming there was room for one more group"
 
 

@@ -44,10 +44,11 @@ def lag_line(lags: Mapping[str, LagStats]) -> str:
 
 def status_line(progress: Progress, max_steps: int, lags: Mapping[str, LagStats]) -> str:
     worst = max(lags.items(), key=lambda one: one[1].max, default=("-", LagStats()))
+    full = " (at its budget: starting nothing)" if progress.held_back else ""
     return (
         f"step {min(progress.step, max_steps)}/{max_steps} · {progress.ready}/{progress.batch_size} "
         f"rollouts ready · {progress.in_flight} in flight · "
-        f"{progress.live_bytes / 1e6:.1f} MB payload · engine at version {progress.version} · "
+        f"{progress.live_bytes / 1e6:.1f} MB payload{full} · engine at version {progress.version} · "
         f"worst lag now: {worst[0]} {ms(worst[1].max)} ms"
     )
 

@@ -56,6 +56,7 @@ DECLARED = (
     Metric("in_flight", "rollouts", "rollouts running, when the step ended", is_live=True),
     Metric("ready", "rollouts", "rollouts that wait for the rest of their batch", is_live=True),
     Metric("payload/live_bytes", "bytes", "payload not yet released", is_live=True),
+    Metric("payload/held_back", "", "1 while the budget keeps rollouts from starting", is_live=True),
     Metric("loss", "", "policy-gradient loss"),
     Metric("grad_norm", "", "norm of the gradient before clipping"),
     Metric("clip_fraction", "fraction", "trainable tokens whose importance ratio was clipped"),

@@ -23,6 +23,7 @@ class Progress(Struct, frozen=True, tag="progress"):
     batch_size: int
     version: int
     live_bytes: int
+    held_back: bool = False
 
 
 class Notice(Struct, frozen=True, tag="notice"):

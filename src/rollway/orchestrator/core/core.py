@@ -76,6 +76,8 @@ class Core:
         self._newest: VersionPublished | None = None
         self._num_fruitless = 0
         self._fruitless: Counter[str] = Counter()
+        self.is_held_back = False
+        """Whether the payload budget alone keeps the next group from starting."""
         self.finished = False
 
     @property
@@ -259,12 +261,14 @@ class Core:
         limits, size = self._limits, self._limits.group_size
         unshipped = self._groups.num_rollouts + self._num_crediting() + self.num_ready
         steps_left = limits.max_steps - self._next_step + 1
-        return (
+        wanted = (
             self._groups.num_in_flight + size <= limits.max_in_flight
             and unshipped + self._num_training() < limits.max_outstanding
             and unshipped < steps_left * limits.batch_size
-            and self._governor.has_room(self._groups.num_in_flight + size)
         )
+        fits = self._governor.has_room(self._groups.num_in_flight + size)
+        self.is_held_back = wanted and not fits
+        return wanted and fits
 
     def _is_starved(self) -> bool:
         """Nothing runs, nothing trains, and the payload budget lets nothing start."""

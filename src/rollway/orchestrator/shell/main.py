@@ -116,6 +116,7 @@ def gauges(core: Core) -> dict[str, float]:
         "in_flight": core.num_in_flight,
         "ready": core.num_ready,
         "payload/live_bytes": core.live_bytes,
+        "payload/held_back": core.is_held_back,
     }
 
 
@@ -134,6 +135,7 @@ async def tell_progress(core: Core, batch_size: int, parent: Parent) -> None:
             Progress(
                 step=core.next_step, in_flight=core.num_in_flight, ready=core.num_ready,
                 batch_size=batch_size, version=core.applied_version, live_bytes=core.live_bytes,
+                held_back=core.is_held_back,
             )
         )  # fmt: skip
 
