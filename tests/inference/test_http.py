@@ -1,6 +1,8 @@
 """The client against real servers: whole replies, chunks, torn ones, servers that hang up."""
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -123,12 +125,38 @@ async def test_large_bodies_wait_until_they_are_read() -> None:
         (OK + b"Content-Length: ten\r\n\r\n", "Content-Length"),
         (OK + b"Content-Length: 10\r\n\r\nhalf", "closed the connection"),
         (CHUNKED + b"zz\r\n", "chunk's size"),
+        (CHUNKED + b"-5\r\n", "chunk's size"),
         (b"", "closed the connection"),
     ],
 )
 async def test_broken_replies_are_errors(reply: bytes, said: str) -> None:
     async with served_by(replying(reply, close=True)) as client:
         with pytest.raises(HttpError, match=said):
+            async with client.request("POST", "/", b"{}") as answer:
+                await text_of(answer)
+
+
+async def test_a_connection_whose_server_says_more_than_it_announced_is_not_used_again() -> None:
+    reply = OK + b"Content-Length: 2\r\n\r\nhi"
+    junk = reply + b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n"
+    for first in (junk, CHUNKED + b"2\r\nhi\r\n0\r\n\r\nmore"):
+        async with served_by(replying(first)) as client:
+            for _ in range(2):
+                async with client.request("POST", "/", b"{}") as answer:
+                    assert await text_of(answer) == b"hi"
+
+
+async def test_a_body_without_length_that_is_torn_is_an_error() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request_of(reader)
+        writer.write(OK + b"\r\nhalf of it")
+        await writer.drain()
+        now = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)
+        writer.transport.abort()
+
+    async with served_by(serve) as client:
+        with pytest.raises(HttpError):
             async with client.request("POST", "/", b"{}") as answer:
                 await text_of(answer)
 

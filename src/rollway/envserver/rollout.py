@@ -84,6 +84,8 @@ class RolloutRunner:
                 await self._env.rollout(task, chat)
         except (EngineError, TraceError) as error:
             return Failed("engine", _short(error))
+        except LaneError as error:
+            return Failed("worker", _short(error))
         except asyncio.CancelledError as error:
             if _is_cancelled():
                 raise

@@ -194,6 +194,7 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
         wire = stack.enter_context(context.socket(zmq.DEALER))
         wire.setsockopt(zmq.IDENTITY, name.encode())
         wire.setsockopt(zmq.LINGER, 0)
+        wire.setsockopt(zmq.SNDHWM, 0)  # credits bound it; a send that waits could be cancelled half way
         wire.connect(part.address)
         me = Worker(name, wire, runner, spec, engine, tasks_lane, store)
         parent.in_flight, parent.on_stats = lambda: me.in_flight, me.send_stats

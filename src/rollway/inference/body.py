@@ -6,6 +6,8 @@ never sees those strings. They lie in reused memory, and what nobody needs is dr
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 HEAD_CHARS = 1024
 """How much of a bulk is looked at to decide which part of it is needed."""
 MAX_KEPT_BYTES = 64 << 20
@@ -23,13 +25,18 @@ class Spool:
     """Memory that bodies are written to one after the other, so that its pages stay warm."""
 
     def __init__(self, size: int = 4096) -> None:
-        self._memory = memoryview(bytearray(size))
+        self._memory = _memory(size)
         self.length = 0
+
+    def reserve(self, size: int) -> None:
+        """Make room at once for a body of this size, at most what is kept for the next."""
+        if len(self._memory) < min(size, MAX_KEPT_BYTES):
+            self._memory = _memory(min(size, MAX_KEPT_BYTES))
 
     def add(self, buffer: bytes | bytearray, start: int, end: int) -> None:
         length = self.length + end - start
         if length > len(self._memory):
-            larger = memoryview(bytearray(max(2 * len(self._memory), length)))
+            larger = _memory(max(2 * len(self._memory), length))
             larger[: self.length] = self._memory[: self.length]
             self._memory = larger
         self._memory[self.length : length] = memoryview(buffer)[start:end]
@@ -41,7 +48,12 @@ class Spool:
     def clear(self) -> None:
         self.length = 0
         if len(self._memory) > MAX_KEPT_BYTES:
-            self._memory = memoryview(bytearray(4096))
+            self._memory = _memory(4096)
+
+
+def _memory(size: int) -> memoryview:
+    """Bytes that are not written to before they are used: a zero for each would hold the loop."""
+    return np.empty(size, np.uint8).data
 
 
 class Bulk:

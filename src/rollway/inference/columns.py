@@ -29,9 +29,9 @@ def columns(
     values = np.array(logprobs, np.float32)
     if not np.isfinite(values).all():
         raise EngineError("the engine's reply has logprobs that are not finite")
-    return Columns(
-        np.array(token_ids, np.int32),
-        values,
-        None if versions is None else np.array(versions, np.int32),
-        finish_reason or "abort",
-    )
+    try:
+        ids = np.array(token_ids, np.int32)
+        drawn_by = None if versions is None else np.array(versions, np.int32)
+    except OverflowError as error:
+        raise EngineError(f"the engine's reply has ids that no vocabulary has: {error}") from None
+    return Columns(ids, values, drawn_by, finish_reason or "abort")

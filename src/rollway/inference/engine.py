@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 import numpy as np
@@ -127,6 +127,7 @@ class Engine:
             return
         spool = await self._spools.get()
         try:
+            spool.reserve(length or 0)
             yield spool
         finally:
             spool.clear()
@@ -135,14 +136,17 @@ class Engine:
     async def update_weights(self, path: str, version: int) -> None:
         """Load new weights between two decoding steps; requests in flight go on with them."""
         pause, load, go_on = self._dialect.update_weights(path, version)
-        await self._post(pause)
         try:
+            await self._post(pause)
             for call in load:
                 answer = await self._post(call)
                 if answer.get("success") is False:
                     raise EngineError(f"{self._url}{call.path}: {answer.get('message', 'refused')}")
-        finally:
-            await self._post(go_on)
+        except BaseException:
+            with suppress(EngineError):  # what went wrong first is what to tell
+                await self._post(go_on)
+            raise
+        await self._post(go_on)
         self.version = version
 
     async def weight_version(self) -> str:
@@ -209,6 +213,8 @@ async def connect(
             async with http.request("GET", "/v1/models") as reply:
                 models = msgspec.json.decode(await _read_all(reply), type=_Models)
     except (HttpError, TimeoutError, msgspec.MsgspecError) as error:
+        if http is not None:
+            http.close()
         raise EngineError(f"no engine at {url}: {error or type(error).__name__}") from None
     try:
         if not models.data:

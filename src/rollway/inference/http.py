@@ -5,6 +5,7 @@ in pieces and gathered nowhere on the way; until its reader wants it, it waits i
 """
 
 import asyncio
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -23,6 +24,7 @@ Left to itself a kernel takes up to 32 MB of each, and with hundreds of bodies c
 memory for TCP. Then no connection gets on, not even those being read.
 """
 MAX_HEAD_BYTES = 64 << 10
+_HEX = re.compile(rb"[0-9a-fA-F]{1,15}")
 
 Sink = Callable[[bytes | bytearray, int, int], None]
 """Takes `buffer[start:end]`; the buffer is reused as soon as it returns."""
@@ -56,7 +58,7 @@ class Head(Struct, frozen=True):
 
 
 def _whole(text: str | None) -> int | None:
-    if text is not None and not text.isdigit():
+    if text is not None and not (text.isascii() and text.isdigit()):
         raise HttpError(f"Content-Length is {text!r}")
     return None if text is None else int(text)
 
@@ -84,6 +86,7 @@ class Counted:
         self._left = length
         self._sink = sink
         self.done = length == 0
+        self.has_surplus = False
 
     def feed(self, buffer: bytes | bytearray, start: int, end: int) -> None:
         taken = min(end - start, self._left)
@@ -91,6 +94,7 @@ class Counted:
             self._sink(buffer, start, start + taken)
         self._left -= taken
         self.done = self._left == 0
+        self.has_surplus |= taken < end - start
 
 
 class Chunked:
@@ -102,6 +106,7 @@ class Chunked:
         self._line = bytearray()
         self._in_trailer = False
         self.done = False
+        self.has_surplus = False
 
     def feed(self, buffer: bytes | bytearray, start: int, end: int) -> None:
         while start < end and not self.done:
@@ -119,16 +124,17 @@ class Chunked:
                 self._line.clear()
             elif len(self._line) > MAX_HEAD_BYTES:
                 raise HttpError("a chunk's size has no end")
+        self.has_surplus |= start < end
 
     def _on_line(self, line: bytes) -> None:
         """A size, the end of a chunk's data (empty), or a line of the trailer, whose end is empty."""
         if self._in_trailer:
             self.done = not line
         elif line:
-            try:
-                self._left = int(line.partition(b";")[0], 16)
-            except ValueError:
-                raise HttpError(f"a chunk's size is {line[:20]!r}") from None
+            size = line.partition(b";")[0].strip()
+            if not _HEX.fullmatch(size):
+                raise HttpError(f"a chunk's size is {line[:20]!r}")
+            self._left = int(size, 16)
             self._in_trailer = self._left == 0
 
 
@@ -138,6 +144,7 @@ class UntilClosed:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self.done = False
+        self.has_surplus = False
 
     def feed(self, buffer: bytes | bytearray, start: int, end: int) -> None:
         self._sink(buffer, start, end)
@@ -157,6 +164,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(self, scratch: bytearray) -> None:
         self._scratch = scratch
+        self._view = memoryview(scratch)
         self._transport: asyncio.Transport | None = None
         self._early = bytearray()
         self._head: asyncio.Future[Head] | None = None
@@ -165,6 +173,7 @@ class Connection(asyncio.BufferedProtocol):
         self.is_open = False
         self.num_asked = 0
         self.heard = False
+        self._lost: Exception | None = None
 
     async def ask(self, request: bytes) -> Head:
         """Send a request; the head of its reply. The body waits until it is read."""
@@ -191,11 +200,13 @@ class Connection(asyncio.BufferedProtocol):
         if self.is_open:
             self._transport.resume_reading()  # for the rest of this body, or for the next reply
         else:
-            self._on_lost(None)
+            self._on_lost()
         try:
             await self._ended
         finally:
             self._body = None
+        if body.has_surplus:
+            self.close()  # what it says next would be taken for the next reply
 
     def close(self) -> None:
         self.is_open = False
@@ -206,8 +217,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self.is_open = True
 
-    def get_buffer(self, sizehint: int) -> bytearray:
-        return self._scratch
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._view  # TLS writes to slices of it, and those of a bytearray are copies
 
     def buffer_updated(self, nbytes: int) -> None:
         self.heard = True
@@ -223,11 +234,9 @@ class Connection(asyncio.BufferedProtocol):
     def _on_head(self, nbytes: int) -> None:
         """Gather until the empty line; what comes after it waits, and so does the socket."""
         assert self._transport is not None
-        self._early += memoryview(self._scratch)[:nbytes]
         if self._head is None or self._head.done():
-            if len(self._early) > MAX_HEAD_BYTES + READ_BYTES:
-                raise HttpError("the server speaks without being asked")
-            return
+            raise HttpError("the server speaks without being asked")
+        self._early += self._view[:nbytes]
         end = self._early.find(b"\r\n\r\n")
         if end < 0:
             if len(self._early) > MAX_HEAD_BYTES:
@@ -256,12 +265,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
-        self._on_lost(exc)
+        self._lost = exc
+        self._on_lost()
 
-    def _on_lost(self, exc: Exception | None) -> None:
-        if isinstance(self._body, UntilClosed):
+    def _on_lost(self) -> None:
+        if isinstance(self._body, UntilClosed) and self._lost is None:
             self._end()
-        self._fail(HttpError(str(exc) if exc else "the server closed the connection"))
+        self._fail(HttpError(str(self._lost) if self._lost else "the server closed the connection"))
 
     def _fail(self, error: Exception) -> None:
         for waiting in (self._head, self._ended):

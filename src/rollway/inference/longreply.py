@@ -41,12 +41,12 @@ class LongReplies:
                 raise EngineError(str(error).partition(": ")[2]) from None
             except LaneError as error:
                 raise EngineError(f"a long reply could not be parsed: {error}") from None
-            raw = await thread_to_the_end(os.pread, self._file.number, 12 * num_tokens, 0)
-        versions = np.frombuffer(raw, np.int32, num_tokens, 8 * num_tokens)
+            size = (12 if has_versions else 8) * num_tokens
+            raw = await thread_to_the_end(os.pread, self._file.number, size, 0)
         return Columns(
             np.frombuffer(raw, np.int32, num_tokens),
             np.frombuffer(raw, np.float32, num_tokens, 4 * num_tokens),
-            versions if has_versions else None,
+            np.frombuffer(raw, np.int32, num_tokens, 8 * num_tokens) if has_versions else None,
             finish_reason,
         )
 

@@ -26,6 +26,7 @@ class Child:
         self.name = name
         self.pipe = pipe
         self._process = process
+        self._is_gone = False
 
     @property
     def pid(self) -> int:
@@ -41,6 +42,9 @@ class Child:
 
     def kill(self) -> None:
         """The child and whatever it started: it leads a process group of its own."""
+        if self._is_gone:
+            return  # its number may be another's by now
+        self._is_gone = self.has_ended
         with suppress(ProcessLookupError):
             self._process.kill()
         with suppress(ProcessLookupError):

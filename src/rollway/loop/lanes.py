@@ -39,6 +39,8 @@ async def thread_to_the_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwa
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
+        if not running.cancelled():
+            running.exception()  # nobody is left to hear of it
         raise cancelled
     return running.result()
 

@@ -27,15 +27,18 @@ LOAD_DEADLINE_S = 60.0
 class CreditLane:
     """Asks the function of `config.advantage` about one group at a time, off the loop."""
 
-    def __init__(self, config: OrchestratorConfig, lane: ProcessLane) -> None:
+    def __init__(self, config: OrchestratorConfig, lane: ProcessLane, max_groups: int) -> None:
         self._spec = config.advantage
         self._deadline_s = config.advantage_deadline_s
+        self._queue_s = config.advantage_deadline_s * max(1, max_groups)
         self._lane = lane
 
     async def credit(self, order: Credit) -> tuple[float, ...]:
         """One advantage for each rollout; a function that fails would fail for every group."""
         try:
-            given = await self._lane.call(credit, self._spec, order, deadline_s=self._deadline_s)
+            given = await self._lane.call(
+                credit, self._spec, order, deadline_s=self._deadline_s, queue_s=self._queue_s
+            )
         except LaneRaised as error:
             raise AdvantageError(
                 f"orchestrator.advantage '{self._spec}' failed at {error.where}: {error}"
@@ -59,7 +62,7 @@ async def credit_lane(
     async with ProcessLane(
         "advantage", 1, warm=warm, what="advantage", watch=watch, max_waiting=max_groups
     ) as lane:
-        yield CreditLane(config, lane)
+        yield CreditLane(config, lane, max_groups)
 
 
 async def check(config: OrchestratorConfig) -> None:
