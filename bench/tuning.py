@@ -20,8 +20,9 @@ from loopback.report import arguments, finish, lag_figures, table
 
 from rollway.config.sections import WatchConfig
 from rollway.loop.run import GC_THRESHOLDS, SWITCH_INTERVAL_S, Watch, run
-from rollway.records.ids import RolloutId
-from rollway.records.rollout import Failed, Settled
+from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
+from rollway.records.payload import PayloadRef
+from rollway.records.rollout import RowSummary, Scored, Settled, Timing
 
 QUIET = WatchConfig(stall_ms=1e6, tick_ms=2, warn_p90_ms=0, warn_p99_ms=0, warn_max_ms=0)
 SWITCHES_MS = (5.0, 1.0, 0.5, 0.25)
@@ -52,6 +53,17 @@ def busy(pipe: Connection, switch_s: float, seconds: float) -> None:
     run("busy", QUIET, main)
 
 
+def settled(number: int) -> Settled:
+    """A record as an orchestrator keeps it until its step is trained."""
+    scored = Scored(
+        reward=1.0, rewards={"exact": 1.0}, metrics={"length": 3.0},
+        rows=(RowSummary(18_000, 9_000),), ref=PayloadRef(f"w0.0-{number:04d}.seg", number, 64),
+        num_turns=20, stop="stop", first_version=PolicyVersion(0), last_version=PolicyVersion(0),
+        timing=Timing(1.0, 1.0, 1.0, 3.0),
+    )  # fmt: skip
+    return Settled(RolloutId(f"r{number}"), 1, WorkerName("w0"), scored)
+
+
 def records(pipe: Connection, thresholds: tuple[int, int, int], freeze: bool, seconds: float) -> None:
     """Lag while records come and go, and how many came."""
 
@@ -65,8 +77,7 @@ def records(pipe: Connection, thresholds: tuple[int, int, int], freeze: bool, se
         while time.monotonic() < end_s:
             for _ in range(100):
                 count += 1
-                failed = Failed("env", f"error {count}", "")
-                kept.append(Settled(RolloutId(f"r{count}"), 1, "w0", failed))  # type: ignore[arg-type]
+                kept.append(settled(count))
             await asyncio.sleep(0)
         pipe.send({**lag_figures(watch.take().lag), "work/s": count / seconds})
 

@@ -30,10 +30,11 @@ def arguments(doc: str | None, **defaults: tuple[Any, str]) -> argparse.Namespac
 def table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> None:
     """One line per row; `columns` are keys, printed as they are."""
     width = max(len(name) for name in rows) + 2
-    print(" " * width + "".join(f"{name:>{len(name) + 2}}" for name in columns))
+    widths = {name: max(len(name), 9) + 2 for name in columns}
+    print(" " * width + "".join(f"{name:>{widths[name]}}" for name in columns))
     for name, row in rows.items():
         cells = [
-            f"{_number(row[key]) if key in row else '-':>{len(key) + 2}}" for key in columns
+            f"{_number(row[key]) if key in row else '-':>{widths[key]}}" for key in columns
         ]  # fmt: skip
         print(f"{name:<{width}}" + "".join(cells), flush=True)
 

@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a busy thread may keep a loop waiting at every turn. Beside two busy threads a loop's lag
-p99 is 67-88 ms with Python's 5 ms, 16-22 ms with 1 ms, 7-9 ms with 0.5 ms; 0.25 ms costs the threads
-a quarter of their speed."""
+p99 is 50-88 ms with Python's 5 ms, 13-22 ms with 1 ms, 7-9 ms with 0.5 ms (bench/tuning.py); shorter
+ones cost the threads some of their speed."""
 GC_THRESHOLDS = 5_000, 10, 100
 """Python's 700, 10, 10 goes through all live records again and again while they grow in number: with
-100,000 of them a lag p99 of 117-154 ms and half of all time. So it is 2-5 ms and a sixth."""
+100,000 of them pauses of 50 ms and more. So they are of 2 to 5 ms (bench/tuning.py)."""
 
 
 class Watch:
