@@ -5,8 +5,8 @@
 From reply bytes to columns in a segment file, by rollway's own parts: cutter, dialect, trace, blob,
 writer. Each line doubles one size. Replies carry new positions only (delta), or all of them (full). The
 figure is CPU milliseconds a rollout, the least of some rounds, and by how much it grows when the size
-doubles: 2 for what is proportional to it, 1 for what does not depend on it. Then whole steps (see bench/step.py) with more and more
-bytes a token: what the orchestrator notices of them.
+doubles: 2 for what is proportional to it, 1 for what does not depend on it. Then whole steps (see
+bench/step.py) with more and more bytes a token: what the orchestrator notices of them.
 """
 
 import asyncio

@@ -16,6 +16,7 @@ process with a bare loop ticks beside each.
 """
 
 import asyncio
+import os
 import shutil
 import sqlite3
 import time
@@ -54,6 +55,7 @@ from rollway.wire.messages import Stats
 FULL = {"rollouts": 256, "turns": 20, "tokens": 18_000, "bytes": 384}
 SCAFFOLD = 20
 """Tokens of a turn that the renderer adds around a message."""
+SETTLE_S = 2.0
 COLUMNS = ("p50 ms", "p99 ms", "max ms", "blocked s", "grew MB")
 COPIES = {
     "inline": "body whole, JSON string, base64, merged array (T/2 times), base64, msgpack; then the "
@@ -242,6 +244,8 @@ def measure(strategy: str, work: Workload, url: str, control: Any) -> dict[str, 
     folder = Path(mkdtemp(prefix="rollway-bench-"))
     try:
         write_tokenizer(folder)
+        os.sync()  # nobody pays for what another wrote
+        time.sleep(SETTLE_S)
         control.ask()
         if strategy == "rollway":
             figures = asyncio.run(rollway(work, url, folder))
@@ -283,7 +287,7 @@ def main() -> None:
     figures: dict[str, Any] = {}
     with started(serve, work.engine) as engine, started(tick) as control:
         url = f"http://127.0.0.1:{engine.pipe.recv()}"
-        for strategy in ("inline", "threads", "rollway"):
+        for strategy in ("rollway", "threads", "inline"):
             one = figures[strategy] = measure(strategy, work, url, control)
             print(
                 f"\n{strategy}: boundary {one['boundary s']:.3f} s, wall {one['wall s']:.1f} s, "
