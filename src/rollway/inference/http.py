@@ -17,11 +17,12 @@ from msgspec import Struct
 
 READ_BYTES = 64 << 10
 """What is read from a socket at a time; uvloop reads at most 32 such pieces in a row."""
-MAX_WAITING_BYTES = 256 << 10
+MAX_WAITING_BYTES = 1 << 20
 """What of an unread body waits in this machine's kernel; the rest stays with the server.
 
 Left to itself a kernel takes up to 32 MB of each, and with hundreds of bodies comes to the end of its
-memory for TCP. Then no connection gets on, not even those being read.
+memory for TCP. Then no connection gets on, not even those being read. Less than this costs CPU: the
+window is opened more often.
 """
 MAX_HEAD_BYTES = 64 << 10
 _HEX = re.compile(rb"[0-9a-fA-F]{1,15}")

@@ -5,7 +5,7 @@ import sys
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Parameters of glibc's mallopt."""
-MAX_RECYCLED_BYTES = 32 << 20
+MAX_RECYCLED_BYTES = 32768 << 10
 """Buffers up to this size (glibc's own limit) come from memory used before, if there is any."""
 MAX_IDLE_BYTES = 256 << 20
 """Free memory at the top of the heap beyond this goes back to the system."""
