@@ -30,7 +30,7 @@ def config(advantage: str) -> OrchestratorConfig:
 
 
 async def credit(lane: ProcessLane, function: str) -> tuple[float, ...]:
-    return await CreditLane(config(f"{FILE}:{function}"), lane).credit(ORDER)
+    return await CreditLane(config(f"{FILE}:{function}"), lane, max_groups=4).credit(ORDER)
 
 
 async def test_functions_get_rewards_and_the_counts_they_ask_for() -> None:

@@ -73,7 +73,7 @@ class Exporter:
             "in_flight": progress.in_flight,
             "ready": progress.ready,
             "payload/live_bytes": progress.live_bytes,
-            "payload/held_back": progress.held_back,
+            "payload/held_back": float(progress.held_back),
         })  # fmt: skip
 
     def on_step(self, done: StepDone) -> None:

@@ -116,7 +116,7 @@ def gauges(core: Core) -> dict[str, float]:
         "in_flight": core.num_in_flight,
         "ready": core.num_ready,
         "payload/live_bytes": core.live_bytes,
-        "payload/held_back": core.is_held_back,
+        "payload/held_back": float(core.is_held_back),
     }
 
 
