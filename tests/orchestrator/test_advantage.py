@@ -39,7 +39,7 @@ async def test_functions_get_rewards_and_the_counts_they_ask_for() -> None:
         assert await credit(lane, "centred") == tuple(doubles.centred(rewards))
         counts = {"num_tokens": list(ORDER.num_tokens), "num_turns": list(ORDER.num_turns)}
         assert await credit(lane, "shorter") == tuple(doubles.shorter(rewards, **counts))
-        by_module = CreditLane(config("tests.doubles.credit:centred"), lane)
+        by_module = CreditLane(config("tests.doubles.credit:centred"), lane, max_groups=4)
         assert await by_module.credit(ORDER) == tuple(doubles.centred(rewards))
 
 
