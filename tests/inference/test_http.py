@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollway.inference.http import Chunked, HttpClient, HttpError, Reply, parse_head
+from rollway.inference.framing import Chunked, HttpError, parse_head
+from rollway.inference.http import HttpClient, Reply
 
 pytestmark = pytest.mark.anyio
 

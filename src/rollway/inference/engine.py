@@ -16,7 +16,8 @@ from .columns import Columns
 from .dialects.dialect import Call, Dialect, problem
 from .dialects.sglang import Sglang
 from .dialects.vllm import Vllm
-from .http import HttpClient, HttpError, Reply
+from .framing import HttpError
+from .http import HttpClient, Reply
 from .longreply import LongReplies
 from .prompt import Prompt
 from .routes import RouteShape, Wanted

@@ -12,9 +12,10 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from ...config.parts import EnginePart
-from ...errors import EngineError, ModelError, PartDied, PortError
+from ...errors import EngineError, ModelError, PartDied
 from ...loop import child
 from ...loop.part import Parent, as_it_is, run_part
+from ...loop.port import claimed
 from ...wire.pipe import AsyncPipe
 from .calls import Answer, Call, model_name
 
@@ -151,20 +152,6 @@ async def _core(part: EnginePart) -> AsyncIterator[CoreClient]:
         yield CoreClient(process.pipe)
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """Claim the port before anything slow is done for it."""
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        raise PortError(
-            f"engine.port {port} cannot be bound: {error.strerror}; choose another, or 0 for any"
-        ) from None
-    return sock
-
-
 @asynccontextmanager
 async def _listening(app: web.Application, sock: socket.socket) -> AsyncIterator[str]:
     """The server on a bound socket; gives the address it is reached at."""
@@ -180,7 +167,7 @@ async def _listening(app: web.Application, sock: socket.socket) -> AsyncIterator
 
 async def engine(part: EnginePart, parent: Parent) -> None:
     """Serve until the parent is gone."""
-    with _bind("127.0.0.1", part.engine.port) as sock:
+    with claimed("engine.port", "127.0.0.1", part.engine.port, zero="any") as sock:
         async with asyncio.TaskGroup() as tasks, _core(part) as core:
             front = Front(core, model_name(part))
             async with _listening(front.app(), sock) as address:
