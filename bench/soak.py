@@ -17,12 +17,11 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from loopback.engine import serve
-from loopback.opener import opening_trainer
-from loopback.processes import Started, children, open_files, rss_bytes, started
+from loopback.processes import Started, open_files, rss_bytes, started
 from loopback.report import arguments, finish, table
-from step import Workload, orchestrator_part, router_part, worker_is_up
+from step import Workload, plane
 
-from rollway.loop.part import Part, start_part
+from rollway.loop.part import Part
 from rollway.model.tiny import write_tokenizer
 from rollway.rundir.rundir import RunDir
 
@@ -69,7 +68,7 @@ async def drive(trainer: Started, samples: Samples, orchestrator: Part, until_s:
     steps = 0
     listening = asyncio.ensure_future(orchestrator.listen(lambda stats: None, lambda body: None))
     while time.monotonic() < until_s and not listening.done():
-        await asyncio.get_running_loop().run_in_executor(None, trainer.pipe.recv)
+        await asyncio.to_thread(trainer.pipe.recv)
         samples.take()
         steps += 1
         if time.monotonic() < until_s:
@@ -79,27 +78,9 @@ async def drive(trainer: Started, samples: Samples, orchestrator: Part, until_s:
 
 
 async def soak(work: Workload, url: str, folder: Path, minutes: float) -> dict[str, object]:
-    run = RunDir(folder / "run")
-    run._make_folders()
-    with started(opening_trainer, str(run.path), MAX_STEPS) as trainer:
-        trainer.pipe.recv()
-        part = router_part(work, url, folder, run)
-        async with start_part(
-            "talk.router", "rollway.envserver.router:main", part, log=run.logs / "router.log"
-        ) as router:
-            listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
-            address = await router.ready()
-            await worker_is_up(address)
-            whole = orchestrator_part(work, url, run, address, MAX_STEPS)
-            async with start_part(
-                "orchestrator", "rollway.orchestrator.shell.main:main", whole, log=run.logs / "o.log"
-            ) as orchestrator:
-                (worker,) = children(router.pid)
-                pids = {"worker": worker, "router": router.pid, "orchestrator": orchestrator.pid,
-                        "trainer": trainer.pid}  # fmt: skip
-                samples = Samples(pids, run)
-                steps = await drive(trainer, samples, orchestrator, time.monotonic() + minutes * 60)
-            listening.cancel()
+    async with plane(work, url, folder, MAX_STEPS, lambda stats: None) as up:
+        samples = Samples(up.pids, up.run)
+        steps = await drive(up.trainer, samples, up.orchestrator, time.monotonic() + minutes * 60)
     early, late = _thirds(samples.segments)
     return {
         "steps": steps, "processes": samples.rows(), "segments early": early, "segments late": late

@@ -21,17 +21,18 @@ import shutil
 import sqlite3
 import time
 from argparse import Namespace
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, NamedTuple
 
 from loopback import talk
 from loopback.batch import old_orchestrator, old_trainer
 from loopback.control import tick
 from loopback.engine import EngineSpec, serve
 from loopback.opener import opening_trainer
-from loopback.processes import children, cpu_s, peak_bytes, started
+from loopback.processes import Started, children, cpu_s, peak_bytes, started
 from loopback.report import QUIET, arguments, finish, lag_figures, table
 from loopback.threads import WorkerSpec, threads_worker
 
@@ -45,7 +46,7 @@ from rollway.config.sections import (
 )
 from rollway.envserver import client as envs
 from rollway.loop.lag import merge
-from rollway.loop.part import start_part
+from rollway.loop.part import Part, start_part
 from rollway.records.ids import Step
 from rollway.records.lag import LagStats, ProcessStats
 from rollway.records.turn import Sampling
@@ -144,17 +145,23 @@ class Before:
         }
 
 
-async def rollway(work: Workload, url: str, folder: Path) -> dict[str, Any]:
-    """The real processes, with a trainer that opens every row of the manifest."""
+class Plane(NamedTuple):
+    """rollway's processes at work, and the trainer that opens what they ship."""
+
+    run: RunDir
+    trainer: Started
+    orchestrator: Part
+    pids: dict[str, int]
+
+
+@asynccontextmanager
+async def plane(
+    work: Workload, url: str, folder: Path, steps: int, on_stats: Callable[[ProcessStats], None]
+) -> AsyncIterator[Plane]:
+    """The real router, worker and orchestrator. Leaving the block ends them."""
     run = RunDir(folder / "run")
-    run._make_folders()
-    lags: dict[str, LagStats] = {}
-
-    def on_stats(stats: ProcessStats) -> None:
-        name = "worker" if ".w" in stats.process else stats.process.rpartition(".")[2]
-        lags[name] = merge(lags.get(name, LagStats()), stats.lag)
-
-    with started(opening_trainer, str(run.path), 1) as trainer:
+    run.make_folders()
+    with started(opening_trainer, str(run.path), steps) as trainer:
         trainer.pipe.recv()
         part = router_part(work, url, folder, run)
         async with start_part(
@@ -163,27 +170,39 @@ async def rollway(work: Workload, url: str, folder: Path) -> dict[str, Any]:
             listening = asyncio.ensure_future(router.listen(on_stats, lambda body: None))
             address = await router.ready()
             await worker_is_up(address)
-            whole = orchestrator_part(work, url, run, address)
+            whole = orchestrator_part(work, url, run, address, steps)
             async with start_part(
                 "orchestrator", "rollway.orchestrator.shell.main:main", whole, log=run.logs / "o.log"
             ) as orchestrator:
                 (worker,) = children(router.pid)
                 pids = {"worker": worker, "router": router.pid, "orchestrator": orchestrator.pid,
                         "trainer": trainer.pid}  # fmt: skip
-                ending = asyncio.ensure_future(orchestrator.listen(on_stats, lambda body: None))
-                await orchestrator.ready()
-                before = Before(pids)
-                lags.clear()
-                opened_s = await asyncio.get_running_loop().run_in_executor(None, trainer.pipe.recv)
-                await asyncio.sleep(1.2)  # statistics come once a second
-                figures = before.figures(lags, work, 0.0, opened_s)
-                trainer.pipe.send("publish")
-                await ending
+                yield Plane(run, trainer, orchestrator, pids)
             listening.cancel()
-    with closing(sqlite3.connect(run.ledger)) as db:
+
+
+async def rollway(work: Workload, url: str, folder: Path) -> dict[str, Any]:
+    """The real processes, with a trainer that opens every row of the manifest."""
+    lags: dict[str, LagStats] = {}
+
+    def on_stats(stats: ProcessStats) -> None:
+        name = "worker" if ".w" in stats.process else stats.process.rpartition(".")[2]
+        lags[name] = merge(lags.get(name, LagStats()), stats.lag)
+
+    async with plane(work, url, folder, 1, on_stats) as up:
+        ending = asyncio.ensure_future(up.orchestrator.listen(on_stats, lambda body: None))
+        await up.orchestrator.ready()
+        before = Before(up.pids)
+        lags.clear()
+        opened_s = await asyncio.to_thread(up.trainer.pipe.recv)
+        await asyncio.sleep(1.2)  # statistics come once a second
+        figures = before.figures(lags, work, 0.0, opened_s)
+        up.trainer.pipe.send("publish")
+        await ending
+    with closing(sqlite3.connect(up.run.ledger)) as db:
         ((settled_s,),) = db.execute("SELECT max(settled_s) FROM rollouts WHERE step = 1")
     figures["boundary s"] = opened_s - settled_s
-    left = list(run.payload.glob("*.seg"))
+    left = list(up.run.payload.glob("*.seg"))
     assert not left, f"segments left after release: {left}"
     return figures
 

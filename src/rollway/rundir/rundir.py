@@ -57,11 +57,11 @@ class RunDir:
 
     def create(self, config: RunConfig) -> None:
         """Make the folders, and write down what the run was started with."""
-        self._make_folders()
+        self.make_folders()
         self.keys.mkdir(mode=0o700, exist_ok=True)
         write_whole(self.config, tomli_w.dumps(without_none(msgspec.to_builtins(config))).encode())
 
-    def _make_folders(self) -> None:
+    def make_folders(self) -> None:
         for folder in (
             self.logs, self.payload, self.batches, self.rollouts, self.weights, self.checkpoints
         ):  # fmt: skip
