@@ -1,5 +1,6 @@
 """What tests share: an event loop, and tiny models that are built once."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ from hypothesis import settings
 
 settings.register_profile("rollway", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("rollway")
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 
 
 @pytest.fixture

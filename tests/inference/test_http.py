@@ -210,3 +210,82 @@ def test_heads() -> None:
     assert head.status == 404
     assert head.headers["content-type"] == "text/plain"
     assert head.closes
+
+
+class Middle:
+    """Keeps the first and last bytes of a body and says that it can do without those between."""
+
+    def __init__(self, first: int, unneeded: int) -> None:
+        self._first, self._unneeded = first, unneeded
+        self.kept = bytearray()
+        self.num_skipped = 0
+
+    def feed(self, buffer: bytes | bytearray, start: int, end: int) -> None:
+        self.kept += buffer[start:end]
+
+    @property
+    def num_unneeded(self) -> int:
+        seen = len(self.kept) + self.num_skipped
+        return max(0, self._first + self._unneeded - seen) if seen >= self._first else 0
+
+    def skip(self, num_bytes: int) -> None:
+        self.num_skipped += num_bytes
+
+
+@pytest.mark.parametrize("num_pieces", [1, 7])
+async def test_what_a_sink_can_do_without_stays_in_the_kernel(num_pieces: int) -> None:
+    body = b"a" * 1000 + b"-" * (9 << 20) + b"z" * 1000
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(2):
+            await request_of(reader)
+            writer.write(OK + f"Content-Length: {len(body)}\r\n\r\n".encode())
+            size = len(body) // num_pieces + 1
+            for start in range(0, len(body), size):
+                writer.write(body[start : start + size])
+                await writer.drain()
+                await asyncio.sleep(0.01)
+
+    async with served_by(serve) as client:
+        for _ in range(2):  # the second on the same connection, which must be as it was
+            sink = Middle(1000, 9 << 20)
+            async with client.request("GET", "/") as reply:
+                await reply.read(sink.feed, sink)
+            assert sink.kept.replace(b"-", b"") == b"a" * 1000 + b"z" * 1000
+            assert len(sink.kept) + sink.num_skipped == len(body)
+            assert sink.num_skipped > 8 << 20
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_server_that_hangs_up_while_its_words_are_thrown_away(ends: bool) -> None:
+    body = b"a" * 1000 + b"-" * (4 << 20)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request_of(reader)
+        length = len(body) if ends else 2 * len(body)
+        writer.write(OK + f"Content-Length: {length}\r\n\r\n".encode() + body)
+        await writer.drain()
+
+    async with served_by(serve) as client, client.request("GET", "/") as reply:
+        sink = Middle(1000, 1 << 30)
+        if ends:
+            await reply.read(sink.feed, sink)
+            assert len(sink.kept) + sink.num_skipped == len(body)
+        else:
+            with pytest.raises(HttpError, match="closed"):
+                await reply.read(sink.feed, sink)
+
+
+async def test_a_reader_that_leaves_while_bytes_are_thrown_away_leaves_nothing_behind() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request_of(reader)
+        writer.write(OK + b"Content-Length: 99999999\r\n\r\n" + b"a" * (2 << 20))
+        await writer.drain()
+        await reader.read()
+
+    async with served_by(serve) as client:
+        sink = Middle(1000, 1 << 30)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2), client.request("GET", "/") as reply:
+                await reply.read(sink.feed, sink)
+        assert sink.num_skipped > 0 or len(sink.kept) > 0

@@ -117,6 +117,16 @@ class BodyCutter:
             else:
                 start = self._take_rest(buffer, start, end)
 
+    @property
+    def num_unneeded(self) -> int:
+        """How many of the bytes that come next it need not see."""
+        bulk = self._current
+        return max(0, bulk.kept_from - bulk.num_chars) if bulk is not None else 0
+
+    def skip(self, num_bytes: int) -> None:
+        assert self._current is not None
+        self._current.num_chars += num_bytes
+
     def _take_bulk(self, bulk: Bulk, buffer: bytes | bytearray, start: int, end: int) -> int:
         """Move the piece up to the closing quote; returns where the rest begins."""
         if bulk.num_chars + end - start <= bulk.kept_from:

@@ -106,7 +106,7 @@ class Engine:
         cutter = BodyCutter(
             dialect.bulk_keys, spool, lambda key, head: dialect.unneeded_chars(key, head, wanted)
         )
-        await reply.read(cutter.feed)
+        await reply.read(cutter.feed, cutter)
         drawn = await self._columns(cutter.rest)
         if not self._routes:
             return drawn, None

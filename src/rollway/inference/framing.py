@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -10,6 +11,17 @@ _HEX = re.compile(rb"[0-9a-fA-F]{1,15}")
 
 Sink = Callable[[bytes | bytearray, int, int], None]
 """Takes `buffer[start:end]`; the buffer is reused as soon as it returns."""
+
+
+class Skipper(Protocol):
+    """A sink's other side: what it can do without."""
+
+    @property
+    def num_unneeded(self) -> int:
+        """How many of the bytes that come next it need not see."""
+
+    def skip(self, num_bytes: int) -> None:
+        """So many of them went by."""
 
 
 class HttpError(ConnectionError):
@@ -64,9 +76,10 @@ def parse_head(text: bytes) -> Head:
 class Counted:
     """A body of known length."""
 
-    def __init__(self, length: int, sink: Sink) -> None:
+    def __init__(self, length: int, sink: Sink, skipper: Skipper | None) -> None:
         self._left = length
         self._sink = sink
+        self._skipper = skipper
         self.done = length == 0
         self.has_surplus = False
 
@@ -77,6 +90,17 @@ class Counted:
         self._left -= taken
         self.done = self._left == 0
         self.has_surplus |= taken < end - start
+
+    @property
+    def num_unneeded(self) -> int:
+        """How many of the bytes that come next can be skipped."""
+        return min(self._left, self._skipper.num_unneeded) if self._skipper else 0
+
+    def skip(self, num_bytes: int) -> None:
+        assert self._skipper is not None
+        self._skipper.skip(num_bytes)
+        self._left -= num_bytes
+        self.done = self._left == 0
 
 
 class Chunked:
@@ -135,7 +159,7 @@ class UntilClosed:
 Body = Counted | Chunked | UntilClosed
 
 
-def body_of(head: Head, sink: Sink) -> Body:
+def body_of(head: Head, sink: Sink, skipper: Skipper | None = None) -> Body:
     if head.is_chunked:
         return Chunked(sink)
-    return UntilClosed(sink) if head.length is None else Counted(head.length, sink)
+    return UntilClosed(sink) if head.length is None else Counted(head.length, sink, skipper)

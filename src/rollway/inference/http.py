@@ -12,7 +12,19 @@ from contextlib import asynccontextmanager
 from typing import cast
 from urllib.parse import urlsplit
 
-from .framing import MAX_HEAD_BYTES, Body, Head, HttpError, Sink, UntilClosed, body_of, parse_head
+from .discard import IS_POSSIBLE, MIN_BYTES, Discard
+from .framing import (
+    MAX_HEAD_BYTES,
+    Body,
+    Counted,
+    Head,
+    HttpError,
+    Sink,
+    Skipper,
+    UntilClosed,
+    body_of,
+    parse_head,
+)
 
 READ_BYTES = 64 << 10
 """What is read from a socket at a time; uvloop reads at most 32 such pieces in a row."""
@@ -36,6 +48,7 @@ class Connection(asyncio.BufferedProtocol):
         self._head: asyncio.Future[Head] | None = None
         self._body: Body | None = None
         self._ended: asyncio.Future[None] | None = None
+        self._discard: Discard | None = None
         self.is_open = False
         self.num_asked = 0
         self.heard = False
@@ -53,10 +66,10 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.write(request)
         return await self._head
 
-    async def read(self, head: Head, sink: Sink) -> None:
-        """Feed the body to `sink` until its end."""
+    async def read(self, head: Head, sink: Sink, skipper: Skipper | None) -> None:
+        """Feed the body to `sink` until its end, without what `skipper` can do without."""
         assert self._transport is not None
-        body = body_of(head, sink)
+        body = body_of(head, sink, skipper if self._can_discard else None)
         early, self._early = self._early, bytearray()
         body.feed(early, 0, len(early))
         self._ended = asyncio.get_running_loop().create_future()
@@ -76,6 +89,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         self.is_open = False
+        self._stop_discard()
         if self._transport is not None:
             self._transport.abort()
 
@@ -124,6 +138,35 @@ class Connection(asyncio.BufferedProtocol):
         body.feed(self._scratch, 0, nbytes)
         if body.done:
             self._end()
+        elif isinstance(body, Counted) and body.num_unneeded >= MIN_BYTES:
+            self._skip(body)
+
+    @property
+    def _can_discard(self) -> bool:
+        """What is encrypted must be read."""
+        assert self._transport is not None
+        return IS_POSSIBLE and self._transport.get_extra_info("ssl_object") is None
+
+    def _skip(self, body: Counted) -> None:
+        """Leave to the kernel what nobody needs, and read on after it."""
+        assert self._transport is not None
+        transport = self._transport
+
+        def go_on(num_bytes: int) -> None:
+            self._discard = None
+            body.skip(num_bytes)
+            if body.done:
+                self._end()
+            transport.resume_reading()
+
+        transport.pause_reading()
+        sock = transport.get_extra_info("socket")
+        self._discard = Discard(sock, body.num_unneeded, go_on)
+
+    def _stop_discard(self) -> None:
+        if self._discard is not None:
+            self._discard.close()
+            self._discard = None
 
     def _end(self) -> None:
         if self._ended is not None and not self._ended.done():
@@ -131,6 +174,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
+        self._stop_discard()
         self._lost = exc
         self._on_lost()
 
@@ -154,8 +198,8 @@ class Reply:
         self.head = head
         self.is_read = False
 
-    async def read(self, sink: Sink) -> None:
-        await self._connection.read(self.head, sink)
+    async def read(self, sink: Sink, skipper: Skipper | None = None) -> None:
+        await self._connection.read(self.head, sink, skipper)
         self.is_read = True
 
 

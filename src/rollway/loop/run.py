@@ -20,6 +20,7 @@ from .memory import recycle_buffers
 from .seldom import is_news
 from .stalls import StallWatch
 from .telling import late_text, stall_text
+from .threads import polite_threads
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ def run(name: str, config: WatchConfig, main: Callable[[Watch], Coroutine[Any, A
 
 
 async def _watched(name: str, config: WatchConfig, main: Callable[[Watch], Coroutine[Any, Any, T]]) -> T:
+    asyncio.get_running_loop().set_default_executor(polite_threads())
     tick_s, budget_s = config.tick_ms / 1000, config.stall_ms / 1000
     with ExitStack() as stack:
         stalls = stack.enter_context(StallWatch(tick_s, budget_s))
