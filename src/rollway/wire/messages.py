@@ -6,10 +6,10 @@ of another version is told so and dropped.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from ..errors import ProtocolError
 from ..records.ids import PolicyVersion, RolloutId, WorkerName
@@ -18,23 +18,30 @@ from ..records.rollout import Settled
 from ..records.task import Task
 from ..records.turn import Sampling
 
-PROTOCOL = 2
+PROTOCOL = 3
+
+Split = Literal["train", "eval"]
+Phase = Literal["starting", "engine", "env", "tool", "update", "scoring", "committing"]
 
 
 class Hello(Struct, frozen=True, tag="hello"):
-    """A client or worker introduces itself; a worker offers `credits` rollouts at a time."""
+    """A client or worker introduces itself; a worker offers `credits` rollouts at a time, and says
+    whether its environment needs all rollouts of a group in one place."""
 
     name: str
     credits: int = 0
     protocol: int = PROTOCOL
+    whole_groups: bool = False
 
 
 class Welcome(Struct, frozen=True, tag="welcome"):
-    """The router's answer to a client's Hello."""
+    """The router's answer to a client's Hello, once it has a worker: only workers know the environment.
+    With `whole_groups` the client sends RunGroup instead of Run."""
 
     env: str
     workers: int
     protocol: int = PROTOCOL
+    whole_groups: bool = False
 
 
 class Refused(Struct, frozen=True, tag="refused"):
@@ -48,6 +55,7 @@ class NextTasks(Struct, frozen=True, tag="next_tasks"):
 
     start: int
     count: int
+    split: Split = "train"
 
 
 class Tasks(Struct, frozen=True, tag="tasks"):
@@ -57,6 +65,7 @@ class Tasks(Struct, frozen=True, tag="tasks"):
     tasks: tuple[Task, ...]
     exhausted: bool = False
     error: str = ""
+    split: Split = "train"
 
 
 class Run(Struct, frozen=True, tag="run"):
@@ -69,11 +78,44 @@ class Run(Struct, frozen=True, tag="run"):
     version: PolicyVersion
 
 
+class RunGroup(Struct, frozen=True, tag="run_group"):
+    """Run these rollouts of one task in one worker: they share tools, or are scored together. Each
+    settles on its own."""
+
+    runs: Annotated[tuple[Run, ...], Meta(min_length=1)]
+
+
 class Cancel(Struct, frozen=True, tag="cancel"):
     """Stop a rollout; it settles as Cancelled unless it has settled already."""
 
     rollout_id: RolloutId
     reason: str
+
+
+class Ping(Struct, frozen=True, tag="ping"):
+    """A client is there. One that is silent for long is taken for gone, and its rollouts end."""
+
+
+class Drain(Struct, frozen=True, tag="drain"):
+    """Finish what you have, take nothing more, then end."""
+
+
+class RolloutProgress(Struct, frozen=True):
+    """Where a running rollout is: its phase, since when, and how far it got."""
+
+    rollout_id: RolloutId
+    phase: Phase
+    since_s: float
+    """Seconds in this phase."""
+    num_turns: int
+    num_tokens: int
+
+
+class Progress(Struct, frozen=True, tag="progress"):
+    """Rollouts of one worker, those that are longest in their phase first; at most one a second."""
+
+    worker: WorkerName
+    rollouts: tuple[RolloutProgress, ...]
 
 
 class NewPolicy(Struct, frozen=True, tag="new_policy"):
@@ -103,9 +145,12 @@ class WorkerLost(Struct, frozen=True, tag="worker_lost"):
     num_failed: int
 
 
-ToRouter = Hello | NextTasks | Tasks | Run | Cancel | NewPolicy | FrameTaken | Settled | Stats
-ToWorker = Run | Cancel | NextTasks | NewPolicy | FrameTaken
-ToClient = Welcome | Refused | Tasks | Settled | Stats | WorkerLost
+ToRouter = (
+    Hello | NextTasks | Tasks | Run | RunGroup | Cancel | Ping | NewPolicy | FrameTaken | Settled
+    | Progress | Stats
+)  # fmt: skip
+ToWorker = Run | RunGroup | Cancel | Drain | NextTasks | NewPolicy | FrameTaken
+ToClient = Welcome | Refused | Tasks | Settled | Progress | Stats | WorkerLost
 
 _encoder = msgspec.msgpack.Encoder()
 _to_router: msgspec.msgpack.Decoder[ToRouter] = msgspec.msgpack.Decoder(ToRouter)
