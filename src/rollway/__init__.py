@@ -7,12 +7,16 @@ What environment authors import:
     class MyEnv(rw.Environment): ...
 """
 
-from .envs.chat import Chat, Reply
+from .envs.chat import Chat, Stopped
+from .envs.datasets import jsonl, parquet, shuffled
 from .envs.environment import Environment
+from .envs.hooks import stop, update
 from .envs.registry import load_environment
-from .envs.rewards import metric, reward
+from .envs.reply import Reply
+from .envs.rewards import group_reward, metric, reward
 from .envs.rollout import Rollout
-from .records.task import Message, Task
+from .envs.tools import Toolset, tool
+from .records.task import Message, Task, ToolCall
 
 __all__ = [
     "Chat",
@@ -20,8 +24,18 @@ __all__ = [
     "Message",
     "Reply",
     "Rollout",
+    "Stopped",
     "Task",
+    "ToolCall",
+    "Toolset",
+    "group_reward",
+    "jsonl",
     "load_environment",
     "metric",
+    "parquet",
     "reward",
+    "shuffled",
+    "stop",
+    "tool",
+    "update",
 ]

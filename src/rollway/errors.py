@@ -51,6 +51,10 @@ class PortError(RollwayError):
     pass
 
 
+class ToolFailed(RollwayError):
+    """A tool raised, and its toolset says that this fails the rollout."""
+
+
 class PayloadError(RollwayError):
     pass
 

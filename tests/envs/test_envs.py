@@ -103,7 +103,7 @@ class NoReward(rw.Environment):
 
 
 class NotAsync(NoReward):
-    def rollout(self, task: Any, chat: Any) -> None:  # type: ignore[override]
+    def user(self, task: Any, chat: Any) -> None:  # type: ignore[override]
         pass
 
     @rw.reward
@@ -150,22 +150,3 @@ def test_scorers_follow_inheritance() -> None:
         ("one", 1.0, False),
         ("three", 3.0, True),
     ]
-
-
-@pytest.mark.anyio
-async def test_a_chat_keeps_what_was_said() -> None:
-    async def echo(messages: list[rw.Message]) -> rw.Reply:
-        return rw.Reply(messages[-1].content.upper(), "stop", 1)
-
-    chat = rw.Chat(echo, "be loud")
-    assert (await chat.say("hello")).text == "HELLO"
-    assert (await chat.say("bye")).text == "BYE"
-    assert [(one.role, one.content) for one in chat.messages] == [
-        ("system", "be loud"),
-        ("user", "hello"),
-        ("assistant", "HELLO"),
-        ("user", "bye"),
-        ("assistant", "BYE"),
-    ]
-    with pytest.raises(TypeError, match="takes a string"):
-        await chat.say(3)  # type: ignore[arg-type]

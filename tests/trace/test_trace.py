@@ -9,11 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollway.errors import TraceError
-from rollway.records.turn import Turn
+from rollway.records.turn import Ints, Turn
 from rollway.trace.row import NOT_SAMPLED, Row
 from rollway.trace.trace import Trace
 
 LAYERS, TOPK = 2, 3
+
+
+def routes_start(trace: Trace, prompt_ids: Ints) -> int:
+    with trace.place_for(prompt_ids) as place:
+        return place.routes_start
 
 
 def turn(
@@ -82,7 +87,7 @@ def test_rows_and_routes_equal_a_naive_merge(
         top = 255 if dtype == np.uint8 else 65535
         rng = np.random.default_rng(random.getrandbits(32))
         routes = rng.integers(0, top, shape, dtype, endpoint=True)
-        start = trace.routes_start(np.array(prompt, np.int32)) if delta else 0
+        start = routes_start(trace, np.array(prompt, np.int32)) if delta else 0
         one = turn(prompt, drawn, routes=routes[start:], start=start)
         trace.add(one)
         turns.append(one)
@@ -131,7 +136,7 @@ def test_forks_and_compaction_reproduce_what_the_engine_saw(
         rng = np.random.default_rng(random.getrandbits(32))
         shape = (len(prompt) + len(drawn) - 1, LAYERS, TOPK)
         routes = rng.integers(0, 255, shape, np.uint8, endpoint=True)
-        start = trace.routes_start(np.array(prompt, np.int32)) if delta else 0
+        start = routes_start(trace, np.array(prompt, np.int32)) if delta else 0
         turns.append(turn(prompt, drawn, routes=routes[start:], start=start))
         trace.add(turns[-1])
         all_routes.append(routes)
@@ -217,11 +222,11 @@ def test_the_longest_row_wins() -> None:
 
 def test_routes_are_asked_from_the_boundary_token_on() -> None:
     trace = Trace()
-    assert trace.routes_start(np.array([1, 2], np.int32)) == 0
+    assert routes_start(trace, np.array([1, 2], np.int32)) == 0
     routes = np.zeros((3, LAYERS, TOPK), np.uint8)
     trace.add(turn([1, 2], [3, 4], routes=routes))
-    assert trace.routes_start(np.array([1, 2, 3, 4, 5], np.int32)) == 3
-    assert trace.routes_start(np.array([1, 9], np.int32)) == 0
+    assert routes_start(trace, np.array([1, 2, 3, 4, 5], np.int32)) == 3
+    assert routes_start(trace, np.array([1, 9], np.int32)) == 0
 
 
 ROUTES = np.zeros((3, LAYERS, TOPK), np.uint8)

@@ -61,6 +61,10 @@ class EnvConfig(Section, frozen=True, kw_only=True):
     """Processes of one worker that run plain rewards, one rollout at a time each."""
     scoring_deadline_s: Positive = 60.0
     """A reward that runs longer is killed and fails its rollout."""
+    tool_deadline_s: Positive = 60.0
+    """A tool that runs longer is ended; its toolset says what that means for the rollout."""
+    plain_processes: Count = 8
+    """Processes of one worker for plain (not async) rollouts, updates and tools, one at a time each."""
 
 
 class SamplingConfig(Section, frozen=True, kw_only=True):

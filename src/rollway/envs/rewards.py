@@ -17,6 +17,9 @@ class Scorer(Struct, frozen=True):
     weight: float
     is_metric: bool
     is_async: bool
+    is_group: bool = False
+    """Scores all rollouts of a group at once."""
+    wants_chat: bool = False
 
 
 @overload
@@ -27,9 +30,22 @@ def reward(method: Any = None, *, weight: float = 1.0) -> Any:
     """Mark `method(self, task, rollout) -> float` as a reward.
 
     A plain function runs in a process of its own, with a deadline that kills; it sees its own copy of
-    the environment. An `async def` runs on the worker's loop.
+    the environment. An `async def` runs on the worker's loop; one with a further argument `chat` gets a
+    conversation with the policy, to ask it or children with the rollout's open tools for judgement.
     """
     return _mark(method, weight=float(weight), is_metric=False)
+
+
+@overload
+def group_reward(method: F) -> F: ...
+@overload
+def group_reward(*, weight: float = 1.0) -> Callable[[F], F]: ...
+def group_reward(method: Any = None, *, weight: float = 1.0) -> Any:
+    """Mark `method(self, task, rollouts) -> list[float]`: one reward for each rollout of a group.
+
+    `rollouts` are those that did not fail. All rollouts of a group then run in one worker.
+    """
+    return _mark(method, weight=float(weight), is_metric=False, is_group=True)
 
 
 @overload
@@ -41,10 +57,14 @@ def metric(method: Any = None) -> Any:
     return _mark(method, weight=0.0, is_metric=True)
 
 
-def _mark(method: Any, *, weight: float, is_metric: bool) -> Any:
+def _mark(method: Any, *, weight: float, is_metric: bool, is_group: bool = False) -> Any:
     def decorate(method: F) -> F:
         is_async = inspect.iscoroutinefunction(method)
-        setattr(method, _MARK, Scorer(method.__name__, weight, is_metric, is_async))
+        wants_chat = "chat" in inspect.signature(method).parameters
+        if wants_chat and not is_async:
+            raise TypeError(f"{method.__name__} takes a chat, so it must be 'async def'")
+        scorer = Scorer(method.__name__, weight, is_metric, is_async, is_group, wants_chat)
+        setattr(method, _MARK, scorer)
         return method
 
     return decorate if method is None else decorate(method)

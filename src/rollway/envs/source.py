@@ -3,6 +3,7 @@ process can find it; each process keeps its own copy of the environment."""
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -10,9 +11,11 @@ import msgspec
 
 from ..records.task import Task
 from .environment import Environment
+from .plainchat import Ask, ChatState, PlainChat, Unwound
 from .registry import load_environment
 from .rewards import scorers
 from .rollout import Rollout
+from .tools import tool_specs
 
 
 class EnvSpec(msgspec.Struct, frozen=True):
@@ -42,19 +45,20 @@ def load_shared(spec: EnvSpec) -> None:
 class _Cursor:
     """An environment's tasks and how many of them were taken."""
 
-    def __init__(self, spec: EnvSpec) -> None:
-        self.tasks: Iterator[Task] = iter(spec.build().tasks())
+    def __init__(self, spec: EnvSpec, split: str) -> None:
+        env = spec.build()
+        self.tasks: Iterator[Task] = iter(env.eval_tasks() if split == "eval" else env.tasks())
         self.position = 0
 
 
-_cursors: dict[EnvSpec, _Cursor] = {}
+_cursors: dict[tuple[EnvSpec, str], _Cursor] = {}
 
 
-def take_tasks(spec: EnvSpec, start: int, count: int) -> tuple[Task, ...]:
+def take_tasks(spec: EnvSpec, start: int, count: int, split: str = "train") -> tuple[Task, ...]:
     """Tasks `start` to `start + count`; fewer when there are no more. Going back starts over."""
-    cursor = _cursors.get(spec)
+    cursor = _cursors.get((spec, split))
     if cursor is None or cursor.position > start:
-        cursor = _cursors[spec] = _Cursor(spec)
+        cursor = _cursors[spec, split] = _Cursor(spec, split)
     taken: list[Task] = []
     for task in cursor.tasks:
         cursor.position += 1
@@ -81,8 +85,45 @@ def score(spec: EnvSpec, task: Task, rollout: Rollout) -> dict[str, float]:
     return {
         one.name: as_score(one.name, getattr(env, one.name)(task, rollout))
         for one in scorers(type(env))
-        if not one.is_async
+        if not one.is_async and not one.is_group
     }
+
+
+def score_group(spec: EnvSpec, task: Task, rollouts: tuple[Rollout, ...]) -> dict[str, list[float]]:
+    """The environment's plain group rewards: for each, a number for each rollout."""
+    env = _shared(spec)
+    return {
+        one.name: as_scores(one.name, getattr(env, one.name)(task, list(rollouts)), len(rollouts))
+        for one in scorers(type(env))
+        if one.is_group and not one.is_async
+    }
+
+
+def call_plain_tool(spec: EnvSpec, task: Task, name: str, arguments: dict[str, Any]) -> Any:
+    """A plain tool, on an unopened toolset of this process's own."""
+    for toolset in _shared(spec).tools(task):
+        if any(one.name == name for one in tool_specs(type(toolset))):
+            return getattr(toolset, name)(**arguments)
+    raise LookupError(f"tools() of task {task.id!r} has no tool '{name}' in this process")
+
+
+def run_plain(spec: EnvSpec, method: str, task: Task, state: ChatState, ask: Ask) -> ChatState:
+    """A plain `rollout` or update of the environment; the chat as it leaves it."""
+    chat = PlainChat(ask, state)
+    with suppress(Unwound):  # who asked for it knows why
+        getattr(_shared(spec), method)(task, chat)
+    return chat.state
+
+
+def as_scores(name: str, values: Any, count: int) -> list[float]:
+    """One finite float for each rollout, or an error that names the group reward."""
+    try:
+        numbers = list(values)
+    except TypeError:
+        raise TypeError(f"{name} returned {values!r}, not a list of numbers") from None
+    if len(numbers) != count:
+        raise ValueError(f"{name} returned {len(numbers)} rewards for {count} rollouts")
+    return [as_score(name, value) for value in numbers]
 
 
 def as_score(name: str, value: Any) -> float:

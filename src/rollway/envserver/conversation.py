@@ -1,11 +1,12 @@
-"""What a worker does for one `chat.say`: render, ask the engine, trace the turn."""
+"""What a worker does for one turn of a chat: render, ask the engine, trace what it drew."""
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from ..envs.chat import Reply
+from ..envs.reply import Reply
 from ..inference.engine import Engine
 from ..inference.prompt import NO_PROMPT, prompt_of
 from ..inference.rendering import Renderer
@@ -13,54 +14,77 @@ from ..records.task import Message
 from ..records.turn import Ints, Sampling, Turn
 from ..trace.trace import Trace
 
+Tools = Sequence[dict[str, Any]]
+
+
+class Record:
+    """What is kept of a rollout's dialogues: their rows, the versions they saw, the engine's time."""
+
+    def __init__(self) -> None:
+        self.trace = Trace()
+        self.versions: list[int] = []
+        self.engine_s = 0.0
+        self.stop = "no turn"
+
 
 class Conversation:
-    """One rollout's dialogue with the engine. A prompt repeats what was sampled id by id."""
+    """One dialogue with the engine. A prompt repeats what was sampled id by id."""
 
-    def __init__(self, engine: Engine, renderer: Renderer, sampling: Sampling) -> None:
+    def __init__(self, engine: Engine, renderer: Renderer, sampling: Sampling, record: Record) -> None:
         self._engine = engine
         self._renderer = renderer
         self._sampling = sampling
         self._said: list[Message] = []
         self._last: Turn | None = None
         self._asked = NO_PROMPT
-        self.trace = Trace()
-        self.versions: list[int] = []
-        self.engine_s = 0.0
+        self.record = record
 
-    @property
-    def stop(self) -> str:
-        return self._last.finish_reason if self._last else "no turn"
+    def child(self) -> "Conversation":
+        """Another dialogue whose rows join the same record."""
+        return Conversation(self._engine, self._renderer, self._sampling, self.record)
 
-    async def generate(self, messages: list[Message]) -> Reply:
+    def aside(self) -> "Conversation":
+        """Another dialogue of which nothing is kept."""
+        return Conversation(self._engine, self._renderer, self._sampling, Record())
+
+    async def generate(self, messages: list[Message], tools: Tools) -> Reply:
         """The policy's reply to `messages`."""
-        ids = await self._prompt(messages)
+        record = self.record
+        ids = await self._prompt(messages, tools)
         prompt = self._asked = prompt_of(ids, self._asked)
         start_s = time.monotonic()
-        turn = await self._engine.complete(
-            prompt, self._sampling, self._renderer.stop_ids, self.trace.routes_start(ids)
-        )
-        self.engine_s += time.monotonic() - start_s
-        self.trace.add(turn)
-        self.versions += [int(turn.versions[0]), int(turn.versions[-1])]
-        parsed = await self._renderer.parse(turn.completion_ids.tolist())
+        with record.trace.place_for(ids) as place:
+            turn = await self._engine.complete(
+                prompt, self._sampling, self._renderer.stop_ids, place.routes_start
+            )
+            record.trace.add(turn, place)
+        record.engine_s += time.monotonic() - start_s
+        record.versions += [int(turn.versions[0]), int(turn.versions[-1])]
+        record.stop = turn.finish_reason
+        reply = await self._reply(turn, tools)
         self._last = turn
-        self._said = [*messages, Message("assistant", parsed.content, parsed.reasoning)]
+        self._said = [*messages, reply.message]
+        return reply
+
+    async def _reply(self, turn: Turn, tools: Tools) -> Reply:
+        parsed = await self._renderer.parse(turn.completion_ids.tolist(), tools)
         return Reply(
             text=parsed.content,
             reasoning=parsed.reasoning,
             finish_reason=turn.finish_reason,
             num_tokens=len(turn.completion_ids),
+            tool_calls=parsed.tool_calls,
+            malformed_calls=parsed.malformed_calls,
         )
 
-    async def _prompt(self, messages: Sequence[Message]) -> Ints:
+    async def _prompt(self, messages: Sequence[Message], tools: Tools) -> Ints:
         """Extend the last turn where the history is untouched, else render everything anew."""
         known = len(self._said)
         if self._last is not None and list(messages[:known]) == self._said:
             last = self._last
             extended = await self._renderer.extend(
-                last.prompt_ids, last.completion_ids, messages[known:]
+                last.prompt_ids, last.completion_ids, messages[known:], tools
             )
             if extended is not None:
                 return extended
-        return np.array(await self._renderer.prompt(messages), np.int32)
+        return np.array(await self._renderer.prompt(messages, tools), np.int32)

@@ -11,7 +11,7 @@ import zmq
 import zmq.asyncio
 
 from ..config.parts import RouterPart, WorkerPart
-from ..envs.environment import Environment
+from ..envs.environment import Environment, needs_whole_groups
 from ..envs.source import EnvSpec, load_shared, take_tasks
 from ..errors import LaneError, ProtocolError
 from ..inference import engine as engines
@@ -20,6 +20,7 @@ from ..inference.rendering import Renderer, Rendering
 from ..inference.routes import RouteShape, route_shape
 from ..loop.lanes import ProcessLane
 from ..loop.part import Parent, run_part
+from ..loop.run import Watch
 from ..payload.frames import FrameStore
 from ..payload.store import PayloadStore
 from ..payload.writer import SegmentWriter
@@ -33,12 +34,18 @@ from ..wire.messages import (
     NewPolicy,
     NextTasks,
     Run,
+    RunGroup,
     Stats,
     Tasks,
     encode,
     for_worker,
 )
+from .group import GroupRun
+from .plain import PlainCode
 from .rollout import RolloutRunner
+from .scoring import Scoring
+from .strays import keep_track
+from .toolkeeper import ToolKeeper
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +86,11 @@ class Worker:
                     case Run() as run:
                         self._running[run.rollout_id] = None
                         tasks.create_task(self._run(run), name=run.rollout_id)
+                    case RunGroup(runs=runs):
+                        group = self._runner.group_of(runs)
+                        for run in runs:
+                            self._running[run.rollout_id] = None
+                            tasks.create_task(self._run(run, group), name=run.rollout_id)
                     case Cancel(rollout_id=id, reason=reason):
                         self._cancel(id, reason)
                     case NextTasks() as wanted:
@@ -95,18 +107,20 @@ class Worker:
             if task := self._running[id]:
                 task.cancel()
 
-    async def _run(self, run: Run) -> None:
+    async def _run(self, run: Run, group: GroupRun | None = None) -> None:
         id = run.rollout_id
         self._engine.version = max(self._engine.version, run.version)
         try:
             if id not in self._why_cancelled:
                 self._running[id] = asyncio.current_task()
-                await self._settle(run, await self._runner.run(run))
+                await self._settle(run, await self._runner.run(run, group))
                 return
         except asyncio.CancelledError:
             if id not in self._why_cancelled:
                 raise
         finally:
+            if group is not None:
+                group.leave(id)
             del self._running[id]
             reason = self._why_cancelled.pop(id, "")
         await self._settle(run, Cancelled(reason))
@@ -123,12 +137,14 @@ class Worker:
         """The environment's tasks come from a process of their own: `tasks()` may block."""
         try:
             tasks = await self._tasks_lane.call(
-                take_tasks, self._spec, wanted.start, wanted.count, deadline_s=TASKS_DEADLINE_S
-            )
+                take_tasks, self._spec, wanted.start, wanted.count, wanted.split,
+                deadline_s=TASKS_DEADLINE_S,
+            )  # fmt: skip
         except LaneError as error:
-            await self.send(Tasks(wanted.start, (), error=str(error)))
+            await self.send(Tasks(wanted.start, (), error=str(error), split=wanted.split))
             return
-        await self.send(Tasks(wanted.start, tasks, exhausted=len(tasks) < wanted.count))
+        exhausted = len(tasks) < wanted.count
+        await self.send(Tasks(wanted.start, tasks, exhausted, split=wanted.split))
 
     async def send_stats(self, stats: ProcessStats) -> None:
         """Workers speak of themselves on the wire, so that remote clients hear it too."""
@@ -157,25 +173,13 @@ def prepare(part: WorkerPart) -> Prepared:
 
 async def worker(prepared: Prepared, parent: Parent) -> None:
     """Open what rollouts need, say Hello, serve until the router is gone."""
-    part, spec = prepared.part, prepared.spec
-    server, name = part.server, WorkerName(part.name)
+    asyncio.get_running_loop().set_task_factory(keep_track)
+    part, server = prepared.part, prepared.part.server
+    name = WorkerName(part.name)
     async with AsyncExitStack() as stack:
-        lane = await stack.enter_async_context(
-            ProcessLane(
-                f"{name}.score", server.env.scoring_processes, warm=(load_shared, spec), what="reward",
-                watch=parent.watch, max_waiting=server.env.concurrency,
-            )
-        )  # fmt: skip
         tasks_lane = await stack.enter_async_context(
             ProcessLane(f"{name}.tasks", size=1, what="task source", watch=parent.watch)
         )
-        render_lane = await stack.enter_async_context(
-            ProcessLane(
-                f"{name}.render", size=1, what="rendering", watch=parent.watch,
-                max_waiting=4 * server.env.concurrency,
-            )
-        )  # fmt: skip
-        renderer = Renderer(prepared.rendering, server.model, render_lane)
         reply_lane = await stack.enter_async_context(
             ProcessLane(f"{name}.replies", size=1, what="reply", watch=parent.watch)
         )
@@ -189,18 +193,49 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
             )
         )
         store = stack.enter_context(open_store(server, name))
-        runner = RolloutRunner(server.env, spec, prepared.env, engine, renderer, lane, store)
+        runner = await open_runner(prepared, parent.watch, engine, store, stack)
         context = stack.enter_context(zmq.asyncio.Context())
         wire = stack.enter_context(context.socket(zmq.DEALER))
         wire.setsockopt(zmq.IDENTITY, name.encode())
         wire.setsockopt(zmq.LINGER, 0)
         wire.setsockopt(zmq.SNDHWM, 0)  # credits bound it; a send that waits could be cancelled half way
         wire.connect(part.address)
-        me = Worker(name, wire, runner, spec, engine, tasks_lane, store)
+        me = Worker(name, wire, runner, prepared.spec, engine, tasks_lane, store)
         parent.in_flight, parent.on_stats = lambda: me.in_flight, me.send_stats
-        await me.send(Hello(name, server.env.concurrency))
+        whole_groups = needs_whole_groups(prepared.env)
+        await me.send(Hello(name, server.env.concurrency, whole_groups=whole_groups))
         await parent.ready()
         await _until_parent_gone(me, parent)
+
+
+async def open_runner(
+    prepared: Prepared, watch: Watch, engine: engines.Engine, store: PayloadStore, stack: AsyncExitStack
+) -> RolloutRunner:
+    """The lanes for user code and for rendering, and what runs rollouts with them."""
+    name, spec, config = prepared.part.name, prepared.spec, prepared.part.server.env
+    waiting = 4 * config.concurrency
+    score_lane = await stack.enter_async_context(
+        ProcessLane(
+            f"{name}.score", config.scoring_processes, warm=(load_shared, spec), what="reward",
+            watch=watch, max_waiting=config.concurrency,
+        )
+    )  # fmt: skip
+    plain_lane = await stack.enter_async_context(
+        ProcessLane(f"{name}.plain", config.plain_processes, what="plain code", max_waiting=waiting)
+    )
+    render_lane = await stack.enter_async_context(
+        ProcessLane(f"{name}.render", size=1, what="rendering", watch=watch, max_waiting=waiting)
+    )
+    return RolloutRunner(
+        config,
+        prepared.env,
+        engine,
+        Renderer(prepared.rendering, prepared.part.server.model, render_lane),
+        PlainCode(spec, plain_lane, config.rollout_deadline_s),
+        Scoring(config, spec, prepared.env, score_lane),
+        await stack.enter_async_context(ToolKeeper()),
+        store,
+    )
 
 
 def open_store(server: RouterPart, name: WorkerName) -> AbstractContextManager[PayloadStore]:

@@ -14,7 +14,7 @@ import renderers.base
 from ..config.sections import ModelConfig
 from ..errors import ConfigError, ModelError, did_you_mean
 from ..loop.lanes import ProcessLane
-from ..records.task import Message
+from ..records.task import CalledFunction, Message, ToolCall
 from ..records.turn import Ints
 from .tokenizer import Tokenizer
 
@@ -23,15 +23,22 @@ INLINE_CHARS = 4_000
 SEEN_TOKENS = 1024
 """How much of a prompt a renderer is shown to extend it: it looks for how the last turn began."""
 LANE_DEADLINE_S = 60.0
+OK = renderers.base.ToolCallParseStatus.OK
 WITH_CHAT_TEMPLATE = ("auto", "default")
 """Renderers that may run the model's own chat template, for which transformers is needed."""
 
 
+Tools = Sequence[dict[str, Any]]
+"""What the policy may call, in the shape chat APIs use."""
+
+
 class Parsed(msgspec.Struct, frozen=True):
-    """A reply's text, with the reasoning that came before it."""
+    """A reply's text, the reasoning that came before it, and the tool calls in it."""
 
     content: str
     reasoning: str | None
+    tool_calls: tuple[ToolCall, ...] = ()
+    malformed_calls: tuple[str, ...] = ()
 
 
 class Rendering:
@@ -52,20 +59,43 @@ class Rendering:
             ) from None
         self.stop_ids: list[int] = list(self._renderer.get_stop_token_ids())
 
-    def prompt(self, messages: Sequence[Message]) -> list[int]:
+    def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """The ids of a whole conversation, up to where the policy starts to speak."""
-        return list(self._renderer.render_ids(_dicts(messages), add_generation_prompt=True))
+        ids = self._renderer.render_ids(
+            _dicts(messages), tools=list(tools) or None, add_generation_prompt=True
+        )
+        return list(ids)
 
     def extend(
-        self, prompt_ids: list[int], completion_ids: list[int], new: Sequence[Message]
-    ) -> list[int] | None:
+        self, prompt_ids: list[int], completion_ids: list[int], new: Sequence[Message],
+        tools: Tools = (),
+    ) -> list[int] | None:  # fmt: skip
         """The next prompt as the last one, the ids drawn, and new messages; None if it cannot be."""
-        bridged = self._renderer.bridge_to_next_turn(prompt_ids, completion_ids, _dicts(new))
+        bridged = self._renderer.bridge_to_next_turn(
+            prompt_ids, completion_ids, _dicts(new), tools=list(tools) or None
+        )
         return None if bridged is None else list(bridged.token_ids)
 
-    def parse(self, completion_ids: list[int]) -> Parsed:
-        parsed = self._renderer.parse_response(completion_ids)
-        return Parsed(parsed.content, parsed.reasoning_content)
+    def parse(self, completion_ids: list[int], tools: Tools = ()) -> Parsed:
+        """What was drawn, as text and calls. Without tools what looks like a call is just text."""
+        parsed = self._renderer.parse_response(completion_ids, tools=list(tools) or None)
+        if not tools:
+            return Parsed(_with_calls(parsed), parsed.reasoning_content)
+        good = [one for one in parsed.tool_calls if one.status == OK and one.name]
+        calls = tuple(_tool_call(index, one) for index, one in enumerate(good))
+        bad = tuple(one.raw for one in parsed.tool_calls if one not in good)
+        return Parsed(parsed.content, parsed.reasoning_content, calls, bad)
+
+
+def _tool_call(index: int, parsed: Any) -> ToolCall:
+    given = parsed.arguments
+    arguments = given if isinstance(given, str) else msgspec.json.encode(given or {}).decode()
+    return ToolCall(parsed.id or f"call_{index}", CalledFunction(parsed.name, arguments))
+
+
+def _with_calls(parsed: Any) -> str:
+    """The text of a reply, with what a parser took for calls."""
+    return "\n".join([*[parsed.content] * bool(parsed.content), *(one.raw for one in parsed.tool_calls)])
 
 
 class Renderer:
@@ -80,35 +110,40 @@ class Renderer:
     def stop_ids(self) -> list[int]:
         return self._here.stop_ids
 
-    async def prompt(self, messages: Sequence[Message]) -> list[int]:
-        if sum(len(one.content) for one in messages) <= INLINE_CHARS:
-            return self._here.prompt(messages)
+    async def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+        if _num_chars(messages) <= INLINE_CHARS:
+            return self._here.prompt(messages, tools)
         return await self._lane.call(
-            _prompt_in_lane, self._model, tuple(messages), deadline_s=LANE_DEADLINE_S
+            _prompt_in_lane, self._model, tuple(messages), tuple(tools), deadline_s=LANE_DEADLINE_S
         )
 
     async def extend(
-        self, prompt_ids: Ints, completion_ids: Ints, new: Sequence[Message]
+        self, prompt_ids: Ints, completion_ids: Ints, new: Sequence[Message], tools: Tools = ()
     ) -> Ints | None:
         """The next prompt. A renderer sees the end of a long one only: earlier turns are closed."""
         cut = max(0, len(prompt_ids) - SEEN_TOKENS)
         seen, drawn = prompt_ids[cut:].tolist(), completion_ids.tolist()
-        if sum(len(one.content) for one in new) + len(drawn) <= INLINE_CHARS:
-            extended = self._here.extend(seen, drawn, new)
+        if _num_chars(new) + len(drawn) <= INLINE_CHARS:
+            extended = self._here.extend(seen, drawn, new, tools)
         else:
             extended = await self._lane.call(
-                _extend_in_lane, self._model, seen, drawn, tuple(new), deadline_s=LANE_DEADLINE_S
-            )
+                _extend_in_lane, self._model, seen, drawn, tuple(new), tuple(tools),
+                deadline_s=LANE_DEADLINE_S,
+            )  # fmt: skip
         if extended is None:
             return None
         return np.concatenate([prompt_ids[:cut], np.array(extended, np.int32)])
 
-    async def parse(self, completion_ids: list[int]) -> Parsed:
+    async def parse(self, completion_ids: list[int], tools: Tools = ()) -> Parsed:
         if len(completion_ids) <= INLINE_CHARS:
-            return self._here.parse(completion_ids)
+            return self._here.parse(completion_ids, tools)
         return await self._lane.call(
-            _parse_in_lane, self._model, completion_ids, deadline_s=LANE_DEADLINE_S
+            _parse_in_lane, self._model, completion_ids, tuple(tools), deadline_s=LANE_DEADLINE_S
         )
+
+
+def _num_chars(messages: Sequence[Message]) -> int:
+    return sum(len(one.content) for one in messages)
 
 
 @cache
@@ -116,18 +151,18 @@ def _rendering(model: bytes) -> Rendering:
     return Rendering(msgspec.json.decode(model, type=ModelConfig))
 
 
-def _prompt_in_lane(model: bytes, messages: Sequence[Message]) -> list[int]:
-    return _rendering(model).prompt(messages)
+def _prompt_in_lane(model: bytes, messages: Sequence[Message], tools: Tools) -> list[int]:
+    return _rendering(model).prompt(messages, tools)
 
 
 def _extend_in_lane(
-    model: bytes, prompt_ids: list[int], completion_ids: list[int], new: Sequence[Message]
+    model: bytes, prompt_ids: list[int], completion_ids: list[int], new: Sequence[Message], tools: Tools
 ) -> list[int] | None:
-    return _rendering(model).extend(prompt_ids, completion_ids, new)
+    return _rendering(model).extend(prompt_ids, completion_ids, new, tools)
 
 
-def _parse_in_lane(model: bytes, completion_ids: list[int]) -> Parsed:
-    return _rendering(model).parse(completion_ids)
+def _parse_in_lane(model: bytes, completion_ids: list[int], tools: Tools) -> Parsed:
+    return _rendering(model).parse(completion_ids, tools)
 
 
 def _renderer_config(model: ModelConfig) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 from ..errors import LaneTimeout
 from .places import Places
 from .run import Watch
-from .slot import START_DEADLINE_S, Call, Slot, Watching
+from .slot import START_DEADLINE_S, Call, Replier, Slot, Watching
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -69,11 +69,13 @@ class ProcessLane:
         self._places: Places[Slot] = Places(name, max_waiting)
 
     async def call(
-        self, function: Callable[..., T], *args: Any, deadline_s: float, queue_s: float = MAX_QUEUE_S
-    ) -> T:
+        self, function: Callable[..., T], *args: Any, deadline_s: float, queue_s: float = MAX_QUEUE_S,
+        replier: Replier | None = None,
+    ) -> T:  # fmt: skip
         """The function's result; a LaneError says why there is none.
 
-        `deadline_s` counts from when it runs, `queue_s` bounds how long it waits for that.
+        `deadline_s` counts from when it runs, `queue_s` bounds how long it waits for that. `replier`
+        answers what the function asks by `laneserver.ask_caller`.
         """
         try:
             async with asyncio.timeout(queue_s):
@@ -81,7 +83,7 @@ class ProcessLane:
         except TimeoutError:
             raise LaneTimeout(f"no process of {self._name} was free within {queue_s:g} s") from None
         try:
-            result: T = await slot.call((function, *args), deadline_s)
+            result: T = await slot.call((function, *args), deadline_s, replier)
             return result
         finally:
             self._places.free(slot)

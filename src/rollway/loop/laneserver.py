@@ -34,9 +34,30 @@ class Answer(Struct, frozen=True):
     traceback: str = ""
 
 
+class Question(Struct, frozen=True):
+    """What a running call asks of its caller."""
+
+    value: Any
+
+
+_caller: BlockingPipe | None = None
+
+
+def ask_caller(value: Any) -> Any:
+    """From within a call: what its caller answers. The call waits for it."""
+    if _caller is None:
+        raise RuntimeError("only a call in a lane has a caller to ask")
+    _caller.send(pickle.dumps(Question(value), protocol=pickle.HIGHEST_PROTOCOL))
+    frame = _caller.receive()
+    if frame is None:
+        sys.exit(1)  # nobody waits for the result either
+    return pickle.loads(frame)
+
+
 def serve_lane(name: str, sock: socket.socket) -> None:
     """The first frame names the socket that stacks are asked for and written to."""
-    pipe = BlockingPipe(sock)
+    global _caller
+    pipe = _caller = BlockingPipe(sock)
     first = pipe.receive()
     if first is None:
         return

@@ -3,8 +3,9 @@
 import asyncio
 import pickle
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
+from contextvars import Context
 from typing import Any
 
 from msgspec import Struct
@@ -13,7 +14,7 @@ from ..errors import LaneClosed, LaneCrashed, LaneRaised, LaneTimeout
 from ..records.lag import Stall
 from .callwatch import CallWatch
 from .child import Child, start
-from .laneserver import Answer
+from .laneserver import Answer, Question
 from .stackpipe import StackPipe
 
 START_DEADLINE_S = 300.0
@@ -22,6 +23,8 @@ LAST_BREATH_S = 1.0
 
 Call = tuple[Any, ...]
 """A module-level function and its arguments."""
+Replier = Callable[[Any], Awaitable[Any]]
+"""Answers what a call asks its caller on the way."""
 
 
 class Watching(Struct, frozen=True):
@@ -54,17 +57,19 @@ class Slot:
         if self._closed:
             raise LaneClosed(f"{self._name} is closed")
         if self._started is None:
-            self._started = asyncio.create_task(self._start(), name=self._name)
+            self._started = asyncio.get_running_loop().create_task(
+                self._start(), name=self._name, context=Context()
+            )
             self._started.add_done_callback(_looked_at)
         return self._started
 
-    async def call(self, call: Call, deadline_s: float) -> Any:
+    async def call(self, call: Call, deadline_s: float, replier: Replier | None = None) -> Any:
         """The call's result. It is packed first: one that cannot be must not cost a process."""
         frame = _packed(call)
         process = await self._live_process()
         answer: Answer | None = None
         try:
-            answer = await _ask(process, call[0], frame, deadline_s, self._watching)
+            answer = await _ask(process, call[0], frame, deadline_s, self._watching, replier)
         finally:
             if answer is None:
                 await self.end()
@@ -161,8 +166,9 @@ def _packed(call: Call) -> bytes:
 
 
 async def _ask(
-    process: _Process, function: Callable[..., Any], frame: bytes, deadline_s: float, watching: Watching
-) -> Answer:
+    process: _Process, function: Callable[..., Any], frame: bytes, deadline_s: float,
+    watching: Watching, replier: Replier | None = None,
+) -> Answer:  # fmt: skip
     """One call and its answer; without an answer the process is of no more use."""
     child = process.child
     what = f"{function.__module__}.{function.__qualname__}"
@@ -170,7 +176,7 @@ async def _ask(
         try:
             async with asyncio.timeout(deadline_s):
                 await child.pipe.send(frame)
-                answered = await child.pipe.receive()
+                answered = await _answer(child, what, replier)
         except TimeoutError:
             at = await watch.last_look()
             where = f"; it was at {at}" if at else ""
@@ -181,7 +187,19 @@ async def _ask(
             how = await _how_it_ended(child)
             at = watch.last_words()
             raise LaneCrashed(f"{what} ended its process {how}" + (f", at {at}" if at else ""))
-    return _unpacked(answered, what)
+    return answered
+
+
+async def _answer(child: Child, what: str, replier: Replier | None) -> Answer | None:
+    """The call's answer, after whatever it asks on the way; None if its process ended."""
+    while (frame := await child.pipe.receive()) is not None:
+        said = _unpacked(frame, what)
+        if isinstance(said, Answer):
+            return said
+        if replier is None:
+            return Answer(False, f"{what} asked its caller, who does not answer questions")
+        await child.pipe.send(pickle.dumps(await replier(said.value), pickle.HIGHEST_PROTOCOL))
+    return None
 
 
 async def _how_it_ended(child: Child) -> str:
@@ -194,13 +212,13 @@ async def _how_it_ended(child: Child) -> str:
     return f"by signal {-code}"
 
 
-def _unpacked(frame: bytes, what: str) -> Answer:
+def _unpacked(frame: bytes, what: str) -> Answer | Question:
     """What user code returns may be of a class that only its own process knows."""
     try:
-        answer: Answer = pickle.loads(frame)
+        said: Answer | Question = pickle.loads(frame)
     except Exception as error:
         return Answer(False, f"{what} returned what cannot be read here: {error!r}")
-    return answer
+    return said
 
 
 def _value(answer: Answer) -> Any:

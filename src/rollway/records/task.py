@@ -5,12 +5,30 @@ from typing import Any
 from msgspec import Struct, field
 
 
+class CalledFunction(Struct, frozen=True):
+    """Which tool, and its arguments as JSON text, as the policy wrote them."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, frozen=True):
+    """A tool the policy wants to be called, in the shape chat APIs use."""
+
+    id: str
+    function: CalledFunction
+    type: str = "function"
+
+
 class Message(Struct, frozen=True, omit_defaults=True):
     """One message of a conversation, in the shape chat APIs use."""
 
     role: str
     content: str
     reasoning_content: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
 
 
 class Task(Struct, frozen=True, omit_defaults=True):

@@ -1,0 +1,151 @@
+"""One rollout's conversation and scores: everything but the writing of its columns."""
+
+import asyncio
+import inspect
+import time
+from contextlib import AsyncExitStack
+
+from msgspec import Struct
+
+from ..config.sections import EnvConfig
+from ..envs.chat import Chat, Speaker, Stopped
+from ..envs.environment import Environment
+from ..envs.hooks import hooks
+from ..envs.limits import TurnLimits
+from ..envs.rollout import Rollout
+from ..envs.toolbox import Toolbox
+from ..records.rollout import Failed, Timing
+from ..records.task import Task
+from .conversation import Conversation
+from .failure import failed, is_cancelled
+from .plain import PlainCode
+from .scoring import Scoring
+from .strays import no_strays
+from .toolkeeper import ToolKeeper
+
+
+class Done(Struct, frozen=True):
+    """A rollout that was held and scored; its rows are still in memory."""
+
+    rollout: Rollout
+    scores: dict[str, float]
+    timing: Timing
+
+
+class Attempt:
+    """Runs user code for one rollout. Whatever that does, the end is Done or Failed."""
+
+    def __init__(
+        self, config: EnvConfig, env: Environment, task: Task, conversation: Conversation,
+        plain: PlainCode, scoring: Scoring, keeper: ToolKeeper, group: str | None,
+    ) -> None:  # fmt: skip
+        self._config = config
+        self._env = env
+        self._task = task
+        self._conversation = conversation
+        self._plain = plain
+        self._scoring = scoring
+        self._keeper = keeper
+        self._group = group
+        self._limits = TurnLimits(env.max_turns, env.max_tokens)
+        self._stop = ""
+
+    async def run(self) -> Done | Failed:
+        """Tools are open from the first turn to the last reward, and closed before this returns."""
+        start_s = time.monotonic()
+        try:
+            async with AsyncExitStack() as stack, no_strays():
+                held = await self._held(stack)
+                if isinstance(held, Failed):
+                    return held
+                rollout_s = time.monotonic() - start_s
+                rollout = self._finished(held)
+                scores = await self._scoring.score(self._task, rollout, self._aside(held))
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            return failed(self._task, error, "env")
+        except Exception as error:  # a toolset that cannot be closed
+            return failed(self._task, error, "env")
+        if isinstance(scores, Failed):
+            return scores
+        total_s = time.monotonic() - start_s
+        engine_s = self._conversation.record.engine_s
+        timing = Timing(engine_s, rollout_s - engine_s, total_s - rollout_s, total_s)
+        return Done(rollout, scores, timing)
+
+    async def _held(self, stack: AsyncExitStack) -> Chat | Failed:
+        """The chat, after the environment's rollout and its updates, under the rollout's deadline."""
+        task, limit = self._task, self._config.rollout_deadline_s
+        try:
+            async with asyncio.timeout(limit) as deadline:
+                toolsets = await stack.enter_async_context(
+                    self._keeper.opened(self._env.tools(task), self._group)
+                )
+                chat = self._chat(self._conversation, self._toolbox(toolsets))
+                await self._roll_out(chat)
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            return failed(task, error, "env")
+        except Exception as error:
+            if deadline.expired():
+                return Failed("deadline", f"task '{task.id}' ran longer than {limit:g} s")
+            return failed(task, error, "env")
+        if not self._conversation.record.trace.num_turns:
+            return Failed("env", f"rollout() of task '{task.id}' never spoke to the policy")
+        return chat
+
+    async def _roll_out(self, chat: Chat) -> None:
+        """A stop condition or limit ends the rollout; updates come in any case."""
+        try:
+            await self._call("rollout", chat)
+        except Stopped as stopped:
+            self._stop = stopped.name
+        for name in hooks(type(self._env), "update"):
+            try:
+                await self._call(name, chat)
+            except Stopped as stopped:
+                self._stop = self._stop or stopped.name
+
+    async def _call(self, method: str, chat: Chat) -> None:
+        call = getattr(self._env, method)
+        if inspect.iscoroutinefunction(call):
+            await call(self._task, chat)
+        else:
+            await self._plain.run(method, self._task, chat, self._config.rollout_deadline_s)
+
+    def _chat(self, speaker: Speaker, toolbox: Toolbox) -> Chat:
+        return Chat(
+            speaker, toolbox, self._limits,
+            system_prompt=self._env.system_prompt, maybe_stop=self._stop_condition,
+        )  # fmt: skip
+
+    def _aside(self, chat: Chat) -> Chat:
+        """A chat for rewards: the same open tools, nothing recorded, no limits of the rollout."""
+        toolbox = self._toolbox(chat.tools)
+        return Chat(self._conversation.aside(), toolbox, TurnLimits(0, 0), info=dict(chat.info))
+
+    def _toolbox(self, toolsets: tuple[object, ...]) -> Toolbox:
+        deadline_s = self._config.tool_deadline_s
+
+        async def call_plain(name: str, arguments: dict[str, object]) -> object:
+            return await self._plain.call_tool(self._task, name, arguments, deadline_s)
+
+        return Toolbox(toolsets, call_plain, deadline_s)  # type: ignore[arg-type]
+
+    async def _stop_condition(self, chat: Chat) -> str:
+        for name in hooks(type(self._env), "stop"):
+            if getattr(self._env, name)(self._task, chat):
+                return name
+        return ""
+
+    def _finished(self, chat: Chat) -> Rollout:
+        record = self._conversation.record
+        return Rollout(
+            messages=tuple(chat.messages),
+            num_turns=record.trace.num_turns,
+            num_tokens=record.trace.num_sampled,
+            stop=self._stop or record.stop,
+            info=chat.info,
+        )

@@ -1,0 +1,48 @@
+"""Turns what was raised while a rollout ran into a failure that says whose it is and where."""
+
+import asyncio
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from ..errors import EngineError, LaneError, LaneRaised, RollwayError, TraceError
+from ..records.rollout import Boundary, Failed
+from ..records.task import Task
+
+MAX_ERROR, MAX_TRACEBACK = 500, 8_000
+"""Characters of an error that travel with its record."""
+OUR_CODE = str(Path(__file__).resolve().parent.parent)
+
+
+def failed(task: Task, error: BaseException, boundary: Boundary) -> Failed:
+    """The failure of user code at `boundary`, unless the error says that it is not the user's."""
+    match error:
+        case EngineError() | TraceError():
+            return Failed("engine", short(error))
+        case LaneRaised():
+            return Failed(
+                boundary, f"task '{task.id}': {short(error)}", error.traceback[-MAX_TRACEBACK:]
+            )
+        case LaneError():
+            return Failed(boundary, f"task '{task.id}': {short(error)}")
+    return Failed(boundary, f"task '{task.id}': {short(error)}", user_traceback(error))
+
+
+def is_cancelled() -> bool:
+    """Whether this rollout is being cancelled, rather than something its own code awaited."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def short(error: BaseException) -> str:
+    """What went wrong, in a record's size."""
+    text = str(error) if isinstance(error, RollwayError) else repr(error)
+    return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}…"
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback from the user's first frame on."""
+    frame: TracebackType | None = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(OUR_CODE):
+        frame = frame.tb_next
+    return "".join(traceback.format_exception(type(error), error, frame))[-MAX_TRACEBACK:]

@@ -1,0 +1,41 @@
+"""Tasks that user code starts and does not wait for: they end with their rollout."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Generator
+from contextlib import asynccontextmanager
+from contextvars import Context, ContextVar
+from typing import Any
+
+END_DEADLINE_S = 10.0
+
+_mine: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar("tasks of this rollout", default=None)
+
+
+def keep_track(
+    loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
+    *, context: Context | None = None, **options: Any,
+) -> asyncio.Task[Any]:  # fmt: skip
+    """A loop's task factory that remembers which rollout a task belongs to. Tasks that are given a
+    context of their own belong to none."""
+    task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, context=context, **options)
+    mine = _mine.get() if context is None else context.get(_mine)
+    if mine is not None:
+        mine.add(task)
+        task.add_done_callback(mine.discard)
+    return task
+
+
+@asynccontextmanager
+async def no_strays() -> AsyncIterator[None]:
+    """Leaving the block cancels tasks that were started within it, and waits for their end."""
+    mine: set[asyncio.Task[Any]] = set()
+    token = _mine.set(mine)
+    try:
+        yield
+    finally:
+        _mine.reset(token)
+        left = list(mine)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=END_DEADLINE_S)

@@ -1,0 +1,220 @@
+"""A chat with a speaker that answers by what is said: turns, tools, limits, stops, children."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytest
+
+import rollway as rw
+from rollway.envs.limits import TurnLimits
+from rollway.envs.toolbox import Toolbox
+from rollway.envs.tools import Toolset
+from rollway.errors import EnvironmentNotFound, ToolFailed
+from rollway.records.task import CalledFunction, Message, ToolCall
+
+pytestmark = pytest.mark.anyio
+
+
+class Parrot:
+    """Says in capitals what it hears; `call NAME ARGUMENTS` makes it call a tool."""
+
+    def __init__(self) -> None:
+        self.heard: list[list[str]] = []
+        self.tools: list[Sequence[dict[str, Any]]] = []
+
+    async def generate(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> rw.Reply:
+        self.heard.append([one.content for one in messages])
+        self.tools.append(tools)
+        last = messages[-1].content
+        calls = [line.split(" ", 2) for line in last.splitlines() if line.startswith("call ")]
+        made = tuple(
+            ToolCall(f"c{index}", CalledFunction(name, arguments))
+            for index, (_, name, arguments) in enumerate(calls)
+        )
+        bad = tuple(line for line in last.splitlines() if line.startswith("cal "))
+        return rw.Reply(last.upper(), "stop", 3, tool_calls=made, malformed_calls=bad)
+
+    def child(self) -> "Parrot":
+        return Parrot()
+
+
+class Sums(rw.Toolset):
+    def __init__(self) -> None:
+        self.at_once = self.most_at_once = 0
+
+    @rw.tool
+    async def add(self, a: int, b: int = 1) -> int:
+        """Add two numbers."""
+        self.at_once += 1
+        self.most_at_once = max(self.at_once, self.most_at_once)
+        await asyncio.sleep(0.01)
+        self.at_once -= 1
+        return a + b
+
+    @rw.tool
+    async def break_down(self) -> str:
+        raise KeyError("broken")
+
+    @rw.tool
+    def twice(self, text: str) -> list[str]:
+        return [text, text]
+
+
+class Strict(Sums):
+    errors = "fail"
+
+
+class Slow(rw.Toolset):
+    @rw.tool
+    async def wait(self) -> None:
+        await asyncio.sleep(60)
+
+
+def chat_with(
+    *toolsets: Toolset, limits: TurnLimits | None = None, deadline_s: float = 5, **options: Any
+) -> tuple[rw.Chat, Parrot]:
+    async def call_plain(name: str, arguments: dict[str, Any]) -> Any:
+        owner = next(one for one in toolsets if hasattr(one, name))
+        return getattr(owner, name)(**arguments)
+
+    parrot = Parrot()
+    toolbox = Toolbox(toolsets, call_plain, deadline_s)
+    return rw.Chat(parrot, toolbox, limits or TurnLimits(0, 0), **options), parrot
+
+
+async def test_a_chat_keeps_what_was_said() -> None:
+    chat, _ = chat_with(system_prompt="be loud")
+    assert (await chat.say("hello")).text == "HELLO"
+    assert (await chat.say("bye")).text == "BYE"
+    assert [(one.role, one.content) for one in chat.messages] == [
+        ("system", "be loud"), ("user", "hello"), ("assistant", "HELLO"), ("user", "bye"),
+        ("assistant", "BYE"),
+    ]  # fmt: skip
+    assert chat.reply == "BYE"
+    with pytest.raises(TypeError, match="takes a string"):
+        await chat.say(3)  # type: ignore[arg-type]
+
+
+async def test_tools_have_a_schema_from_their_type_hints() -> None:
+    chat, parrot = chat_with(Sums())
+    await chat.say("hello")
+    schema = {one["function"]["name"]: one["function"] for one in parrot.tools[0]}
+    assert schema["add"]["description"] == "Add two numbers."
+    assert schema["add"]["parameters"] == {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer", "default": 1}},
+        "required": ["a"],
+    }
+    assert schema["break_down"]["parameters"]["properties"] == {}
+
+
+async def test_several_calls_run_at_the_same_time_and_answer_in_order() -> None:
+    sums = Sums()
+    chat, parrot = chat_with(sums)
+    reply = await chat.act('call add {"a": 1, "b": 2}\ncall add {"a": 5}\ncall twice {"text": "x"}')
+    assert [one.content for one in chat.messages if one.role == "tool"] == ["3", "6", '["x","x"]']
+    assert [one.tool_call_id for one in chat.messages if one.role == "tool"] == ["c0", "c1", "c2"]
+    assert sums.most_at_once == 2
+    assert reply.text == '["X","X"]'
+    assert len(parrot.heard) == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("call subtract {}", "there is no tool 'subtract'; there are: add, break_down, twice"),
+        ('call add {"a": "one"}', "arguments of add: Expected `int`"),
+        ("call add {}", "missing required field `a`"),
+        ('call add {"a": 1, "c": 2}', "unknown field `c`"),
+        ("call add {", "arguments of add: Input data was truncated"),
+        ("call break_down {}", "error: KeyError: 'broken'"),
+        ("cal add", "this is no tool call: cal add"),
+    ],
+)
+async def test_what_goes_wrong_is_told_to_the_policy(said: str, told: str) -> None:
+    chat, _ = chat_with(Sums())
+    await chat.say(said)
+    (answer,) = await chat.call_tools()
+    assert answer.content.startswith("error: ")
+    assert told in answer.content
+
+
+async def test_a_toolset_may_choose_that_an_error_fails_the_rollout() -> None:
+    chat, _ = chat_with(Strict())
+    with pytest.raises(ToolFailed, match="tool break_down: KeyError: 'broken'"):
+        await chat.act('call break_down {}\ncall add {"a": 1}')
+
+
+async def test_a_tool_has_a_deadline() -> None:
+    chat, _ = chat_with(Slow(), deadline_s=0.05)
+    await chat.say("call wait {}")
+    (answer,) = await chat.call_tools()
+    assert answer.content == "error: it took longer than 0.05 s"
+
+
+async def test_limits_count_children_and_end_the_rollout() -> None:
+    chat, _ = chat_with(limits=TurnLimits(max_turns=3, max_tokens=0))
+    await chat.say("one")
+    await chat.child("two")
+    await chat.say("three")
+    with pytest.raises(rw.Stopped, match="max_turns"):
+        await chat.say("four")
+    assert len(chat.messages) == 4
+    chat, _ = chat_with(limits=TurnLimits(max_turns=0, max_tokens=4))
+    await chat.say("one")
+    await chat.say("two")
+    with pytest.raises(rw.Stopped, match="max_tokens"):
+        await chat.go_on()
+
+
+async def test_a_stop_condition_is_asked_before_all_turns_but_the_first() -> None:
+    async def maybe_stop(chat: rw.Chat) -> str:
+        return "said_bye" if chat.reply == "BYE" else ""
+
+    chat, _ = chat_with(maybe_stop=maybe_stop)
+    await chat.say("bye")
+    with pytest.raises(rw.Stopped, match="said_bye"):
+        await chat.say("hello")
+
+
+async def test_a_child_borrows_tools_that_are_open_and_no_others() -> None:
+    sums = Sums()
+    chat, parrot = chat_with(sums)
+    child = await chat.child('call add {"a": 1}', tools=chat.tools, system_prompt="help")
+    assert child.reply == "2"
+    assert [one.role for one in child.messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert chat.messages == []
+    assert parrot.heard == []
+    without = await chat.child('call add {"a": 1}')
+    assert "there is no tool 'add'" in without.messages[2].content
+    with pytest.raises(ValueError, match="Sums is not open in this chat"):
+        await chat.child("hello", tools=[Sums()])
+
+
+def bad_toolset(kind: Literal["untyped", "star", "odd"]) -> rw.Toolset:
+    class Untyped(rw.Toolset):
+        @rw.tool
+        def go(self, where) -> None:  # type: ignore[no-untyped-def]
+            pass
+
+    class Star(rw.Toolset):
+        @rw.tool
+        def go(self, *where: str) -> None:
+            pass
+
+    class Odd(rw.Toolset):
+        @rw.tool
+        def go(self, where: "asyncio.Future[int]") -> None:
+            pass
+
+    return {"untyped": Untyped, "star": Star, "odd": Odd}[kind]()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("untyped", "'where' needs a type hint"), ("star", "name each argument"), ("odd", "tool Odd.go")],
+)
+def test_tools_without_a_schema_are_refused(kind: Any, said: str) -> None:
+    with pytest.raises(EnvironmentNotFound, match=said):
+        chat_with(bad_toolset(kind))
