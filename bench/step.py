@@ -62,7 +62,8 @@ COPIES = {
     "inline": "body whole, JSON string, base64, merged array (T/2 times), base64, msgpack; then the "
     "same backwards, array, bytes, msgpack, file, and back",
     "threads": "the same with one merge",
-    "rollway": "socket to a warm 64 KB buffer; of new positions: spool, base64, file",
+    "rollway": "of new positions only: socket to a warm 64 KB buffer, spool, base64, file; the rest is "
+    "thrown away in the kernel",
 }
 
 
@@ -70,7 +71,7 @@ def copied(strategy: str, turns: int) -> float:
     """Bytes copied per byte of reply; the rows are 2 × 3/4 / (T + 1) of the replies."""
     rows = 1.5 / (turns + 1)
     if strategy == "rollway":
-        return 1 + rows * (4 / 3 + 1 + 1)
+        return rows * (4 / 3 + 4 / 3 + 1 + 1)
     merges = turns / 2 if strategy == "inline" else 1
     worker = 1 + 1 + 0.75 + rows * (merges + 1 + 4 / 3 + 4 / 3)
     return worker + rows * (4 / 3 + 4 / 3 + 1 + 1 + 1 + 1 + 1 + 1)
