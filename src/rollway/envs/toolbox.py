@@ -6,6 +6,7 @@ from typing import Any
 
 from ..errors import LaneError, LaneRaised, ToolFailed
 from ..records.task import Message, ToolCall
+from .strays import unowned
 from .tools import Toolset, ToolSpec, as_text, tool_specs
 
 CallPlain = Callable[[str, dict[str, Any]], Awaitable[Any]]
@@ -67,7 +68,8 @@ class Toolbox:
             return await self._call_plain(spec.name, arguments)
         try:
             async with asyncio.timeout(self._deadline_s) as deadline:
-                return await getattr(toolset, spec.name)(**arguments)
+                with unowned():
+                    return await getattr(toolset, spec.name)(**arguments)
         except TimeoutError:
             if not deadline.expired():
                 raise

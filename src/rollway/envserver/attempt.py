@@ -13,6 +13,7 @@ from ..envs.environment import Environment
 from ..envs.hooks import hooks
 from ..envs.limits import TurnLimits
 from ..envs.rollout import Rollout
+from ..envs.strays import no_strays
 from ..envs.toolbox import Toolbox
 from ..records.rollout import Failed, Timing
 from ..records.task import Task
@@ -20,7 +21,6 @@ from .conversation import Conversation
 from .failure import failed, is_cancelled
 from .plain import PlainCode
 from .scoring import Scoring
-from .strays import no_strays
 from .toolkeeper import ToolKeeper
 
 
@@ -54,13 +54,14 @@ class Attempt:
         """Tools are open from the first turn to the last reward, and closed before this returns."""
         start_s = time.monotonic()
         try:
-            async with AsyncExitStack() as stack, no_strays():
+            async with AsyncExitStack() as stack:
                 held = await self._held(stack)
                 if isinstance(held, Failed):
                     return held
                 rollout_s = time.monotonic() - start_s
                 rollout = self._finished(held)
-                scores = await self._scoring.score(self._task, rollout, self._aside(held))
+                async with no_strays():
+                    scores = await self._scoring.score(self._task, rollout, self._aside(held))
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise
@@ -83,7 +84,8 @@ class Attempt:
                     self._keeper.opened(self._env.tools(task), self._group)
                 )
                 chat = self._chat(self._conversation, self._toolbox(toolsets))
-                await self._roll_out(chat)
+                async with no_strays():
+                    await self._roll_out(chat)
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise

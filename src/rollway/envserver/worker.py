@@ -13,6 +13,7 @@ import zmq.asyncio
 from ..config.parts import RouterPart, WorkerPart
 from ..envs.environment import Environment, needs_whole_groups
 from ..envs.source import EnvSpec, load_shared, take_tasks
+from ..envs.strays import keep_track
 from ..errors import LaneError, ProtocolError
 from ..inference import engine as engines
 from ..inference.longreply import LongReplies
@@ -44,7 +45,6 @@ from .group import GroupRun
 from .plain import PlainCode
 from .rollout import RolloutRunner
 from .scoring import Scoring
-from .strays import keep_track
 from .toolkeeper import ToolKeeper
 
 log = logging.getLogger(__name__)

@@ -18,11 +18,11 @@ from ...observe.report import Progress
 from ...payload.writer import SegmentWriter
 from ...records.lag import ProcessStats
 from ...rundir.rundir import RunDir
-from ..core.commands import Command
+from ..core.commands import Command, Dispatch
 from ..core.core import Core, Limits
 from ..core.events import Event, Started
 from .advantage import credit_lane, is_built_in
-from .perform import Performer
+from .perform import Performer, together
 from .phases import Phases
 from .sources import Events, from_env, from_parent, from_trainer
 from .steplog import StepLog
@@ -32,15 +32,16 @@ PROGRESS_EVERY_S = 0.25
 
 
 async def drive(
-    core: Core, events: Events, perform: Callable[[Command], Coroutine[Any, Any, None]], phases: Phases
-) -> None:
+    core: Core, events: Events, phases: Phases,
+    perform: Callable[[Command | tuple[Dispatch, ...]], Coroutine[Any, Any, None]],
+) -> None:  # fmt: skip
     """Events in, commands out, until the core has finished."""
     async with asyncio.TaskGroup() as tasks:
         while not core.finished:
             event: Event = await events.get()
             commands = core.on_event(event)
             phases.look(core)
-            for command in commands:
+            for command in together(commands):
                 tasks.create_task(perform(command), name=type(command).__name__)
 
 
@@ -78,7 +79,7 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
                 tell_progress(core, part.orchestrator.batch_size, parent),
             ]
             running = [tasks.create_task(source) for source in sources]
-            driving = tasks.create_task(drive(core, events, performer.perform, phases))
+            driving = tasks.create_task(drive(core, events, phases, performer.perform))
             listening = tasks.create_task(from_parent(parent, lags))
             await events.put(Started())
             await asyncio.wait([driving, listening], return_when=asyncio.FIRST_COMPLETED)

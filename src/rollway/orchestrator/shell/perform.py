@@ -1,7 +1,8 @@
 """Does what the core commands."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 from ...config.sections import OrchestratorConfig
 from ...envserver.client import EnvClient
@@ -13,13 +14,13 @@ from ...payload.reader import SegmentReader
 from ...payload.release import LiveRefs
 from ...payload.store import PayloadSource
 from ...records.group import ClosedGroup
-from ...records.ids import PolicyVersion, Step
+from ...records.ids import GroupId, PolicyVersion, Step
 from ...records.payload import PayloadRef
 from ...records.rollout import Scored, Settled
 from ...records.turn import Sampling
 from ...rundir.rundir import RunDir
 from ...transport import filesystem
-from ...wire.messages import Cancel, NewPolicy, NextTasks, Run
+from ...wire.messages import Cancel, NewPolicy, NextTasks, Run, RunGroup
 from ..core.commands import (
     CancelRollout,
     Command,
@@ -61,12 +62,12 @@ class Performer:
         self._saving = asyncio.Lock()
         self._shipped: dict[int, asyncio.Future[Ship]] = {}
 
-    async def perform(self, command: Command) -> None:
+    async def perform(self, command: Command | tuple[Dispatch, ...]) -> None:
         match command:
+            case tuple():
+                await self._dispatch(command)
             case PullTasks(env=env, start=start, count=count):
                 await self._clients[env].send(NextTasks(start, count))
-            case Dispatch():
-                await self._dispatch(command)
             case CancelRollout(env=env, rollout_id=id, reason=reason):
                 await self._clients[env].send(Cancel(id, reason))
             case Credit():
@@ -99,10 +100,19 @@ class Performer:
             advantages = await self._credit.credit(order)
         await self._events.put(Credited(order.group_id, advantages))
 
-    async def _dispatch(self, order: Dispatch) -> None:
-        id, env, task, version = order.rollout_id, order.env, order.task, order.version
-        await self._ledger.dispatched(id, order.group_id, env, task.id, version)
-        await self._clients[env].send(Run(id, 1, task, self._sampling, version))
+    async def _dispatch(self, orders: Sequence[Dispatch]) -> None:
+        """Rollouts of one group: one by one, or as one where the environment wants that."""
+        client = self._clients[orders[0].env]
+        runs = []
+        for order in orders:
+            id, env, task, version = order.rollout_id, order.env, order.task, order.version
+            await self._ledger.dispatched(id, order.group_id, env, task.id, version)
+            runs.append(Run(id, 1, task, self._sampling, version))
+        if client.whole_groups:
+            await client.send(RunGroup(tuple(runs)))
+            return
+        for run in runs:
+            await client.send(run)
 
     async def settled(self, settled: Settled) -> None:
         """Note a rollout's end before the core hears of it."""
@@ -147,3 +157,17 @@ class Performer:
         """A writer has begun a new segment: remove what that closed and nobody uses."""
         for segment in self._live.unused(await thread(self._segments.segments)):
             await thread(self._segments.remove, segment)
+
+
+def together(commands: Iterable[Command]) -> Iterator[Command | tuple[Dispatch, ...]]:
+    """The same commands, with those that start rollouts of a group in one."""
+    for _, several in groupby(commands, _group_of):
+        first, *rest = several
+        if isinstance(first, Dispatch):
+            yield (first, *(one for one in rest if isinstance(one, Dispatch)))
+        else:
+            yield from (first, *rest)
+
+
+def _group_of(command: Command) -> GroupId | None:
+    return command.group_id if isinstance(command, Dispatch) else None

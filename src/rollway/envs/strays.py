@@ -1,8 +1,8 @@
 """Tasks that user code starts and does not wait for: they end with their rollout."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Generator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import Context, ContextVar
 from typing import Any
 
@@ -23,6 +23,16 @@ def keep_track(
         mine.add(task)
         task.add_done_callback(mine.discard)
     return task
+
+
+@contextmanager
+def unowned() -> Iterator[None]:
+    """Tasks that are started within the block belong to no rollout: what a tool starts is its own."""
+    token = _mine.set(None)
+    try:
+        yield
+    finally:
+        _mine.reset(token)
 
 
 @asynccontextmanager
