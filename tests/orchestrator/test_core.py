@@ -27,7 +27,7 @@ from rollway.orchestrator.core.events import (
     WeightsApplied,
 )
 from rollway.orchestrator.core.tasks import TaskMix
-from rollway.orchestrator.credit.grpo import advantages
+from rollway.orchestrator.credit.baselines import grpo
 from rollway.records.ids import PolicyVersion, RolloutId, Step, WorkerName
 from rollway.records.payload import PayloadRef
 from rollway.records.rollout import Cancelled, Failed, Outcome, RowSummary, Scored, Settled, Timing
@@ -195,7 +195,7 @@ class World(RuleBasedStateMachine):
 
     def credit_one(self, at: int) -> None:
         order = self.to_credit.pop(at)
-        credited = Credited(order.group_id, advantages(order.rewards))
+        credited = Credited(order.group_id, grpo(order.rewards))
         self.hear(credited)
         self.hear(credited)  # a duplicate changes nothing
 

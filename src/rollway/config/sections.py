@@ -110,10 +110,17 @@ class OrchestratorConfig(Section, frozen=True, kw_only=True):
     max_fruitless_groups: Count = 500
     """Groups in a row that give nothing to train on before the run stops as stuck."""
     advantage: Annotated[str, Meta(min_length=1)] = "grpo"
-    """`grpo` (a reward above its group's mean), or a function of your own: `path/to/file.py:function`
-    or `package.module:function`."""
+    """`grpo` (a reward above its group's mean), `rloo` (above the mean of the others), `grpo_std` and
+    `grpo_max` (grpo divided by the group's standard deviation, by its largest deviation), or a function
+    of your own: `path/to/file.py:function` or `package.module:function`."""
     advantage_deadline_s: Positive = 30.0
     """A function of your own that takes longer for one group ends the run."""
+    length_penalty: NonNegative = 0.0
+    """Reward taken off the longest right answer of a group, nothing off the shortest."""
+    length_penalty_by: Literal["tokens", "turns"] = "tokens"
+    """What makes an answer long."""
+    correct_at: float = 1.0
+    """From which reward on an answer is right."""
     drop_zero_advantage: bool = True
     """Leave out groups whose rollouts all have the same reward."""
     save_rollouts: bool = True

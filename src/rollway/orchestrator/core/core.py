@@ -13,7 +13,8 @@ from ...records.ids import GroupId, PolicyVersion, Step, rollout_id
 from ...records.payload import PayloadRef
 from ...records.rollout import Scored, Settled
 from ..batching.manifest import plan_batch
-from ..credit.grpo import advantages
+from ..credit.baselines import BASELINES
+from ..credit.length import shortened
 from ..filters.zero_advantage import is_flat
 from .commands import (
     CancelRollout,
@@ -50,7 +51,11 @@ class Limits(Struct, frozen=True):
     payload_bytes: int
     drop_zero_advantage: bool
     asks_for_credit: bool = False
-    """Whether advantages come from outside, by `Credit` and `Credited`, instead of from GRPO here."""
+    """Whether advantages come from outside, by `Credit` and `Credited`, instead of from `baseline`."""
+    baseline: str = "grpo"
+    length_penalty: float = 0.0
+    length_by_turns: bool = False
+    correct_at: float = 1.0
 
 
 class Core:
@@ -137,13 +142,17 @@ class Core:
 
     def _credit(self, group: Group) -> list[Command]:
         """Close a group with its advantages, here or once they have come."""
+        limits = self._limits
         scored = [member.scored for member in group.members]
         rewards = tuple(one.reward for one in scored)
-        if not self._limits.asks_for_credit or len(scored) < MIN_SCORED:
-            return self._close(group, advantages(rewards))
-        self._crediting[group.id] = group
         tokens = tuple(one.num_trainable for one in scored)
-        return [Credit(group.id, rewards, tokens, tuple(one.num_turns for one in scored))]
+        turns = tuple(one.num_turns for one in scored)
+        if not limits.asks_for_credit or len(scored) < MIN_SCORED:
+            lengths = turns if limits.length_by_turns else tokens
+            worth = shortened(rewards, lengths, limits.length_penalty, limits.correct_at)
+            return self._close(group, BASELINES[limits.baseline](worth))
+        self._crediting[group.id] = group
+        return [Credit(group.id, rewards, tokens, turns)]
 
     def _close(self, group: Group, credit: tuple[float, ...]) -> list[Command]:
         """Keep a group for a batch, or say why not and let its payload go."""

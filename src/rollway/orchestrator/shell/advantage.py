@@ -16,9 +16,10 @@ from ...errors import AdvantageError, ConfigError, LaneError, LaneRaised, did_yo
 from ...loop.lanes import ProcessLane
 from ...loop.run import Watch
 from ..core.commands import Credit
+from ..credit.baselines import BASELINES
 from ..credit.custom import checked
 
-BUILT_IN = ("grpo",)
+BUILT_IN = tuple(BASELINES)
 OPTIONAL = ("num_tokens", "num_turns")
 """What a function gets by keyword if it asks for it, one number for each rollout."""
 LOAD_DEADLINE_S = 60.0
@@ -85,7 +86,8 @@ def is_built_in(spec: str) -> bool:
     if ":" not in spec:
         raise ConfigError(
             f"'orchestrator.advantage' = {spec!r}: not built in{did_you_mean(spec, BUILT_IN)} "
-            "(built in: grpo; your own: path/to/file.py:function or package.module:function)"
+            f"(built in: {', '.join(BUILT_IN)}; your own: path/to/file.py:function or "
+            "package.module:function)"
         )
     return False
 

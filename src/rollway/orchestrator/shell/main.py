@@ -109,6 +109,10 @@ def limits(part: OrchestratorPart) -> Limits:
         payload_bytes=part.payload.budget_mb << 20,
         drop_zero_advantage=wants.drop_zero_advantage,
         asks_for_credit=not is_built_in(wants.advantage),
+        baseline=wants.advantage,
+        length_penalty=wants.length_penalty,
+        length_by_turns=wants.length_penalty_by == "turns",
+        correct_at=wants.correct_at,
     )
 
 
