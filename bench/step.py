@@ -40,6 +40,7 @@ from rollway.config.parts import EnvAddress, OrchestratorPart, RouterPart
 from rollway.config.sections import (
     EngineConfig,
     EnvConfig,
+    FiltersConfig,
     ModelConfig,
     OrchestratorConfig,
     PayloadConfig,
@@ -239,8 +240,9 @@ def orchestrator_part(
     return OrchestratorPart(
         orchestrator=OrchestratorConfig(
             batch_size=work.rollouts, group_size=8, max_in_flight=work.rollouts,
-            drop_zero_advantage=False, save_rollouts=False,
+            save_rollouts=False,
         ),
+        filters=FiltersConfig(zero_advantage="monitor"),
         sampling=Sampling(work.drawn),
         envs=(EnvAddress(talk.__file__, address, 1.0),),
         engine_url=url,

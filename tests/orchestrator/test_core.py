@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -32,6 +33,9 @@ from rollway.records.ids import PolicyVersion, RolloutId, Step, WorkerName
 from rollway.records.payload import PayloadRef
 from rollway.records.rollout import Cancelled, Failed, Outcome, RowSummary, Scored, Settled, Timing
 from rollway.records.task import Task
+
+GIBBERISH = 77
+"""Tokens of a row that a filter leaves out."""
 
 
 def limits(**changes: Any) -> Limits:
@@ -90,6 +94,7 @@ class World(RuleBasedStateMachine):
             drop_zero_advantage=drop, asks_for_credit=asks, payload_bytes=64 * (3 * batch + spare),
         )  # fmt: skip
         self.num_tasks = num_tasks
+        self.limits = msgspec.structs.replace(self.limits, enforced=frozenset({"gibberish"}))
         self.core = Core(self.limits, {"a": 3.0, "b": 1.0}, {}, Step(1))
         self.running: dict[RolloutId, Dispatch] = {}
         self.settled: set[str] = set()
@@ -163,7 +168,8 @@ class World(RuleBasedStateMachine):
                 assert 0 <= staleness <= self.limits.max_off_policy_steps, "too stale to ship"
         for row in manifest.rows:
             assert row.ref in self.held, "a released ref is never read"
-        assert sum(len(one.group.members) for one in groups) >= self.limits.batch_size
+            assert row.num_tokens != GIBBERISH, "what a filter leaves out does not train"
+        assert len({row.rollout_id for row in manifest.rows}) >= self.limits.batch_size
 
     def end(self, id: RolloutId, outcome: Outcome) -> None:
         del self.running[id]
@@ -173,12 +179,15 @@ class World(RuleBasedStateMachine):
         self.hear(settled)  # a duplicate changes nothing
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), reward=st.sampled_from([0.0, 0.0, 1.0]))
-    def score_one(self, data: st.DataObject, reward: float) -> None:
+    @rule(data=st.data(), reward=st.sampled_from([0.0, 0.0, 1.0]), bad=st.integers(0, 5))
+    def score_one(self, data: st.DataObject, reward: float, bad: int) -> None:
         id = data.draw(st.sampled_from(sorted(self.running)))
         self.count += 1
         version = data.draw(st.integers(self.running[id].version, self.engine))
         outcome = scored(reward, version, self.count)
+        if bad == 0:
+            row = RowSummary(GIBBERISH, 4, ("gibberish",))
+            outcome = msgspec.structs.replace(outcome, rows=(*outcome.rows, row))
         self.held[outcome.ref] = id
         self.end(id, outcome)
 
@@ -251,7 +260,7 @@ class World(RuleBasedStateMachine):
         assert self.done
         assert not self.running, "every dispatched rollout settles"
         assert not self.to_credit, "every group that was asked about is closed"
-        shipped = {ref for ship in self.queue for ref in (row.ref for row in ship.manifest.rows)}
+        shipped = {m.scored.ref for ship in self.queue for one in ship.closed for m in one.group.members}
         waiting = {m.scored.ref for one in self.core._ready for m in one.group.members}
         assert set(self.held) <= shipped | waiting, "everything else was released"
 

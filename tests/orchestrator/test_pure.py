@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rollway.orchestrator.batching.packing import pack
 from rollway.orchestrator.credit.baselines import BASELINES, grpo
 from rollway.orchestrator.credit.length import shortened
-from rollway.orchestrator.filters.zero_advantage import is_flat
+from rollway.orchestrator.filters.filters import is_flat
 
 rewards = st.lists(st.floats(-1e3, 1e3), max_size=32)
 

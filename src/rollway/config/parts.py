@@ -7,6 +7,7 @@ from ..records.turn import Sampling
 from .sections import (
     EngineConfig,
     EnvConfig,
+    FiltersConfig,
     ModelConfig,
     OrchestratorConfig,
     PayloadConfig,
@@ -39,6 +40,7 @@ class RouterPart(Struct, frozen=True):
     log_dir: str
     seed: int
     watch: WatchConfig
+    filters: FiltersConfig = FiltersConfig()
 
 
 class WorkerPart(Struct, frozen=True):
@@ -81,6 +83,7 @@ class OrchestratorPart(Struct, frozen=True):
     cursors: dict[str, int]
     run_dir: str
     watch: WatchConfig
+    filters: FiltersConfig = FiltersConfig()
 
 
 class TrainerPart(Struct, frozen=True):

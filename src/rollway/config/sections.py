@@ -121,12 +121,29 @@ class OrchestratorConfig(Section, frozen=True, kw_only=True):
     """What makes an answer long."""
     correct_at: float = 1.0
     """From which reward on an answer is right."""
-    drop_zero_advantage: bool = True
-    """Leave out groups whose rollouts all have the same reward."""
     save_rollouts: bool = True
     """Write every settled rollout to `rollouts/step_N/train.jsonl`."""
     keep_weights: Annotated[int, Meta(ge=1)] = 2
     """How many versions stay on disk once the engine has newer ones."""
+
+
+class FiltersConfig(Section, frozen=True, kw_only=True):
+    """What keeps rollouts from training: `monitor` counts it, `enforce` also leaves them out."""
+
+    zero_advantage: Literal["monitor", "enforce"] = "enforce"
+    """Groups whose rollouts all have the same reward."""
+    gibberish: Literal["monitor", "enforce"] = "monitor"
+    """Rollouts with a rare token where it was very unlikely."""
+    gibberish_rare_from: Natural = 100_000
+    """Token ids from here on are rare: vocabularies are sorted by how often merges occur."""
+    gibberish_logprob: float = -14.0
+    """A log-probability below this is very unlikely."""
+    repetition: Literal["monitor", "enforce"] = "monitor"
+    """Rollouts that go round in circles: many tokens in a row, each almost certain."""
+    repetition_tokens: Count = 3000
+    """How many tokens in a row."""
+    repetition_probability: Fraction = 0.99
+    """How certain each of them."""
 
 
 class TrainerConfig(Section, frozen=True, kw_only=True):
@@ -210,6 +227,7 @@ class RunConfig(Section, frozen=True, kw_only=True):
     sampling: SamplingConfig = SamplingConfig()
     engine: EngineConfig = EngineConfig()
     orchestrator: OrchestratorConfig = OrchestratorConfig()
+    filters: FiltersConfig = FiltersConfig()
     trainer: TrainerConfig = TrainerConfig()
     payload: PayloadConfig = PayloadConfig()
     watch: WatchConfig = WatchConfig()

@@ -14,6 +14,7 @@ from ..payload.blob import Blob, build, row_columns
 from ..payload.store import PayloadStore
 from ..records.ids import PolicyVersion
 from ..records.rollout import Failed, Outcome, Scored
+from ..trace.detect import Signs
 from ..trace.row import Row
 from ..wire.messages import Run
 from .attempt import Attempt, Done
@@ -29,7 +30,7 @@ class RolloutRunner:
 
     def __init__(
         self, config: EnvConfig, env: Environment, engine: Engine, renderer: Renderer,
-        plain: PlainCode, scoring: Scoring, keeper: ToolKeeper, store: PayloadStore,
+        plain: PlainCode, scoring: Scoring, keeper: ToolKeeper, store: PayloadStore, signs: Signs,
     ) -> None:  # fmt: skip
         self._config = config
         self._env = env
@@ -39,6 +40,7 @@ class RolloutRunner:
         self._scoring = scoring
         self._keeper = keeper
         self._store = store
+        self._signs = signs
 
     def group_of(self, runs: tuple[Run, ...]) -> GroupRun:
         """For rollouts that are told to run together."""
@@ -78,7 +80,7 @@ class RolloutRunner:
             reward=total(kind, scores),
             rewards=rewards,
             metrics=metrics,
-            rows=tuple(row.summary for row in rows),
+            rows=tuple(row.summary(self._signs) for row in rows),
             ref=ref,
             num_turns=done.rollout.num_turns,
             stop=done.rollout.stop,

@@ -11,6 +11,7 @@ import zmq
 import zmq.asyncio
 
 from ..config.parts import RouterPart, WorkerPart
+from ..config.sections import FiltersConfig
 from ..envs.environment import Environment, needs_whole_groups
 from ..envs.source import EnvSpec, load_shared, take_tasks
 from ..envs.strays import keep_track
@@ -28,6 +29,7 @@ from ..payload.writer import SegmentWriter
 from ..records.ids import RolloutId, WorkerName
 from ..records.lag import ProcessStats
 from ..records.rollout import Cancelled, Outcome, Scored, Settled
+from ..trace.detect import Signs
 from ..wire.messages import (
     Cancel,
     FrameTaken,
@@ -235,6 +237,16 @@ async def open_runner(
         Scoring(config, spec, prepared.env, score_lane),
         await stack.enter_async_context(ToolKeeper()),
         store,
+        signs_of(prepared.part.server.filters),
+    )
+
+
+def signs_of(filters: FiltersConfig) -> Signs:
+    return Signs(
+        rare_from=filters.gibberish_rare_from,
+        unlikely_below=filters.gibberish_logprob,
+        run_length=filters.repetition_tokens,
+        certain_above=filters.repetition_probability,
     )
 
 

@@ -96,6 +96,7 @@ def router_part(config: RunConfig, run: RunDir, index: int, engine_url: str) -> 
         log_dir=str(run.logs),
         seed=config.seed,
         watch=config.watch,
+        filters=config.filters,
     )
 
 
@@ -119,4 +120,5 @@ def orchestrator_part(
         cursors=start.cursors,
         run_dir=str(run.path),
         watch=config.watch,
+        filters=config.filters,
     )

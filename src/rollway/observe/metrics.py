@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from msgspec import Struct
@@ -10,7 +10,7 @@ from msgspec import Struct
 from ..records.batch import BatchManifest
 from ..records.group import ClosedGroup
 from ..records.lag import LAG_STATS, LagStats, Stall
-from ..records.rollout import Scored
+from ..records.rollout import Detection, Scored
 
 
 class Metric(Struct, frozen=True):
@@ -43,6 +43,8 @@ DECLARED = (
     Metric("off_policy/mean", "versions", "mean staleness of the rollouts trained"),
     Metric("off_policy/max", "versions", "greatest staleness of the rollouts trained"),
     Metric("filters/zero_advantage", "fraction", "groups left out because all rewards are equal"),
+    Metric("filters/{sign}", "fraction", "rollouts with a sign of text gone wrong"),
+    Metric("filters/left_out", "rollouts", "rollouts of trained groups left out by a filter"),
     Metric("filters/stale", "groups", "groups left out because they were too old"),
     Metric("errors/{boundary}", "rollouts", "failed rollouts by boundary"),
     Metric("errors/cancelled", "rollouts", "cancelled rollouts"),
@@ -93,13 +95,18 @@ def step_metrics(
     """The metrics of a step, from the groups that closed for it. Pure."""
     groups = list(closed)
     scored = [member.scored for one in groups for member in one.group.members]
-    trained = [member.scored for one in groups if one.fate == "trained" for member in one.group.members]
+    trained = [
+        member.scored for one in groups if one.fate == "trained"
+        for member in one.group.members if member.rollout_id not in one.left_out
+    ]  # fmt: skip
     return {
         "step": manifest.step,
         "time/step": elapsed_s,
         **_rewards(scored),
         **_lengths(scored),
         **_groups(groups),
+        **_signs(scored),
+        "filters/left_out": sum(len(one.left_out) for one in groups if one.fate == "trained"),
         **_errors(groups),
         **_staleness(trained, manifest.trains_version),
         "batch/rollouts": len(trained),
@@ -159,6 +166,13 @@ def _groups(groups: list[ClosedGroup]) -> dict[str, float]:
         "filters/zero_advantage": fmean([one.fate == "zero_advantage" for one in full]),
         "filters/stale": sum(one.fate == "stale" for one in full),
     }
+
+
+def _signs(scored: list[Scored]) -> dict[str, float]:
+    if not scored:
+        return {}
+    shown = [{sign for row in one.rows for sign in row.detected} for one in scored]
+    return {f"filters/{sign}": fmean([sign in one for one in shown]) for sign in get_args(Detection)}
 
 
 def _errors(groups: list[ClosedGroup]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from msgspec import Struct
 from .ids import GroupId, RolloutId
 from .rollout import Cancelled, Failed, Scored
 
-Fate = Literal["trained", "zero_advantage", "too_few", "stale"]
+Fate = Literal["trained", "zero_advantage", "filtered", "too_few", "stale"]
 """What became of a closed group."""
 
 
@@ -35,3 +35,9 @@ class ClosedGroup(Struct, frozen=True):
     group: Group
     advantages: tuple[float, ...]
     fate: Fate
+    left_out: tuple[RolloutId, ...] = ()
+    """Members that do not train though their group does."""
+
+    @property
+    def num_trained(self) -> int:
+        return len(self.group.members) - len(self.left_out)

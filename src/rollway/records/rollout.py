@@ -10,11 +10,16 @@ from .payload import PayloadRef
 Boundary = Literal["env", "engine", "scorer", "deadline", "worker"]
 
 
+Detection = Literal["gibberish", "repetition"]
+"""A sign that a row's text has gone wrong."""
+
+
 class RowSummary(Struct, frozen=True):
-    """What the orchestrator knows of a row: sizes, never tokens."""
+    """What the orchestrator knows of a row: sizes and signs, never tokens."""
 
     num_tokens: int
     num_trainable: int
+    detected: tuple[Detection, ...] = ()
 
 
 class Timing(Struct, frozen=True):

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from ..records.rollout import RowSummary
 from ..records.turn import Floats, Ints, Routes, Turn
+from .detect import Signs, detect
 from .extra import laid_out
 from .routes import check_routes, new_routes
 
@@ -30,9 +31,12 @@ class Row(Struct, frozen=True):
     routes: Chunks | None
     extra: dict[str, Chunks] = field(default_factory=dict)
 
-    @property
-    def summary(self) -> RowSummary:
-        return RowSummary(self.num_tokens, self.num_trainable)
+    def summary(self, signs: Signs) -> RowSummary:
+        """Its size, and what of the signs its drawn tokens show."""
+        (ids,), (mask,), (logprobs,) = self.token_ids, self.loss_mask, self.logprobs
+        drawn = mask.astype(bool)
+        detected = detect(ids[drawn], logprobs[drawn], signs)
+        return RowSummary(self.num_tokens, self.num_trainable, detected)
 
     def columns(self) -> dict[str, Chunks]:
         """The columns that exist, by the name they are stored under."""

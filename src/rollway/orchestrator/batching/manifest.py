@@ -3,14 +3,12 @@
 from collections.abc import Iterable
 
 from ...records.batch import BatchManifest, BatchRow
-from ...records.group import Group
+from ...records.group import ClosedGroup
 from ...records.ids import PolicyVersion, Step
 from .packing import pack
 
 
-def plan_batch(
-    step: Step, groups: Iterable[tuple[Group, tuple[float, ...]]], micro_batch_tokens: int
-) -> BatchManifest:
+def plan_batch(step: Step, groups: Iterable[ClosedGroup], micro_batch_tokens: int) -> BatchManifest:
     """Rows of `groups`, in order, with each rollout's advantage on all its rows."""
     rows = tuple(
         BatchRow(
@@ -21,8 +19,9 @@ def plan_batch(
             num_trainable=row.num_trainable,
             advantage=advantage,
         )
-        for group, advantages in groups
-        for member, advantage in zip(group.members, advantages, strict=True)
+        for one in groups
+        for member, advantage in zip(one.group.members, one.advantages, strict=True)
+        if member.rollout_id not in one.left_out
         for index, row in enumerate(member.scored.rows)
     )
     return BatchManifest(

@@ -6,16 +6,17 @@ by version n − 1 − max_off_policy_steps or later.
 
 from collections import Counter, deque
 
+import msgspec
 from msgspec import Struct
 
 from ...records.group import ClosedGroup, Fate, Group
 from ...records.ids import GroupId, PolicyVersion, Step, rollout_id
 from ...records.payload import PayloadRef
-from ...records.rollout import Scored, Settled
+from ...records.rollout import Detection, Scored, Settled
 from ..batching.manifest import plan_batch
 from ..credit.baselines import BASELINES
 from ..credit.length import shortened
-from ..filters.zero_advantage import is_flat
+from ..filters.filters import is_flat, left_out
 from .commands import (
     CancelRollout,
     Command,
@@ -50,6 +51,8 @@ class Limits(Struct, frozen=True):
     micro_batch_tokens: int
     payload_bytes: int
     drop_zero_advantage: bool
+    enforced: frozenset[Detection] = frozenset()
+    """Signs that keep a rollout from training."""
     asks_for_credit: bool = False
     """Whether advantages come from outside, by `Credit` and `Credited`, instead of from `baseline`."""
     baseline: str = "grpo"
@@ -92,7 +95,7 @@ class Core:
     @property
     def num_ready(self) -> int:
         """Rollouts that wait to be shipped."""
-        return sum(len(one.group.members) for one in self._ready)
+        return sum(one.num_trained for one in self._ready)
 
     @property
     def is_full(self) -> bool:
@@ -157,11 +160,14 @@ class Core:
     def _close(self, group: Group, credit: tuple[float, ...]) -> list[Command]:
         """Keep a group for a batch, or say why not and let its payload go."""
         fate: Fate = "trained"
+        filtered = left_out(group, self._limits.enforced)
         if len(group.members) < MIN_SCORED:
             fate = "too_few"
         elif self._limits.drop_zero_advantage and is_flat(credit):
             fate = "zero_advantage"
-        closed = ClosedGroup(group, credit, fate)
+        elif len(filtered) == len(group.members):
+            fate = "filtered"
+        closed = ClosedGroup(group, credit, fate, filtered)
         if fate == "trained":
             self._ready.append(closed)
             self._num_fruitless = 0
@@ -232,19 +238,15 @@ class Core:
             if min(member.scored.first_version for member in closed.group.members) >= oldest:
                 kept.append(closed)
                 continue
-            commands += self._discard(ClosedGroup(closed.group, closed.advantages, "stale"))
+            commands += self._discard(msgspec.structs.replace(closed, fate="stale"))
         self._ready = kept
         return commands
 
     def _take_batch(self) -> Ship:
         taken: list[ClosedGroup] = []
-        while sum(len(one.group.members) for one in taken) < self._limits.batch_size:
+        while sum(one.num_trained for one in taken) < self._limits.batch_size:
             taken.append(self._ready.popleft())
-        manifest = plan_batch(
-            self._next_step,
-            [(one.group, one.advantages) for one in taken],
-            self._limits.micro_batch_tokens,
-        )
+        manifest = plan_batch(self._next_step, taken, self._limits.micro_batch_tokens)
         closed, self._closed = (*self._closed, *taken), []
         ship = Ship(manifest, closed, self._tasks.cursors)
         self._shipped[self._next_step] = ship
@@ -322,6 +324,8 @@ def _why_fruitless(closed: ClosedGroup) -> str:
     if closed.fate == "zero_advantage":
         reward = closed.group.members[0].scored.reward
         return f"all rewards equal ({reward:g})"
+    if closed.fate == "filtered":
+        return "every rollout filtered"
     if closed.group.failed:
         _, failed = closed.group.failed[0]
         return f"{failed.boundary}: {failed.error}"
@@ -329,4 +333,6 @@ def _why_fruitless(closed: ClosedGroup) -> str:
 
 
 def _refs_of_batch(ship: Ship) -> tuple[PayloadRef, ...]:
-    return tuple(dict.fromkeys(row.ref for row in ship.manifest.rows))
+    """Of all members of its groups: those that were left out were kept for the record."""
+    trained = [one for one in ship.closed if one.fate == "trained"]
+    return tuple(member.scored.ref for one in trained for member in one.group.members)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...config.parts import OrchestratorPart
 from ...config.plan import env_name
+from ...config.sections import FiltersConfig
 from ...envserver import client as envs
 from ...inference import engine as engines
 from ...ledger.ledger import open_ledger
@@ -17,6 +18,7 @@ from ...observe.lags import Lags
 from ...observe.report import Progress
 from ...payload.writer import SegmentWriter
 from ...records.lag import ProcessStats
+from ...records.rollout import Detection
 from ...rundir.rundir import RunDir
 from ..core.commands import Command, Dispatch
 from ..core.core import Core, Limits
@@ -107,13 +109,19 @@ def limits(part: OrchestratorPart) -> Limits:
         max_steps=part.max_steps,
         micro_batch_tokens=part.micro_batch_tokens,
         payload_bytes=part.payload.budget_mb << 20,
-        drop_zero_advantage=wants.drop_zero_advantage,
+        drop_zero_advantage=part.filters.zero_advantage == "enforce",
+        enforced=enforced(part.filters),
         asks_for_credit=not is_built_in(wants.advantage),
         baseline=wants.advantage,
         length_penalty=wants.length_penalty,
         length_by_turns=wants.length_penalty_by == "turns",
         correct_at=wants.correct_at,
     )
+
+
+def enforced(filters: FiltersConfig) -> frozenset[Detection]:
+    modes: dict[Detection, str] = {"gibberish": filters.gibberish, "repetition": filters.repetition}
+    return frozenset(sign for sign, mode in modes.items() if mode == "enforce")
 
 
 def gauges(core: Core) -> dict[str, float]:
