@@ -254,7 +254,6 @@ def orchestrator_part(
         max_outstanding=2 * work.rollouts,
         max_steps=steps,
         first_step=Step(1),
-        cursors={},
         run_dir=str(run.path),
         watch=QUIET,
     )  # fmt: skip

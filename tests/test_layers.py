@@ -31,7 +31,8 @@ MAY_IMPORT = {
                             "transport", "ledger", "observe"},
     "trainer": BASE | {"config", "loop", "wire", "payload", "inference", "envs", "model", "rundir",
                        "transport"},
-    "launch": BASE | {"config", "loop", "rundir", "observe", "trainer"},
+    "launch": BASE | {"config", "loop", "rundir", "observe", "trainer", "ledger", "payload",
+                      "transport"},
     "cli": BASE | {"config", "loop", "envs", "model", "payload", "rundir", "observe", "ledger",
                    "trainer", "launch", "orchestrator"},
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The ledger keeps everything written, and rewinds to a step."""
+"""The ledger keeps everything written."""
 
 import sqlite3
 from contextlib import closing
@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollway.ledger.ledger import open_ledger, rewind
-from rollway.records.ids import Step
+from rollway.ledger.ledger import open_ledger
 
 INSERT = (
     "INSERT INTO rollouts (rollout_id, group_id, env, task_id, dispatched_version, dispatched_s, step) "
@@ -20,8 +19,7 @@ async def fill(path: Path) -> None:
         for n in range(100):
             await ledger.write(INSERT, f"r{n}", n // 10 if n < 90 else None)
         for step in range(9):
-            cursors = f'{{"e": {10 * step}}}'
-            await ledger.write("INSERT INTO steps VALUES (?, 0, 0, ?)", step, cursors)
+            await ledger.write("INSERT INTO steps VALUES (?, 0, 0)", step)
 
 
 @pytest.mark.anyio
@@ -29,17 +27,6 @@ async def test_everything_queued_is_committed_on_leaving(tmp_path: Path) -> None
     await fill(tmp_path / "run.db")
     with closing(sqlite3.connect(tmp_path / "run.db")) as db:
         assert db.execute("SELECT count(*) FROM rollouts").fetchone() == (100,)
-
-
-@pytest.mark.anyio
-async def test_rewinding_forgets_what_came_later(tmp_path: Path) -> None:
-    path = tmp_path / "run.db"
-    await fill(path)
-    assert rewind(path, Step(4)) == {"e": 40}
-    with closing(sqlite3.connect(path)) as db:
-        assert db.execute("SELECT count(*), max(step) FROM rollouts").fetchone() == (50, 4)
-        assert db.execute("SELECT max(step) FROM steps").fetchone() == (4,)
-    assert rewind(tmp_path / "none.db", Step(4)) == {}
 
 
 @pytest.mark.anyio

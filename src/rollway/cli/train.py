@@ -13,10 +13,10 @@ from ..config.load import load
 from ..config.plan import Plan, plan
 from ..config.sections import RunConfig
 from ..errors import RunDirError
+from ..launch.resume import resume_point
 from ..launch.run import StartPoint, run_all
 from ..launch.warmup import build_model, warmup_part
 from ..launch.watch import RunWatch
-from ..ledger.ledger import rewind
 from ..loop.child import log_to
 from ..loop.run import Watch, run
 from ..model.folder import check_folder
@@ -42,7 +42,7 @@ def train(
         bool, typer.Option("--dry-run", help="Print the resolved config and plan; start nothing.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the run directory's last checkpoint.")
+        bool, typer.Option("--resume", help="Go on where the run was: nothing that settled is lost.")
     ] = False,
     clean: Annotated[bool, typer.Option("--clean", help="Remove the run directory first.")] = False,
 ) -> None:
@@ -87,8 +87,7 @@ def run_it(
         )  # fmt: skip
     except (KeyboardInterrupt, asyncio.CancelledError) as stopped:
         screen.close()
-        how = "--resume goes on from the last checkpoint" if directory.last_checkpoint() else ""
-        typer.echo(f"Stopped after step {watch.last_step}. {how}", err=True)
+        typer.echo(f"Stopped after step {watch.last_step}. --resume goes on from there", err=True)
         raise typer.Exit(INTERRUPTED if isinstance(stopped, KeyboardInterrupt) else TERMINATED) from None
     finally:
         screen.close()
@@ -127,18 +126,12 @@ def warmup_needed(config: RunConfig) -> bool:
 
 
 def start_point(config: RunConfig, run: RunDir, *, resume: bool) -> StartPoint:
-    """From the model, or from the last checkpoint; an existing run is never overwritten unasked."""
+    """From the model, or from where the run was; an existing run is never overwritten unasked."""
     if not run.exists:
-        return StartPoint(Step(1), str(Path(config.model.path).resolve()), "", {})
+        return StartPoint(Step(1), str(Path(config.model.path).resolve()), "")
     if not resume:
         raise RunDirError(f"{run.path} holds a run already: --resume goes on, --clean starts over")
-    step = run.last_checkpoint()
-    if step is None:
-        raise RunDirError(f"{run.path} has no checkpoint to resume from; --clean starts over")
-    run.forget_after(step)
-    cursors = rewind(run.ledger, step)
-    checkpoint = str(run.checkpoint(step))
-    return StartPoint(Step(step + 1), checkpoint, checkpoint, cursors)
+    return resume_point(config, run)
 
 
 def show(config: RunConfig, planned: Plan) -> None:

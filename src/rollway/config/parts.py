@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from ..records.ids import Step
+from ..records.restored import Restored
 from ..records.turn import Sampling
 from .sections import (
     EngineConfig,
@@ -41,6 +42,8 @@ class RouterPart(Struct, frozen=True):
     seed: int
     watch: WatchConfig
     filters: FiltersConfig = FiltersConfig()
+    generation: int = 0
+    """How often the run was resumed: each time segments have names of their own."""
 
 
 class WorkerPart(Struct, frozen=True):
@@ -80,10 +83,11 @@ class OrchestratorPart(Struct, frozen=True):
     max_outstanding: int
     max_steps: int
     first_step: Step
-    cursors: dict[str, int]
     run_dir: str
     watch: WatchConfig
     filters: FiltersConfig = FiltersConfig()
+    restored: Restored = Restored()
+    generation: int = 0
 
 
 class TrainerPart(Struct, frozen=True):

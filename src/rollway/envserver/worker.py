@@ -256,7 +256,8 @@ def open_store(server: RouterPart, name: WorkerName) -> AbstractContextManager[P
     if wants.store == "frames":
         return nullcontext(FrameStore(wants.frames_mb << 20))
     folder = Path(server.payload_dir)
-    return SegmentWriter(folder, name, wants.segment_mb << 20, wants.durability)
+    mine = f"r{server.generation}.{name}" if server.generation else name
+    return SegmentWriter(folder, mine, wants.segment_mb << 20, wants.durability)
 
 
 async def _until_parent_gone(me: Worker, parent: Parent) -> None:

@@ -12,6 +12,7 @@ from ..config.parts import (
 from ..config.plan import Plan, env_name
 from ..config.sections import RunConfig
 from ..records.ids import Step
+from ..records.restored import Restored
 from ..records.turn import Sampling
 from ..rundir.rundir import RunDir
 from .parts import started_parts
@@ -27,12 +28,14 @@ UNTOUCHED = ("", "0", "default")
 
 
 class StartPoint(Struct, frozen=True):
-    """Where a run begins: from the model, or from a checkpoint."""
+    """Where a run begins: from the model, or from where it was before."""
 
     first_step: Step
     weights: str
     checkpoint: str
-    cursors: dict[str, int]
+    restored: Restored = Restored()
+    generation: int = 0
+    """How often the run was resumed."""
 
 
 async def run_all(
@@ -49,7 +52,7 @@ async def run_all(
         watch.say(f"Engine at {url}; logs of all processes in {run.logs}")
         routers = {
             env.id: await parts.start(
-                f"{env_name(env.id)}.router", ROUTER, router_part(config, run, index, url)
+                f"{env_name(env.id)}.router", ROUTER, router_part(config, run, start, index, url)
             )
             for index, env in enumerate(config.env)
         }
@@ -85,7 +88,9 @@ def engine_part(config: RunConfig, start: StartPoint) -> EnginePart:
     )
 
 
-def router_part(config: RunConfig, run: RunDir, index: int, engine_url: str) -> RouterPart:
+def router_part(
+    config: RunConfig, run: RunDir, start: StartPoint, index: int, engine_url: str
+) -> RouterPart:
     return RouterPart(
         env=config.env[index],
         model=config.model,
@@ -97,6 +102,7 @@ def router_part(config: RunConfig, run: RunDir, index: int, engine_url: str) -> 
         seed=config.seed,
         watch=config.watch,
         filters=config.filters,
+        generation=start.generation,
     )
 
 
@@ -117,7 +123,8 @@ def orchestrator_part(
         max_outstanding=plan.max_outstanding,
         max_steps=config.max_steps,
         first_step=start.first_step,
-        cursors=start.cursors,
+        restored=start.restored,
+        generation=start.generation,
         run_dir=str(run.path),
         watch=config.watch,
         filters=config.filters,

@@ -11,10 +11,20 @@ from typing import Any
 import msgspec
 
 from ..loop.lanes import thread, thread_to_the_end
+from ..records.group import Fate
 from ..records.ids import GroupId, PolicyVersion, RolloutId, Step
 from ..records.rollout import Cancelled, Failed, Scored, Settled
+from ..records.task import Task
 
 SCHEMA = """
+CREATE TABLE IF NOT EXISTS groups (
+    group_id INTEGER PRIMARY KEY,
+    env TEXT NOT NULL,
+    task BLOB NOT NULL,        -- msgpack: what a restart gives to rollouts that it runs again
+    version INTEGER NOT NULL,
+    position INTEGER NOT NULL, -- of the environment's next task, after this one
+    fate TEXT                  -- NULL while it is open or waits to be shipped
+);
 CREATE TABLE IF NOT EXISTS rollouts (
     rollout_id TEXT PRIMARY KEY,
     group_id INTEGER NOT NULL,
@@ -33,15 +43,19 @@ CREATE TABLE IF NOT EXISTS rollouts (
     first_version INTEGER,
     last_version INTEGER,
     segment TEXT, offset INTEGER, length INTEGER,
+    record BLOB,               -- msgpack: how it settled, whole
     step INTEGER               -- the step it trained in
 );
+CREATE INDEX IF NOT EXISTS rollouts_by_group ON rollouts (group_id);
 CREATE TABLE IF NOT EXISTS steps (
     step INTEGER PRIMARY KEY,
     shipped_s REAL NOT NULL,
-    published_s REAL,
-    cursors TEXT NOT NULL      -- JSON: tasks taken of each environment
+    published_s REAL
 );
 """
+TRAINED = (
+    "UPDATE groups SET fate = 'trained' WHERE group_id IN (SELECT group_id FROM rollouts WHERE step = ?)"
+)
 MAX_QUEUED = 50_000
 
 Statement = tuple[str, tuple[Any, ...]]
@@ -52,14 +66,28 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._queue: asyncio.Queue[Statement | None] = asyncio.Queue(MAX_QUEUED)
+        self._queue: asyncio.Queue[Statement | asyncio.Future[None] | None] = asyncio.Queue(MAX_QUEUED)
         self._failed: sqlite3.Error | None = None
+
+    async def opened(
+        self, group_id: GroupId, env: str, task: Task, version: PolicyVersion, position: int
+    ) -> None:
+        """A group's rollouts are about to start, or some of them once more."""
+        await self.write(
+            "INSERT OR REPLACE INTO groups (group_id, env, task, version, position) "
+            "VALUES (?, ?, ?, ?, ?)",
+            group_id, env, msgspec.msgpack.encode(task), version, position,
+        )  # fmt: skip
+
+    async def closed(self, group_id: GroupId, fate: Fate) -> None:
+        await self.write("UPDATE groups SET fate = ? WHERE group_id = ?", fate, group_id)
 
     async def dispatched(
         self, id: RolloutId, group_id: GroupId, env: str, task_id: str, version: PolicyVersion
     ) -> None:
+        """Also of a rollout that a restart runs again: it is as if it had not run before."""
         await self.write(
-            "INSERT INTO rollouts (rollout_id, group_id, env, task_id, dispatched_version, "
+            "INSERT OR REPLACE INTO rollouts (rollout_id, group_id, env, task_id, dispatched_version, "
             "dispatched_s) VALUES (?, ?, ?, ?, ?, ?)",
             id, group_id, env, task_id, version, time.time(),
         )  # fmt: skip
@@ -73,31 +101,41 @@ class Ledger:
         await self.write(
             "UPDATE rollouts SET outcome = ?, attempt = ?, worker = ?, settled_s = ?, "
             "num_settled = num_settled + 1, reward = ?, boundary = ?, error = ?, "
-            "first_version = ?, last_version = ?, segment = ?, offset = ?, length = ? "
+            "first_version = ?, last_version = ?, segment = ?, offset = ?, length = ?, record = ? "
             "WHERE rollout_id = ?",
             type(outcome).__name__.lower(), settled.attempt, settled.worker, time.time(),
             scored and scored.reward, boundary, error,
             scored and scored.first_version, scored and scored.last_version,
-            ref and ref.segment, ref and ref.offset, ref and ref.length, settled.rollout_id,
+            ref and ref.segment, ref and ref.offset, ref and ref.length,
+            msgspec.msgpack.encode(settled), settled.rollout_id,
         )  # fmt: skip
 
-    async def shipped(self, step: Step, trained: Iterable[RolloutId], cursors: dict[str, int]) -> None:
-        """A batch went to the trainer; `cursors` say how far into its tasks each environment was."""
-        place = msgspec.json.encode(cursors).decode()
+    async def shipped(self, step: Step, trained: Iterable[RolloutId]) -> None:
+        """A batch went to the trainer."""
         await self.write(
-            "INSERT INTO steps (step, shipped_s, cursors) VALUES (?, ?, ?)", step, time.time(), place
+            "INSERT OR REPLACE INTO steps (step, shipped_s) VALUES (?, ?)", step, time.time()
         )
         for id in trained:
             await self.write("UPDATE rollouts SET step = ? WHERE rollout_id = ?", step, id)
 
     async def published(self, step: Step) -> None:
+        """The batch is trained, and so are its groups."""
         await self.write("UPDATE steps SET published_s = ? WHERE step = ?", time.time(), step)
+        await self.write(TRAINED, step)
 
     async def write(self, sql: str, *values: Any) -> None:
         """Queue a statement; waits when the disk is far behind."""
         if self._failed is not None:
             raise self._failed
         await self._queue.put((sql, values))
+
+    async def flush(self) -> None:
+        """Until everything written so far is committed."""
+        done = asyncio.get_running_loop().create_future()
+        if self._failed is not None:
+            raise self._failed
+        await self._queue.put(done)
+        await done
 
     async def _commit_all(self) -> None:
         """Commit in batches until told to stop, each batch in the thread lane."""
@@ -110,10 +148,22 @@ class Ledger:
                     batch.append(self._queue.get_nowait())
                 done = None in batch
                 try:
-                    await thread_to_the_end(_commit, db, [one for one in batch if one is not None])
+                    await thread_to_the_end(_commit, db, [one for one in batch if type(one) is tuple])
                 except sqlite3.Error as error:
-                    self._failed = error
+                    self._fail(batch, error)
                     raise
+                for one in batch:
+                    if isinstance(one, asyncio.Future) and not one.done():
+                        one.set_result(None)
+
+    def _fail(self, batch: list[Any], error: sqlite3.Error) -> None:
+        """Whoever waits hears of it, and so does whoever writes from now on."""
+        self._failed = error
+        while not self._queue.empty():
+            batch.append(self._queue.get_nowait())
+        for one in batch:
+            if isinstance(one, asyncio.Future) and not one.done():
+                one.set_exception(error)
 
     async def _stop(self) -> None:
         await self._queue.put(None)
@@ -142,15 +192,3 @@ def _commit(db: sqlite3.Connection, batch: list[Statement]) -> None:
     with db:
         for sql, values in batch:
             db.execute(sql, values)
-
-
-def rewind(path: Path, step: Step) -> dict[str, int]:
-    """Forget what came after `step`, and say how far into its tasks each environment was then."""
-    if not path.exists():
-        return {}
-    with closing(sqlite3.connect(path)) as db, db:
-        db.executescript(SCHEMA)
-        db.execute("DELETE FROM rollouts WHERE step IS NULL OR step > ?", (step,))
-        db.execute("DELETE FROM steps WHERE step > ?", (step,))
-        row = db.execute("SELECT cursors FROM steps WHERE step = ?", (step,)).fetchone()
-    return msgspec.json.decode(row[0], type=dict[str, int]) if row else {}

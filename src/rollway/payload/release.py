@@ -15,16 +15,20 @@ class LiveRefs:
     """The refs in use, and their bytes.
 
     A writer never returns to an older segment, so a ref in a newer one closes those before it. The
-    newest segment of a writer stays: it may be written to.
+    newest segment of a writer stays: it may be written to, unless its writer is known to be gone.
     """
 
     def __init__(self) -> None:
+        self._closed: set[str] = set()
         self._live: dict[str, set[int]] = {}
         self._newest: dict[str, Order] = {}
         self.num_bytes = 0
 
-    def hold(self, ref: PayloadRef) -> bool:
-        """Take a ref in use; True if it is the first of a newer segment: others may be unused now."""
+    def hold(self, ref: PayloadRef, *, closed: bool = False) -> bool:
+        """Take a ref in use; True if it is the first of a newer segment: others may be unused now.
+        `closed` says that nobody writes to its segment any more."""
+        if closed:
+            self._closed.add(ref.segment)
         offsets = self._live.setdefault(ref.segment, set())
         if ref.offset in offsets:
             raise PayloadError(f"ref {ref} is held already")
@@ -47,7 +51,8 @@ class LiveRefs:
     def is_unused(self, segment: str) -> bool:
         """Whether nobody reads this segment, and its writer has gone on to a newer one."""
         writer, order = _split(segment)
-        return segment not in self._live and order < self._newest.get(writer, (0, 0))
+        is_closed = segment in self._closed or order < self._newest.get(writer, (0, 0))
+        return segment not in self._live and is_closed
 
     def unused(self, segments: Iterable[str]) -> list[str]:
         """Those of all segments there are that may be removed, also such that never had a ref: a

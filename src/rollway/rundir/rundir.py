@@ -105,13 +105,28 @@ class RunDir:
         for segment in self.payload.glob("*.seg"):
             segment.unlink()
 
-    def forget_after(self, step: Step) -> None:
-        """Remove batches, rollouts, weights and payload that a resume from `step` will make anew."""
-        for folder in (self.batches, self.rollouts, self.weights):
+    def last_published(self) -> PolicyVersion:
+        """The newest version whose weights are complete; 0 before the first."""
+        whole = [number for number, folder in _steps(self.weights) if (folder / STABLE).exists()]
+        return PolicyVersion(max(whole, default=0))
+
+    def forget_batch(self, step: Step) -> None:
+        for folder in (self.batches, self.rollouts):
+            shutil.rmtree(folder / f"step_{step}", ignore_errors=True)
+
+    def next_generation(self) -> int:
+        """How often the run was resumed, this time included: the segments there are tell."""
+        starts = [one.name.partition(".")[0] for one in self.payload.glob("r*.seg")]
+        seen = [int(one[1:]) for one in starts if one[1:].isdigit()]
+        return max(seen, default=0) + 1
+
+    def forget_unpublished(self, step: Step) -> None:
+        """Remove weights that were not finished after `step`, checkpoints later than it, and lines of
+        metrics for steps that will be trained once more."""
+        for folder in (self.weights, self.checkpoints):
             for number, one in _steps(folder):
                 if number > step:
                     shutil.rmtree(one)
-        self.drop_payload()
         if self.metrics.exists():
             lines = self.metrics.read_bytes().splitlines(keepends=True)
             write_whole(self.metrics, b"".join(line for line in lines if _step_of(line) <= step))

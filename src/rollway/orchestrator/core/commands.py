@@ -18,13 +18,14 @@ class PullTasks(Struct, frozen=True):
 
 
 class Dispatch(Struct, frozen=True):
-    """Start one rollout of `task` under `version`."""
+    """Start one rollout of `task` under `version`; `position` is that of the environment's next task."""
 
     env: str
     group_id: GroupId
     rollout_id: RolloutId
     task: Task
     version: PolicyVersion
+    position: int
 
 
 class CancelRollout(Struct, frozen=True):
@@ -45,14 +46,10 @@ class Credit(Struct, frozen=True):
 
 
 class Ship(Struct, frozen=True):
-    """Hand a batch to the trainer; `closed` are all groups that closed since the last one.
-
-    `cursors` says how far into each environment's tasks the run has come.
-    """
+    """Hand a batch to the trainer; `closed` are all groups that closed since the last one."""
 
     manifest: BatchManifest
     closed: tuple[ClosedGroup, ...]
-    cursors: dict[str, int]
 
 
 class UpdateWeights(Struct, frozen=True):

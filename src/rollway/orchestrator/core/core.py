@@ -12,6 +12,7 @@ from msgspec import Struct
 from ...records.group import ClosedGroup, Fate, Group
 from ...records.ids import GroupId, PolicyVersion, Step, rollout_id
 from ...records.payload import PayloadRef
+from ...records.restored import Restored
 from ...records.rollout import Detection, Scored, Settled
 from ..batching.manifest import plan_batch
 from ..credit.baselines import BASELINES
@@ -65,14 +66,14 @@ class Core:
     """The state of a run. Every dispatched rollout is in flight, in a group, in a batch, or gone."""
 
     def __init__(
-        self, limits: Limits, ratios: dict[str, float], cursors: dict[str, int], first_step: Step
+        self, limits: Limits, ratios: dict[str, float], first_step: Step, cursors: dict[str, int]
     ) -> None:
         self._limits = limits
         ahead = 2 * max(1, limits.max_outstanding // limits.group_size)
         self._tasks = TaskMix(ratios, cursors, ahead)
         self._groups = OpenGroups()
         self._governor = ByteGovernor(limits.payload_bytes)
-        self._next_group = GroupId(first_step * 1_000_000)
+        self._next_group = GroupId(0)
         self._crediting: dict[GroupId, Group] = {}
         self._ready: deque[ClosedGroup] = deque()
         self._closed: list[ClosedGroup] = []
@@ -119,8 +120,8 @@ class Core:
         if self.finished:
             return []
         match event:
-            case Started():
-                commands: list[Command] = []
+            case Started(restored=restored):
+                commands: list[Command] = self._restore(restored)
             case TasksArrived(env=env, start=start, tasks=tasks, exhausted=exhausted):
                 self._tasks.arrived(env, start, tasks, exhausted)
                 commands = []
@@ -134,6 +135,29 @@ class Core:
             case WeightsApplied(version=version):
                 commands = self._on_applied(version)
         return commands + self._ship() + self._dispatch() + self._check()
+
+    def _restore(self, restored: Restored) -> list[Command]:
+        """Go on where a run was: its batches train, what settled is used, the rest runs again."""
+        self._next_group = restored.next_group
+        for batch in restored.batches:
+            step = batch.manifest.step
+            self._shipped[step] = Ship(batch.manifest, batch.closed)
+            self._next_step = Step(step + 1)
+            for one in batch.closed:
+                for member in one.group.members:
+                    self._governor.hold(member.scored.ref.length)
+        commands: list[Command] = []
+        for group in restored.groups:
+            self._groups.open(group.id, group.env, group.task, self._applied, list(group.ids))
+            for settled in group.settled:
+                commands += self._on_settled(settled)
+            ended = {settled.rollout_id for settled in group.settled}
+            position = restored.cursors[group.env]
+            commands += [
+                Dispatch(group.env, group.id, id, group.task, self._applied, position)
+                for id in group.ids if id not in ended
+            ]  # fmt: skip
+        return commands
 
     def _on_settled(self, event: Settled) -> list[Command]:
         if not self._groups.waits_for(event.rollout_id):
@@ -248,7 +272,7 @@ class Core:
             taken.append(self._ready.popleft())
         manifest = plan_batch(self._next_step, taken, self._limits.micro_batch_tokens)
         closed, self._closed = (*self._closed, *taken), []
-        ship = Ship(manifest, closed, self._tasks.cursors)
+        ship = Ship(manifest, closed)
         self._shipped[self._next_step] = ship
         self._next_step = Step(self._next_step + 1)
         return ship
@@ -260,12 +284,12 @@ class Core:
             taken = self._tasks.take()
             if taken is None:
                 break
-            env, task = taken
+            env, task, position = taken
             group_id = self._next_group
             self._next_group = GroupId(group_id + 1)
             ids = [rollout_id(group_id, member) for member in range(self._limits.group_size)]
             self._groups.open(group_id, env, task, self._applied, ids)
-            commands += [Dispatch(env, group_id, id, task, self._applied) for id in ids]
+            commands += [Dispatch(env, group_id, id, task, self._applied, position) for id in ids]
         return commands + (list(self._tasks.pull()) if self._next_step <= self._limits.max_steps else [])
 
     def _has_room(self) -> bool:

@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from ...records.ids import GroupId, PolicyVersion
+from ...records.restored import Restored
 from ...records.rollout import Settled
 from ...records.task import Task
 
@@ -37,7 +38,9 @@ class WeightsApplied(Struct, frozen=True):
 
 
 class Started(Struct, frozen=True):
-    """Everything is up: go."""
+    """Everything is up: go, from where the run was before."""
+
+    restored: Restored = Restored()
 
 
 Event = Started | TasksArrived | Settled | Credited | VersionPublished | WeightsApplied

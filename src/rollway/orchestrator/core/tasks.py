@@ -37,16 +37,13 @@ class TaskMix:
         self._ahead = ahead
 
     @property
-    def cursors(self) -> dict[str, int]:
-        return {env: source.next for env, source in self._sources.items()}
-
-    @property
     def empty_env(self) -> str | None:
         """An environment that has no tasks at all."""
         return next((env for env, source in self._sources.items() if source.size == 0), None)
 
-    def take(self) -> tuple[str, Task] | None:
-        """The next task of the environment that is furthest behind its share; None: wait for it."""
+    def take(self) -> tuple[str, Task, int] | None:
+        """The next task of the environment that is furthest behind its share, and the position of the
+        one after it; None: wait for it."""
         env = min(self._sources, key=lambda name: (self._sources[name].behind, name))
         source = self._sources[env]
         if not source.buffer:
@@ -55,7 +52,7 @@ class TaskMix:
         source.next += 1
         if source.next == source.size:
             source.next = 0
-        return env, source.buffer.popleft()
+        return env, source.buffer.popleft(), source.next
 
     def pull(self) -> list[PullTasks]:
         """Ask for more where less than half of what is kept ahead is left."""

@@ -51,7 +51,8 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
     """One run's rollouts, from the first task to the last batch."""
     run, lags, phases = RunDir(part.run_dir), Lags(), Phases()
     events: Events = asyncio.Queue(MAX_EVENTS)
-    core = Core(limits(part), {env.id: env.ratio for env in part.envs}, part.cursors, part.first_step)
+    ratios = {env.id: env.ratio for env in part.envs}
+    core = Core(limits(part), ratios, part.first_step, part.restored.cursors)
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         ledger = await enter(open_ledger(run.ledger))
@@ -83,7 +84,8 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
             running = [tasks.create_task(source) for source in sources]
             driving = tasks.create_task(drive(core, events, phases, performer.perform))
             listening = tasks.create_task(from_parent(parent, lags))
-            await events.put(Started())
+            await performer.resume(part.restored)
+            await events.put(Started(part.restored))
             await asyncio.wait([driving, listening], return_when=asyncio.FIRST_COMPLETED)
             for task in (*running, driving, listening):
                 task.cancel()
@@ -94,7 +96,8 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
 def landing(run: RunDir, part: OrchestratorPart, env: str) -> SegmentWriter:
     """Where payload of workers that share no file system with this run is written."""
     wants = part.payload
-    return SegmentWriter(run.payload, f"{env_name(env)}.in.0", wants.segment_mb << 20, wants.durability)
+    name = f"r{part.generation}.{env_name(env)}.in.0" if part.generation else f"{env_name(env)}.in.0"
+    return SegmentWriter(run.payload, name, wants.segment_mb << 20, wants.durability)
 
 
 def limits(part: OrchestratorPart) -> Limits:

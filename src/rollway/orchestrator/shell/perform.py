@@ -16,6 +16,7 @@ from ...payload.store import PayloadSource
 from ...records.group import ClosedGroup
 from ...records.ids import GroupId, PolicyVersion, Step
 from ...records.payload import PayloadRef
+from ...records.restored import Restored
 from ...records.rollout import Scored, Settled
 from ...records.turn import Sampling
 from ...rundir.rundir import RunDir
@@ -37,7 +38,7 @@ from ..core.commands import (
 from ..core.events import Credited, Event, WeightsApplied
 from .advantage import CreditLane
 from .phases import Phases
-from .saver import save
+from .saver import forget_trained, save
 
 
 class Performer:
@@ -78,6 +79,7 @@ class Performer:
                 await self._update_weights(version, path)
             case Discard(step=step, closed=closed):
                 await self._save(step, [closed])
+                await self._ledger.closed(closed.group.id, closed.fate)
                 await self._release([member.scored.ref for member in closed.group.members])
             case Release(refs=refs):
                 await self._release(refs)
@@ -102,7 +104,9 @@ class Performer:
 
     async def _dispatch(self, orders: Sequence[Dispatch]) -> None:
         """Rollouts of one group: one by one, or as one where the environment wants that."""
-        client = self._clients[orders[0].env]
+        first = orders[0]
+        client = self._clients[first.env]
+        await self._ledger.opened(first.group_id, first.env, first.task, first.version, first.position)
         runs = []
         for order in orders:
             id, env, task, version = order.rollout_id, order.env, order.task, order.version
@@ -114,6 +118,19 @@ class Performer:
         for run in runs:
             await client.send(run)
 
+    async def resume(self, restored: Restored) -> None:
+        """Take in use what a run had before; its writers are gone."""
+        ends = [one.outcome for group in restored.groups for one in group.settled]
+        members = [
+            member.scored for batch in restored.batches for one in batch.closed
+            for member in one.group.members
+        ]  # fmt: skip
+        for scored in [*(one for one in ends if isinstance(one, Scored)), *members]:
+            self._live.hold(scored.ref, closed=True)
+        for batch in restored.batches:
+            await thread(forget_trained, self._run.saved_rollouts(batch.manifest.step))
+            await self._after_ship(Ship(batch.manifest, batch.closed))
+
     async def settled(self, settled: Settled) -> None:
         """Note a rollout's end before the core hears of it."""
         if isinstance(settled.outcome, Scored) and self._live.hold(settled.outcome.ref):
@@ -121,12 +138,17 @@ class Performer:
         await self._ledger.settled(settled)
 
     async def _ship(self, ship: Ship) -> None:
-        """Manifest first: the trainer starts while the rest is written."""
+        """The ledger knows what is in a batch before the trainer sees it; the rest is written while it
+        trains."""
         step = ship.manifest.step
         with self._phases.shipping(step):
+            await self._ledger.flush()
             await filesystem.ship(self._run, ship.manifest)
-        trained = dict.fromkeys(row.rollout_id for row in ship.manifest.rows)
-        await self._ledger.shipped(step, trained, ship.cursors)
+        await self._after_ship(ship)
+
+    async def _after_ship(self, ship: Ship) -> None:
+        step = ship.manifest.step
+        await self._ledger.shipped(step, dict.fromkeys(row.rollout_id for row in ship.manifest.rows))
         await self._save(step, [one for one in ship.closed if one.fate == "trained"])
         self._shipped_of(step).set_result(ship)
 

@@ -9,6 +9,7 @@ import msgspec
 
 from ...payload.reader import SegmentReader
 from ...records.group import ClosedGroup, Member
+from ...rundir.rundir import write_whole
 
 
 def save(folder: Path, path: Path, closed: Iterable[ClosedGroup]) -> None:
@@ -19,6 +20,24 @@ def save(folder: Path, path: Path, closed: Iterable[ClosedGroup]) -> None:
         for one in closed:
             for line in _lines(one, reader):
                 file.write(msgspec.json.encode(line) + b"\n")
+
+
+def forget_trained(path: Path) -> None:
+    """Take out the lines of a batch that is about to be written once more, and a torn last one."""
+    if path.exists():
+        lines = path.read_bytes().splitlines(keepends=True)
+        write_whole(path, b"".join(line for line in lines if _is_kept(line)))
+
+
+def _is_kept(line: bytes) -> bool:
+    try:
+        return msgspec.json.decode(line, type=_Line).fate != "trained"
+    except msgspec.MsgspecError:
+        return False
+
+
+class _Line(msgspec.Struct):
+    fate: str
 
 
 def _lines(closed: ClosedGroup, reader: SegmentReader) -> Iterable[dict[str, Any]]:

@@ -1,0 +1,87 @@
+"""Where an interrupted run goes on: its last weights, and all that was not trained. Blocks."""
+
+from pathlib import Path
+
+from ..config.sections import RunConfig
+from ..errors import PayloadError, RunDirError
+from ..ledger.restore import restore
+from ..payload.reader import SegmentReader
+from ..records.batch import BatchManifest
+from ..records.ids import Step
+from ..records.payload import PayloadRef
+from ..records.restored import Restored
+from ..rundir.rundir import RunDir
+from ..transport.filesystem import read_manifest
+from .run import StartPoint
+
+
+def resume_point(config: RunConfig, run: RunDir) -> StartPoint:
+    """From the last version that was published, with the optimizer of the last checkpoint.
+
+    What is half-written is removed: weights, batches that lost payload, payload nobody will read.
+    """
+    published = run.last_published()
+    weights = run.weights_of(published) if published else Path(config.model.path).resolve()
+    if not weights.exists():
+        raise RunDirError(f"{run.path} cannot go on: the weights of step {published} are gone")
+    last = Step(published)
+    run.forget_unpublished(last)
+    reader = SegmentReader(run.payload)
+    shipped = _shipped_after(run, last)
+    trained = _last_trained(run, last)
+    restored = restore(run.ledger, trained, shipped, lambda ref: _is_intact(reader, ref))
+    _check_envs(config, run, restored)
+    kept = {batch.manifest.step for batch in restored.batches}
+    for manifest in shipped:
+        if manifest.step not in kept:
+            run.forget_batch(manifest.step)
+    _remove_unused(reader, restored)
+    checkpoint = run.last_checkpoint()
+    return StartPoint(
+        first_step=Step(last + 1),
+        weights=str(weights),
+        checkpoint=str(run.checkpoint(checkpoint)) if checkpoint else "",
+        restored=restored,
+        generation=run.next_generation(),
+    )
+
+
+def _check_envs(config: RunConfig, run: RunDir, restored: Restored) -> None:
+    known = {env.id for env in config.env}
+    strange = {group.env for group in restored.groups} - known
+    if strange:
+        raise RunDirError(
+            f"{run.path} has rollouts of environment '{min(strange)}', which the run file does not name "
+            "any more: put it back, or --clean starts over"
+        )
+
+
+def _shipped_after(run: RunDir, last: Step) -> list[BatchManifest]:
+    found: list[BatchManifest] = []
+    while (path := run.manifest(Step(last + len(found) + 1))).exists():
+        found.append(read_manifest(path))
+    return found
+
+
+def _last_trained(run: RunDir, last: Step) -> list[BatchManifest]:
+    """Those of which the ledger may not have heard."""
+    steps = [Step(step) for step in range(max(1, last - 2), last + 1)]
+    return [read_manifest(run.manifest(step)) for step in steps if run.manifest(step).exists()]
+
+
+def _is_intact(reader: SegmentReader, ref: PayloadRef) -> bool:
+    try:
+        reader.verify(ref)
+    except PayloadError:
+        return False
+    return True
+
+
+def _remove_unused(reader: SegmentReader, restored: Restored) -> None:
+    members = [m for batch in restored.batches for one in batch.closed for m in one.group.members]
+    ends = [one.outcome for group in restored.groups for one in group.settled]
+    used = {one.scored.ref.segment for one in members}
+    used |= {ref.segment for end in ends if (ref := getattr(end, "ref", None))}
+    for segment in reader.segments():
+        if segment not in used:
+            reader.remove(segment)

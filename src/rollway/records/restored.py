@@ -1,0 +1,35 @@
+"""What a restart finds: groups that were not trained yet, and batches the trainer had not finished."""
+
+from msgspec import Struct
+
+from .batch import BatchManifest
+from .group import ClosedGroup
+from .ids import GroupId, RolloutId
+from .rollout import Settled
+from .task import Task
+
+
+class RestoredGroup(Struct, frozen=True):
+    """A group with the rollouts that settled and can be used; the others of `ids` run again."""
+
+    id: GroupId
+    env: str
+    task: Task
+    ids: tuple[RolloutId, ...]
+    settled: tuple[Settled, ...]
+
+
+class RestoredBatch(Struct, frozen=True):
+    """A batch that was shipped and whose weights were not published."""
+
+    manifest: BatchManifest
+    closed: tuple[ClosedGroup, ...]
+
+
+class Restored(Struct, frozen=True):
+    """Everything a run needs to go on where it was."""
+
+    groups: tuple[RestoredGroup, ...] = ()
+    batches: tuple[RestoredBatch, ...] = ()
+    cursors: dict[str, int] = {}
+    next_group: GroupId = GroupId(0)
