@@ -32,8 +32,10 @@ MAY_IMPORT = {
     "trainer": BASE | {"config", "loop", "wire", "payload", "inference", "envs", "model", "rundir",
                        "transport"},
     "launch": BASE | {"config", "loop", "rundir", "observe", "trainer"},
+    "evals": BASE | {"config", "loop", "wire", "envs", "payload", "envserver", "rundir", "observe",
+                     "launch"},
     "cli": BASE | {"config", "loop", "envs", "model", "payload", "rundir", "observe", "ledger",
-                   "trainer", "launch", "orchestrator"},
+                   "trainer", "launch", "orchestrator", "evals"},
 }  # fmt: skip
 PURE = ["trace", "orchestrator/core", "orchestrator/credit", "orchestrator/filters",
         "orchestrator/batching", "envserver/core"]  # fmt: skip

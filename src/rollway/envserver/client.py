@@ -21,6 +21,7 @@ from ..wire.messages import (
     NextTasks,
     Refused,
     Run,
+    RunGroup,
     ToClient,
     Welcome,
     encode,
@@ -39,12 +40,15 @@ class EnvClient:
     time; only then may its worker send more.
     """
 
-    def __init__(self, env: str, wire: Any, landing: SegmentWriter | None) -> None:
+    def __init__(
+        self, env: str, wire: Any, landing: SegmentWriter | None, *, whole_groups: bool = False
+    ) -> None:
         self.env = env
+        self.whole_groups = whole_groups
         self._wire = wire
         self._landing = landing
 
-    async def send(self, message: Run | Cancel | NextTasks | NewPolicy | FrameTaken) -> None:
+    async def send(self, message: Run | RunGroup | Cancel | NextTasks | NewPolicy | FrameTaken) -> None:
         await self._wire.send(encode(message))
 
     async def receive(self) -> ToClient:
@@ -73,8 +77,8 @@ async def connect(address: str, landing: SegmentWriter | None = None) -> AsyncIt
         except TimeoutError:
             raise ProtocolError(f"no env server answers at {address}") from None
         match answer:
-            case Welcome(env=env):
-                yield EnvClient(env, wire, landing)
+            case Welcome(env=env, whole_groups=whole_groups):
+                yield EnvClient(env, wire, landing, whole_groups=whole_groups)
             case Refused(reason=reason):
                 raise ProtocolError(f"the env server at {address} refused: {reason}")
             case _:

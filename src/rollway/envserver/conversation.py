@@ -11,6 +11,7 @@ from ..inference.prompt import NO_PROMPT, prompt_of
 from ..inference.rendering import Renderer
 from ..records.task import Message
 from ..records.turn import Ints, Sampling, Turn
+from ..trace.row import Row
 from ..trace.trace import Trace
 
 
@@ -31,6 +32,17 @@ class Conversation:
     @property
     def stop(self) -> str:
         return self._last.finish_reason if self._last else "no turn"
+
+    @property
+    def num_turns(self) -> int:
+        return self.trace.num_turns
+
+    @property
+    def num_sampled(self) -> int:
+        return self.trace.num_sampled
+
+    def rows(self) -> tuple[Row, ...]:
+        return self.trace.finish()
 
     async def generate(self, messages: list[Message]) -> Reply:
         """The policy's reply to `messages`."""

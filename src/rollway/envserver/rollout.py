@@ -16,8 +16,6 @@ from ..envs.rewards import scorers, total
 from ..envs.rollout import Rollout
 from ..envs.source import EnvSpec, as_score, score
 from ..errors import EngineError, LaneError, LaneRaised, PayloadError, RollwayError, TraceError
-from ..inference.engine import Engine
-from ..inference.rendering import Renderer
 from ..loop.lanes import ProcessLane
 from ..payload.blob import Blob, build, row_columns
 from ..payload.store import PayloadStore
@@ -26,7 +24,7 @@ from ..records.rollout import Failed, Outcome, Scored, Timing
 from ..records.task import Task
 from ..trace.row import Row
 from ..wire.messages import Run
-from .conversation import Conversation
+from .policy import Policy, Talk
 
 MAX_ERROR, MAX_TRACEBACK = 500, 8_000
 """Characters of an error that travel with its record."""
@@ -34,35 +32,34 @@ OUR_CODE = str(Path(__file__).resolve().parent.parent)
 
 
 class RolloutRunner:
-    """What rollouts of one worker share: the environment, the engine, the lane, the segment."""
+    """What rollouts of one worker share: the environment, the policy, the lane, the segment."""
 
     def __init__(
-        self, config: EnvConfig, spec: EnvSpec, env: Environment, engine: Engine, renderer: Renderer,
+        self, config: EnvConfig, spec: EnvSpec, env: Environment, policy: Policy,
         lane: ProcessLane, store: PayloadStore,
     ) -> None:  # fmt: skip
         self._config = config
         self._spec = spec
         self._env = env
-        self._engine = engine
-        self._renderer = renderer
+        self._policy = policy
         self._lane = lane
         self._store = store
 
     async def run(self, run: Run) -> Outcome:
         """The rollout's end. Only cancellation and bugs of ours come out as exceptions."""
         start_s = time.monotonic()
-        conversation = Conversation(self._engine, self._renderer, run.sampling)
+        conversation = self._policy.talk(run.sampling)
         chat = Chat(conversation.generate, self._env.system_prompt)
         failed = await self._converse(run.task, chat)
-        if failed is None and not conversation.trace.num_turns:
+        if failed is None and not conversation.num_turns:
             failed = Failed("env", f"rollout() of task '{run.task.id}' never spoke to the policy")
         if failed is not None:
             return failed
         rollout_s = time.monotonic() - start_s
         finished = Rollout(
             messages=tuple(chat.messages),
-            num_turns=conversation.trace.num_turns,
-            num_tokens=conversation.trace.num_sampled,
+            num_turns=conversation.num_turns,
+            num_tokens=conversation.num_sampled,
             stop=conversation.stop,
             info=chat.info,
         )
@@ -130,10 +127,10 @@ class RolloutRunner:
         return scores
 
     async def _commit(
-        self, conversation: Conversation, rollout: Rollout, scores: dict[str, float], timing: Timing
+        self, conversation: Talk, rollout: Rollout, scores: dict[str, float], timing: Timing
     ) -> Outcome:
         """Write the columns, then speak of them."""
-        rows = conversation.trace.finish()
+        rows = conversation.rows()
         try:
             ref = await self._store.append(_blob(rows, rollout))
         except PayloadError as error:
@@ -151,6 +148,7 @@ class RolloutRunner:
             first_version=PolicyVersion(conversation.versions[0]),
             last_version=PolicyVersion(conversation.versions[-1]),
             timing=timing,
+            num_sampled=rollout.num_tokens,
         )
 
 

@@ -14,10 +14,6 @@ from ..config.parts import RouterPart, WorkerPart
 from ..envs.environment import Environment
 from ..envs.source import EnvSpec, load_shared, take_tasks
 from ..errors import LaneError, ProtocolError
-from ..inference import engine as engines
-from ..inference.longreply import LongReplies
-from ..inference.rendering import Renderer, Rendering
-from ..inference.routes import RouteShape, route_shape
 from ..loop.lanes import ProcessLane
 from ..loop.part import Parent, run_part
 from ..payload.frames import FrameStore
@@ -38,6 +34,7 @@ from ..wire.messages import (
     encode,
     for_worker,
 )
+from .policy import Policy, Speech, load_speech, open_policy
 from .rollout import RolloutRunner
 
 log = logging.getLogger(__name__)
@@ -50,13 +47,13 @@ class Worker:
 
     def __init__(
         self, name: WorkerName, wire: zmq.asyncio.Socket, runner: RolloutRunner, spec: EnvSpec,
-        engine: engines.Engine, tasks_lane: ProcessLane, store: PayloadStore,
+        policy: Policy, tasks_lane: ProcessLane, store: PayloadStore,
     ) -> None:  # fmt: skip
         self._name = name
         self._wire = wire
         self._runner = runner
         self._spec = spec
-        self._engine = engine
+        self._policy = policy
         self._tasks_lane = tasks_lane
         self._store = store
         self._running: dict[RolloutId, asyncio.Task[None] | None] = {}
@@ -84,7 +81,7 @@ class Worker:
                     case NextTasks() as wanted:
                         tasks.create_task(self._send_tasks(wanted))
                     case NewPolicy(version=version):
-                        self._engine.version = version
+                        self._policy.version = version
                     case FrameTaken(num_bytes=num_bytes):
                         self._store.taken(num_bytes)
 
@@ -97,7 +94,7 @@ class Worker:
 
     async def _run(self, run: Run) -> None:
         id = run.rollout_id
-        self._engine.version = max(self._engine.version, run.version)
+        self._policy.version = max(self._policy.version, run.version)
         try:
             if id not in self._why_cancelled:
                 self._running[id] = asyncio.current_task()
@@ -139,20 +136,18 @@ class Worker:
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """What takes long to load, loaded: the environment and the model's renderer."""
+    """What takes long to load, loaded: the environment, and how the model's tokens are spoken."""
 
     part: WorkerPart
     spec: EnvSpec
     env: Environment
-    rendering: Rendering
-    shape: RouteShape | None
+    speech: Speech | None
 
 
 def prepare(part: WorkerPart) -> Prepared:
     config = part.server.env
     spec = EnvSpec(config.id, msgspec.json.encode(config.args), part.server.seed)
-    model = part.server.model
-    return Prepared(part, spec, spec.build(), Rendering(model), route_shape(model.path))
+    return Prepared(part, spec, spec.build(), load_speech(part.server))
 
 
 async def worker(prepared: Prepared, parent: Parent) -> None:
@@ -169,34 +164,18 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
         tasks_lane = await stack.enter_async_context(
             ProcessLane(f"{name}.tasks", size=1, what="task source", watch=parent.watch)
         )
-        render_lane = await stack.enter_async_context(
-            ProcessLane(
-                f"{name}.render", size=1, what="rendering", watch=parent.watch,
-                max_waiting=4 * server.env.concurrency,
-            )
-        )  # fmt: skip
-        renderer = Renderer(prepared.rendering, server.model, render_lane)
-        reply_lane = await stack.enter_async_context(
-            ProcessLane(f"{name}.replies", size=1, what="reply", watch=parent.watch)
-        )
-        engine = await stack.enter_async_context(
-            engines.connect(
-                server.engine_url,
-                routes=server.engine.routes,
-                deadline_s=server.engine.request_deadline_s,
-                shape=prepared.shape,
-                long_replies=stack.enter_context(LongReplies(reply_lane)),
-            )
+        policy = await stack.enter_async_context(
+            open_policy(name, server, prepared.speech, parent.watch)
         )
         store = stack.enter_context(open_store(server, name))
-        runner = RolloutRunner(server.env, spec, prepared.env, engine, renderer, lane, store)
+        runner = RolloutRunner(server.env, spec, prepared.env, policy, lane, store)
         context = stack.enter_context(zmq.asyncio.Context())
         wire = stack.enter_context(context.socket(zmq.DEALER))
         wire.setsockopt(zmq.IDENTITY, name.encode())
         wire.setsockopt(zmq.LINGER, 0)
         wire.setsockopt(zmq.SNDHWM, 0)  # credits bound it; a send that waits could be cancelled half way
         wire.connect(part.address)
-        me = Worker(name, wire, runner, spec, engine, tasks_lane, store)
+        me = Worker(name, wire, runner, spec, policy, tasks_lane, store)
         parent.in_flight, parent.on_stats = lambda: me.in_flight, me.send_stats
         await me.send(Hello(name, server.env.concurrency))
         await parent.ready()
