@@ -161,7 +161,8 @@ def run_it(
     if progress.num_done:
         screen.line(f"{progress.num_done} of {asked.total} rollouts are done already")
     try:
-        run("eval", how.watch, lambda me: job(asked, how, folder, known, progress, screen, me))
+        if progress.num_done < asked.total:
+            run("eval", how.watch, lambda me: job(asked, how, folder, known, progress, screen, me))
     except (KeyboardInterrupt, asyncio.CancelledError) as stopped:
         show(progress, screen)
         typer.echo(f"Stopped. The same command with --resume --output {folder.path} goes on", err=True)

@@ -52,4 +52,5 @@ def differences(was: Asked, now: Asked) -> list[str]:
 
 def _flat(asked: Asked) -> dict[str, Any]:
     tree: dict[str, Any] = msgspec.to_builtins(asked)
-    return {**tree, **tree.pop("sampling")}
+    sampling: dict[str, Any] = tree.pop("sampling")
+    return tree | sampling

@@ -31,7 +31,7 @@ class EvalProgress:
         self._results = {key: one for key, one in known.items() if one.error is None}
         self._rewards = sum(one.reward or 0.0 for one in self._results.values())
         self._errors: Counter[str] = Counter()
-        self._start_s = time.monotonic()
+        self._start_s: float | None = None
         self._num_turns = 0
         self._lags_now: dict[str, LagStats] = {}
         self._lags: dict[str, LagStats] = {}
@@ -44,6 +44,14 @@ class EvalProgress:
     @property
     def num_scored(self) -> int:
         return self.num_done - self._errors.total()
+
+    def begin(self) -> None:
+        """Everything is started: time counts from now."""
+        self._start_s = time.monotonic()
+
+    @property
+    def _elapsed_s(self) -> float:
+        return 0.0 if self._start_s is None else time.monotonic() - self._start_s
 
     def on_result(self, result: Result) -> None:
         before = self.num_done * LINES // self._asked.total
@@ -81,7 +89,7 @@ class EvalProgress:
 
     def status(self) -> str:
         reward = self._rewards / self.num_scored if self.num_scored else None
-        turns_per_s = self._num_turns / max(time.monotonic() - self._start_s, 1e-9)
+        turns_per_s = self._num_turns / max(self._elapsed_s, 1e-9)
         done, total = self.num_done, self._asked.total
         return status_line(done, total, reward, self._errors, turns_per_s, self._lags_now)
 
@@ -101,4 +109,4 @@ class EvalProgress:
         return summarise(self._results.values(), self._pass_at, self._asked.num_rollouts)
 
     def table(self) -> list[str]:
-        return table(self._asked, self.summary(), time.monotonic() - self._start_s, self._lags)
+        return table(self._asked, self.summary(), self._elapsed_s, self._lags)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import BinaryIO
+from io import FileIO
 
 import msgspec
 from msgspec import Raw, Struct
@@ -30,7 +30,7 @@ class Entry(Struct, frozen=True):
 class Recorder:
     """One line a rollout, whole: a crash leaves at most one torn line, the last."""
 
-    def __init__(self, folder: EvalFolder, file: BinaryIO) -> None:
+    def __init__(self, folder: EvalFolder, file: FileIO) -> None:
         self._path = folder.results
         self._file = file
         self._segments = SegmentReader(folder.payload)
@@ -69,13 +69,15 @@ class Recorder:
             self._queue.get_nowait()
 
     def _write(self, batch: list[Entry]) -> None:
-        for one in batch:
-            said = NOTHING_SAID
-            if one.ref is not None:
-                said = Raw(self._segments.open(one.ref)["transcript"].tobytes())
-            head = msgspec.json.encode(one.result)[:-1]
-            self._file.write(head + b"," + msgspec.json.encode(Line(said))[1:] + b"\n")
-        self._file.flush()
+        left = memoryview(b"".join(self._line(one) for one in batch))
+        while left:
+            left = left[self._file.write(left) :]
+
+    def _line(self, one: Entry) -> bytes:
+        said = NOTHING_SAID
+        if one.ref is not None:
+            said = Raw(self._segments.open(one.ref)["transcript"].tobytes())
+        return msgspec.json.encode(one.result)[:-1] + b"," + msgspec.json.encode(Line(said))[1:] + b"\n"
 
     async def _release(self, batch: list[Entry]) -> None:
         for one in batch:
@@ -95,7 +97,7 @@ class Recorder:
 async def open_recorder(folder: EvalFolder) -> AsyncIterator[Recorder]:
     """A recorder of this folder; leaving the block writes what is queued."""
     try:
-        file = folder.results.open("ab")
+        file = FileIO(folder.results, "ab")
     except OSError as error:
         raise RunDirError(f"cannot write to {folder.results}: {error}") from None
     with file:

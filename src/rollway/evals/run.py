@@ -57,6 +57,7 @@ async def evaluate(
                 envs.connect(await router.ready()) as client,
                 open_recorder(folder) as recorder,
             ):
+                progress.begin()
                 background.append(asyncio.create_task(progress.show()))
 
                 async def on_result(result: Result, ref: PayloadRef | None) -> None:

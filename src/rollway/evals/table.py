@@ -8,8 +8,6 @@ from ..records.lag import LagStats
 from .asked import Asked
 from .statistics import Estimate, Summary
 
-WIDTH = 24
-
 
 def status_line(
     num_done: int, total: int, reward: float | None, errors: Mapping[str, int], turns_per_s: float,
@@ -28,31 +26,33 @@ def status_line(
 
 def table(asked: Asked, found: Summary, elapsed_s: float, lags: Mapping[str, LagStats]) -> list[str]:
     """The last lines: every mean with its standard error over tasks."""
-    lines = [
-        f"{asked.env} · {asked.model} · {found.num_tasks} tasks × {asked.num_rollouts} rollouts, "
-        f"{found.num_settled} settled",
-    ]
-    if found.reward is not None:
-        lines += [
-            _row("reward", _value(found.reward)),
-            *(_row(f"  {name}", _value(one)) for name, one in found.rewards.items()),
-            *(_row(f"  {name} (metric)", _value(one)) for name, one in found.metrics.items()),
-            _row(f"avg@{asked.num_rollouts}", f"{found.reward.mean:.4f}"),
-            *(_row(f"pass@{k}", _pass(one, found.num_tasks)) for k, one in found.pass_at.items()),
-            _row("truncated", f"{found.truncated:.1%}"),
-            _row("turns a rollout", f"{found.turns:.2f}"),
-            _row("tokens a rollout", f"{found.tokens:.1f}"),
-        ]
+    rows = _rewards(asked, found)
     failed = f"{found.num_failed} of {found.num_settled}: {_counts(found.errors)}"
-    lines.append(_row("failed", failed if found.num_failed else "none"))
-    lines.append(_row("time", f"{elapsed_s:.1f} s"))
+    rows["failed"] = failed if found.num_failed else "none"
+    rows["time"] = f"{elapsed_s:.1f} s"
     if lags:
-        lines.append(_row("lag p99/max ms", lag_line(lags)))
-    return lines
+        rows["lag p99/max ms"] = lag_line(lags)
+    width = max(len(name) for name in rows)
+    head = (
+        f"{asked.env} · {asked.model} · {found.num_tasks} tasks × {asked.num_rollouts} rollouts, "
+        f"{found.num_settled} settled"
+    )
+    return [head, *(f"  {name:{width}}  {value}" for name, value in rows.items())]
 
 
-def _row(name: str, value: str) -> str:
-    return f"  {name:{WIDTH}} {value}"
+def _rewards(asked: Asked, found: Summary) -> dict[str, str]:
+    if found.reward is None:
+        return {}
+    return {
+        "reward": _value(found.reward),
+        **{f"  {name}": _value(one) for name, one in found.rewards.items()},
+        **{f"  {name} (metric)": _value(one) for name, one in found.metrics.items()},
+        f"avg@{asked.num_rollouts}": f"{found.reward.mean:.4f}",
+        **{f"pass@{k}": _pass(one, found.num_tasks) for k, one in found.pass_at.items()},
+        "truncated": f"{found.truncated:.1%}",
+        "turns a rollout": f"{found.turns:.2f}",
+        "tokens a rollout": f"{found.tokens:.1f}",
+    }
 
 
 def _value(one: Estimate) -> str:
