@@ -218,3 +218,19 @@ def test_retry_after_is_a_number_or_a_date(text: str, seconds: float | None) -> 
 def test_a_conversation_is_sent_as_it_was() -> None:
     sent = msgspec.json.decode(msgspec.json.encode([Message("assistant", "so", "hm")]))
     assert sent == [{"role": "assistant", "content": "so", "reasoning_content": "hm"}]
+
+
+async def test_a_list_of_models_in_a_shape_of_its_own_is_as_good_as_none() -> None:
+    async def bare(request: web.Request) -> web.Response:
+        return web.json_response([{"id": "x"}])
+
+    app = web.Application()
+    app.router.add_get("/v1/models", bare)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        with ChatClient(f"http://127.0.0.1:{runner.addresses[0][1]}", "whatever") as chat:
+            await chat.check()
+    finally:
+        await runner.cleanup()

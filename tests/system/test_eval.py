@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from aiohttp import web
 from tests.doubles.chat import ChatDouble, chat_double
@@ -47,11 +48,26 @@ class Command:
         return self
 
 
+MARK = "ROLLWAY_TEST_MARK"
+
+
+def left_of(folder: Path) -> list[psutil.Process]:
+    """Everything started in this folder that still runs."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == str(folder) and process.status() != "zombie":
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
 @asynccontextmanager
 async def started(folder: Path, *args: str) -> AsyncIterator[Command]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "rollway", "eval", *args, cwd=folder,
-        env={**os.environ, KEY_VAR: "sesame"},
+        env={**os.environ, KEY_VAR: "sesame", MARK: str(folder)},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -162,6 +178,7 @@ async def test_ctrl_c_and_a_resume_that_repeats_nothing(tmp_path: Path) -> None:
             command.process.send_signal(signal.SIGINT)
             stopped = await command.end()
         assert stopped.code == 130, stopped.err
+        assert not left_of(tmp_path)
         assert "6 settled" in stopped.out
         here = tmp_path / "here"
         assert f"--resume --output {here} goes on" in stopped.err
@@ -184,6 +201,45 @@ async def test_ctrl_c_and_a_resume_that_repeats_nothing(tmp_path: Path) -> None:
         again = await run(tmp_path, *args, "--resume")
         assert again.code == 0
         assert sum(double.said.values()) == 12 + 4, "all done: nothing is asked"
+
+
+async def test_sigterm_and_sigkill_leave_nothing_running(tmp_path: Path) -> None:
+    async with chat_double(lambda said, nth: str(number(said))) as double:
+        double.is_held = lambda said: number(said) >= 1
+        args = counting(double, "-n", "3", "-c", "2", "--output")
+        for how, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)):
+            async with started(tmp_path, *args, how.name) as command:
+                await double.until_held(2)
+                command.process.send_signal(how)
+                stopped = await command.end()
+            await double.until_held(0)
+            assert stopped.code == code, stopped.err
+            psutil.wait_procs(left_of(tmp_path), timeout=10)
+            assert not left_of(tmp_path)
+        double.release.set()
+        done = await run(tmp_path, *args, "SIGKILL", "--resume")
+        assert done.code == 0, done.err
+        assert len(lines(tmp_path / "SIGKILL")) == 3
+
+
+async def test_a_killed_worker_and_tasks_that_are_others_now(tmp_path: Path) -> None:
+    async with chat_double(lambda said, nth: str(number(said))) as double:
+        double.is_held = lambda said: not double.release.is_set()
+        args = counting(double, "-n", "3", "--output", "here")
+        async with started(tmp_path, *args) as command:
+            await double.until_held(3)
+            router = psutil.Process(command.process.pid).children()[0]
+            router.children()[0].kill()
+            double.release.set()
+            done = await command.end()
+        assert done.code == 0, done.err
+        assert "envs.w0.0 died: 3 rollouts moved, 0 failed" in done.out
+        results = tmp_path / "here" / "results.jsonl"
+        kept = results.read_text().splitlines(keepends=True)[:2]
+        results.write_text("".join(kept).replace('"task":"', '"task":"another '))
+        changed = await run(tmp_path, *args, "--resume")
+        assert changed.code == 1
+        assert "the environment has changed; start anew without --resume" in changed.err
 
 
 async def test_the_latest_matching_is_resumed_and_failed_ones_run_again(tmp_path: Path) -> None:

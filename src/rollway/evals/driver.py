@@ -115,7 +115,7 @@ class Driver:
                     await self._on_settled(settled)
                 case Tasks(error=error) if error:
                     raise RunStuck(f"environment '{self._asked.env}' cannot give tasks: {error}")
-                case Tasks() as tasks:
+                case Tasks() as tasks if not self._page.done():
                     self._page.set_result(tasks)
                 case Stats(stats=stats):
                     self._hears.stats(stats)

@@ -77,8 +77,8 @@ class _Choice(Struct, frozen=True):
 
 
 class _Usage(Struct, frozen=True):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
 
 
 class _Reply(Struct, frozen=True):
@@ -112,11 +112,14 @@ class ChatClient:
             raise EngineError(str(error)) from None
 
     async def check(self) -> None:
-        """Raise EngineError unless the endpoint answers and, if it lists its models, has this one."""
+        """Raise EngineError unless the endpoint answers and, if it lists its models, has this one. A
+        list in a shape of its own is as good as none."""
         try:
             async with asyncio.timeout(min(CHECK_DEADLINE_S, self._deadline_s)):
                 models = await served_models(self._http, "/models")
-        except (HttpError, TimeoutError, msgspec.MsgspecError) as error:
+        except msgspec.MsgspecError:
+            return
+        except (HttpError, TimeoutError) as error:
             raise EngineError(f"no endpoint at {self.url}: {error or 'it does not answer'}") from None
         if models is not None:
             self.model = pick(models, self.model, self.url).id
@@ -205,8 +208,8 @@ class ChatClient:
             reasoning_content=message.reasoning_content or message.reasoning,
             tool_calls=tuple(ToolCall(c.id, c.function.name, c.function.arguments) for c in calls),
             finish_reason=choice.finish_reason or "stop",
-            num_prompt_tokens=usage.prompt_tokens,
-            num_completion_tokens=usage.completion_tokens,
+            num_prompt_tokens=usage.prompt_tokens or 0,
+            num_completion_tokens=usage.completion_tokens or 0,
         )
 
     def _error(self, what: str) -> EngineError:

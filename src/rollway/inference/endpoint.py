@@ -22,7 +22,7 @@ class Served(Struct, frozen=True):
     """A model that an endpoint lists."""
 
     id: str
-    owned_by: str = ""
+    owned_by: str | None = None
 
 
 class _Models(Struct, frozen=True):
