@@ -81,6 +81,21 @@ def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["mine.txt"]
 
 
+def test_what_never_came_to_a_result_may_be_started_over(tmp_path: Path) -> None:
+    folder = EvalFolder(tmp_path / "one")
+    for wanted in (asked(env="typo"), ASKED):
+        with folder.opened(wanted, resume=False):
+            assert folder.read_asked() == wanted
+    folder.results.write_bytes(msgspec.json.encode(result(0, 0)) + b"\n")
+    with (
+        pytest.raises(RunDirError, match="holds an evaluation already"),
+        folder.opened(ASKED, resume=False),
+    ):
+        pass
+    with folder.opened(ASKED, resume=True) as known:
+        assert list(known) == [(0, 0)]
+
+
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     folder = EvalFolder(tmp_path / "one")
     with (

@@ -24,6 +24,8 @@ PAGE = 64
 class Hears(Struct, frozen=True):
     """Who hears of what comes back."""
 
+    begun: Callable[[], None]
+    """The first tasks are here: workers are up."""
     result: Callable[[Result, PayloadRef | None], Awaitable[None]]
     stats: Callable[[ProcessStats], None]
     notice: Callable[[str], None]
@@ -94,6 +96,8 @@ class Driver:
             self._page = asyncio.get_running_loop().create_future()
             await self._client.send(NextTasks(start, count, self._asked.split))
             page = await self._page
+            if not start:
+                self._hears.begun()
             for task in page.tasks:
                 yield task
             start += len(page.tasks)

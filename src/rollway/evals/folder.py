@@ -50,12 +50,13 @@ class EvalFolder:
 
     def _check(self, asked: Asked, *, resume: bool) -> None:
         if not resume:
-            if self.asked.exists():
+            if self._has_results:
                 raise RunDirError(
                     f"{self.path} holds an evaluation already: --resume goes on with it; or give "
                     "another --output"
                 )
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            is_ours = self.asked.exists() or not self.path.exists()
+            if not is_ours and (not self.path.is_dir() or any(self.path.iterdir())):
                 raise RunDirError(f"{self.path} exists and is not an evaluation; give another --output")
             return
         if different := differences(self.read_asked(), asked):
@@ -63,6 +64,11 @@ class EvalFolder:
                 f"{self.path} was asked for something else: {'; '.join(different)}. Ask for the same, "
                 "or start anew without --resume"
             )
+
+    @property
+    def _has_results(self) -> bool:
+        """One that never came to a result may be started over."""
+        return self.asked.exists() and self.results.exists() and self.results.stat().st_size > 0
 
     def read_asked(self) -> Asked:
         try:

@@ -46,7 +46,7 @@ class EvalProgress:
         return self.num_done - self._errors.total()
 
     def begin(self) -> None:
-        """Everything is started: time counts from now."""
+        """Workers are up: time counts from now."""
         self._start_s = time.monotonic()
 
     @property
@@ -88,6 +88,8 @@ class EvalProgress:
             self._screen.line(late_line(name, stats.late))
 
     def status(self) -> str:
+        if self._start_s is None:
+            return "starting workers"
         reward = self._rewards / self.num_scored if self.num_scored else None
         turns_per_s = self._num_turns / max(self._elapsed_s, 1e-9)
         done, total = self.num_done, self._asked.total

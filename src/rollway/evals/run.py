@@ -57,14 +57,13 @@ async def evaluate(
                 envs.connect(await router.ready()) as client,
                 open_recorder(folder) as recorder,
             ):
-                progress.begin()
                 background.append(asyncio.create_task(progress.show()))
 
                 async def on_result(result: Result, ref: PayloadRef | None) -> None:
                     await recorder.add(result, ref)
                     progress.on_result(result)
 
-                hears = Hears(on_result, progress.on_stats, screen.line)
+                hears = Hears(progress.begin, on_result, progress.on_stats, screen.line)
                 await Driver(client, asked, known, how.concurrency, hears).drive()
     finally:
         for task in background:
