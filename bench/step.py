@@ -248,6 +248,8 @@ def orchestrator_part(
         engine_url=url,
         push_weights="",
         has_weights_if=(),
+        engine_model="",
+        engine_key_var="",
         request_deadline_s=3600,
         micro_batch_tokens=1 << 20,
         payload=PayloadConfig(),

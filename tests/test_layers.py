@@ -33,8 +33,10 @@ MAY_IMPORT = {
                        "transport"},
     "launch": BASE | {"config", "loop", "rundir", "observe", "trainer", "ledger", "payload",
                       "transport"},
+    "evals": BASE | {"config", "loop", "wire", "envs", "payload", "envserver", "rundir", "observe",
+                     "launch"},
     "cli": BASE | {"config", "loop", "envs", "model", "payload", "rundir", "observe", "ledger",
-                   "trainer", "launch", "orchestrator"},
+                   "trainer", "launch", "orchestrator", "evals"},
 }  # fmt: skip
 PURE = ["trace", "orchestrator/core", "orchestrator/credit", "orchestrator/filters",
         "orchestrator/batching", "envserver/core"]  # fmt: skip

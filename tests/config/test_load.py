@@ -96,3 +96,9 @@ def test_the_plan_refuses_what_cannot_train(overrides: dict[str, int], said: str
     )
     with pytest.raises(ConfigError, match=said):
         plan(config)
+
+
+def test_an_engine_of_messages_cannot_train() -> None:
+    config = check({**MINIMAL, "engine": {"speaks": "messages"}}, "run.toml")
+    with pytest.raises(ConfigError, match=r"'engine.speaks' = 'messages': .*no token ids.*rollway eval"):
+        plan(config)

@@ -15,9 +15,9 @@ from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, Payloa
 from rollway.envs.environment import needs_whole_groups
 from rollway.envs.source import take_tasks
 from rollway.envs.strays import keep_track
+from rollway.envserver.policy import open_policy
 from rollway.envserver.rollout import RolloutRunner
 from rollway.envserver.worker import Prepared, open_runner, prepare
-from rollway.inference.engine import connect
 from rollway.loop.lag import LagMonitor
 from rollway.loop.run import Watch
 from rollway.loop.stalls import StallWatch
@@ -94,9 +94,9 @@ async def stage(
         prepared = prepare(WorkerPart("w", "", server))
         stalls = stack.enter_context(StallWatch(0.01, 1.0))
         watch = Watch("w", server.watch, stack.enter_context(LagMonitor(0.01)), stalls)
-        client = await stack.enter_async_context(connect(engine.url, routes=True, deadline_s=10))
+        policy = await stack.enter_async_context(open_policy("w", server, prepared.speech, watch))
         store = stack.enter_context(SegmentWriter(folder, kind, 1 << 30))
-        runner = await open_runner(prepared, watch, client, store, stack)
+        runner = await open_runner(prepared, watch, policy, store, stack)
         yield Stage(prepared, runner, engine, folder)
     asyncio.get_running_loop().set_task_factory(None)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pybase64
 import pytest
 from aiohttp import web
+from tests.doubles.chat import chat_double
 
 from rollway.errors import EngineError
 from rollway.inference.binary import SAFETENSORS, encode_reply
@@ -216,3 +217,16 @@ async def test_one_slow_body_does_not_hold_up_the_others() -> None:
 
 async def complete(engine: Engine, num_prompt: int) -> Turn:
     return await engine.complete(prompt_of(ids(num_prompt)), Sampling(50), [], 0)
+
+
+async def test_a_model_is_chosen_by_name_and_a_key_opens_the_door() -> None:
+    async with chat_double(lambda said, nth: said, key="sesame", models=("a", "b")) as double:
+        for name, chosen in (("", "a"), ("b", "b")):
+            async with connect(
+                double.url, routes=False, deadline_s=5, model=name, key="sesame"
+            ) as engine:
+                assert engine._model == chosen
+        with pytest.raises(EngineError, match=r"no model 'c' at .* \(it serves a, b\)"):
+            await connect(double.url, routes=False, deadline_s=5, model="c", key="sesame").__aenter__()
+        with pytest.raises(EngineError, match="HTTP 401: who are you"):
+            await connect(double.url, routes=False, deadline_s=5).__aenter__()

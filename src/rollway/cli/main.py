@@ -6,7 +6,7 @@ import typer
 
 from ..errors import RollwayError
 from ..loop.part import first_cause
-from . import engine, envs, payload, train
+from . import engine, envs, evaluate, payload, train
 from .train import INTERRUPTED
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(train.train)
+app.command("eval")(evaluate.evaluate)
 app.command()(envs.envs)
 app.command()(engine.engine)
 app.add_typer(payload.app)

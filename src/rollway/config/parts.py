@@ -77,6 +77,8 @@ class OrchestratorPart(Struct, frozen=True):
     """Weights an engine of the user's must load first, empty for our own, …"""
     has_weights_if: tuple[str, ...]
     """… unless it says that it has one of these versions: it was started with them."""
+    engine_model: str
+    engine_key_var: str
     request_deadline_s: float
     micro_batch_tokens: int
     payload: PayloadConfig

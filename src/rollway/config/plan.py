@@ -34,6 +34,11 @@ def env_name(id: str) -> str:
 def plan(config: RunConfig) -> Plan:
     """Derive the plan, and refuse combinations that could never train."""
     wants = config.orchestrator
+    if config.engine.speaks == "messages":
+        raise ConfigError(
+            "'engine.speaks' = 'messages': a chat endpoint gives no token ids, and nothing can be "
+            "trained without; leave it at 'tokens' (vLLM, SGLang, embedded), or use 'rollway eval'"
+        )
     if wants.batch_size % wants.group_size:
         raise ConfigError(
             f"'orchestrator.batch_size' = {wants.batch_size} is not a multiple of "

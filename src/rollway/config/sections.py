@@ -80,6 +80,13 @@ class EngineConfig(Section, frozen=True, kw_only=True):
 
     url: str = ""
     """Address of a running vLLM or SGLang; empty starts the embedded engine."""
+    speaks: Literal["tokens", "messages"] = "tokens"
+    """`tokens`: ids in, ids and logprobs out, which training needs. `messages`: any OpenAI-compatible
+    chat endpoint; its rollouts have no rows, so only `rollway eval` can use it."""
+    model: str = ""
+    """Name of the model at `url`; empty takes the first it lists."""
+    key_var: str = ""
+    """Environment variable that holds the key for `url`; empty sends none."""
     port: Port = 0
     """Port of the embedded engine; 0 takes a free one."""
     max_batch: Count = 128

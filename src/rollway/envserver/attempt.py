@@ -17,9 +17,9 @@ from ..envs.strays import no_strays
 from ..envs.toolbox import Toolbox
 from ..records.rollout import Failed, Timing
 from ..records.task import Task
-from .conversation import Conversation
 from .failure import failed, is_cancelled
 from .plain import PlainCode
+from .policy import Talk
 from .scoring import Scoring
 from .toolkeeper import ToolKeeper
 
@@ -36,13 +36,13 @@ class Attempt:
     """Runs user code for one rollout. Whatever that does, the end is Done or Failed."""
 
     def __init__(
-        self, config: EnvConfig, env: Environment, task: Task, conversation: Conversation,
+        self, config: EnvConfig, env: Environment, task: Task, talk: Talk,
         plain: PlainCode, scoring: Scoring, keeper: ToolKeeper, group: str | None,
     ) -> None:  # fmt: skip
         self._config = config
         self._env = env
         self._task = task
-        self._conversation = conversation
+        self._talk = talk
         self._plain = plain
         self._scoring = scoring
         self._keeper = keeper
@@ -71,7 +71,7 @@ class Attempt:
         if isinstance(scores, Failed):
             return scores
         total_s = time.monotonic() - start_s
-        engine_s = self._conversation.record.engine_s
+        engine_s = self._talk.record.engine_s
         timing = Timing(engine_s, rollout_s - engine_s, total_s - rollout_s, total_s)
         return Done(rollout, scores, timing)
 
@@ -83,7 +83,7 @@ class Attempt:
                 toolsets = await stack.enter_async_context(
                     self._keeper.opened(self._env.tools(task), self._group)
                 )
-                chat = self._chat(self._conversation, self._toolbox(toolsets))
+                chat = self._chat(self._talk, self._toolbox(toolsets))
                 async with no_strays():
                     await self._roll_out(chat)
         except asyncio.CancelledError as error:
@@ -94,7 +94,7 @@ class Attempt:
             if deadline.expired():
                 return Failed("deadline", f"task '{task.id}' ran longer than {limit:g} s")
             return failed(task, error, "env")
-        if not self._conversation.record.trace.num_turns:
+        if not self._talk.record.num_turns:
             return Failed("env", f"rollout() of task '{task.id}' never spoke to the policy")
         return chat
 
@@ -126,7 +126,7 @@ class Attempt:
     def _aside(self, chat: Chat) -> Chat:
         """A chat for rewards: the same open tools, nothing recorded, no limits of the rollout."""
         toolbox = self._toolbox(chat.tools)
-        return Chat(self._conversation.aside(), toolbox, TurnLimits(0, 0), info=dict(chat.info))
+        return Chat(self._talk.aside(), toolbox, TurnLimits(0, 0), info=dict(chat.info))
 
     def _toolbox(self, toolsets: tuple[object, ...]) -> Toolbox:
         deadline_s = self._config.tool_deadline_s
@@ -143,11 +143,11 @@ class Attempt:
         return ""
 
     def _finished(self, chat: Chat) -> Rollout:
-        record = self._conversation.record
+        record = self._talk.record
         return Rollout(
             messages=tuple(chat.messages),
-            num_turns=record.trace.num_turns,
-            num_tokens=record.trace.num_sampled,
+            num_turns=record.num_turns,
+            num_tokens=record.num_sampled,
             stop=self._stop or record.stop,
             info=chat.info,
         )

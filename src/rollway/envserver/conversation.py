@@ -12,19 +12,9 @@ from ..inference.prompt import NO_PROMPT, prompt_of
 from ..inference.rendering import Renderer
 from ..records.task import Message
 from ..records.turn import Ints, Sampling, Turn
-from ..trace.trace import Trace
+from .record import Record
 
 Tools = Sequence[dict[str, Any]]
-
-
-class Record:
-    """What is kept of a rollout's dialogues: their rows, the versions they saw, the engine's time."""
-
-    def __init__(self) -> None:
-        self.trace = Trace()
-        self.versions: list[int] = []
-        self.engine_s = 0.0
-        self.stop = "no turn"
 
 
 class Conversation:
@@ -58,10 +48,9 @@ class Conversation:
                 prompt, self._sampling, self._renderer.stop_ids, place.routes_start
             )
             record.trace.add(turn, place)
-        record.engine_s += time.monotonic() - start_s
         record.versions += [int(turn.versions[0]), int(turn.versions[-1])]
-        record.stop = turn.finish_reason
         reply = await self._reply(turn, tools)
+        record.count(reply, time.monotonic() - start_s)
         self._last = turn
         self._said = [*messages, reply.message]
         return reply

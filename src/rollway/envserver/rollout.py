@@ -8,8 +8,6 @@ from ..envs.environment import Environment
 from ..envs.rewards import scorers, total
 from ..envs.rollout import Rollout
 from ..errors import PayloadError
-from ..inference.engine import Engine
-from ..inference.rendering import Renderer
 from ..payload.blob import Blob, build, row_columns
 from ..payload.store import PayloadStore
 from ..records.ids import PolicyVersion
@@ -18,24 +16,24 @@ from ..trace.detect import Signs
 from ..trace.row import Row
 from ..wire.messages import Run
 from .attempt import Attempt, Done
-from .conversation import Conversation, Record
 from .group import GroupRun
 from .plain import PlainCode
+from .policy import Policy
+from .record import Record
 from .scoring import Scores, Scoring
 from .toolkeeper import ToolKeeper
 
 
 class RolloutRunner:
-    """What rollouts of one worker share: the environment, the engine, the lanes, tools, the store."""
+    """What rollouts of one worker share: the environment, the policy, the lanes, tools, the store."""
 
     def __init__(
-        self, config: EnvConfig, env: Environment, engine: Engine, renderer: Renderer,
+        self, config: EnvConfig, env: Environment, policy: Policy,
         plain: PlainCode, scoring: Scoring, keeper: ToolKeeper, store: PayloadStore, signs: Signs,
     ) -> None:  # fmt: skip
         self._config = config
         self._env = env
-        self._engine = engine
-        self._renderer = renderer
+        self._policy = policy
         self._plain = plain
         self._scoring = scoring
         self._keeper = keeper
@@ -49,10 +47,9 @@ class RolloutRunner:
 
     async def run(self, run: Run, group: GroupRun | None = None) -> Outcome:
         """The rollout's end. Only cancellation and bugs of ours come out as exceptions."""
-        record = Record()
-        conversation = Conversation(self._engine, self._renderer, run.sampling, record)
+        talk = self._policy.talk(run.sampling)
         attempt = Attempt(
-            self._config, self._env, run.task, conversation, self._plain, self._scoring, self._keeper,
+            self._config, self._env, run.task, talk, self._plain, self._scoring, self._keeper,
             group.key if group else None,
         )  # fmt: skip
         done = await attempt.run()
@@ -64,11 +61,11 @@ class RolloutRunner:
             if isinstance(shared, Failed):
                 return shared
             scores = {**scores, **shared}
-        return await self._commit(record, done, scores)
+        return await self._commit(talk.record, done, scores)
 
     async def _commit(self, record: Record, done: Done, scores: Scores) -> Outcome:
         """Write the columns, then speak of them."""
-        rows = record.trace.finish()
+        rows = record.rows()
         try:
             ref = await self._store.append(_blob(rows, done.rollout))
         except PayloadError as error:
@@ -87,6 +84,7 @@ class RolloutRunner:
             first_version=PolicyVersion(record.versions[0]),
             last_version=PolicyVersion(record.versions[-1]),
             timing=done.timing,
+            num_sampled=record.num_sampled,
         )
 
 

@@ -16,10 +16,6 @@ from ..envs.environment import Environment, needs_whole_groups
 from ..envs.source import EnvSpec, load_shared, take_tasks
 from ..envs.strays import keep_track
 from ..errors import LaneError, ProtocolError
-from ..inference import engine as engines
-from ..inference.longreply import LongReplies
-from ..inference.rendering import Renderer, Rendering
-from ..inference.routes import RouteShape, route_shape
 from ..loop.lanes import ProcessLane
 from ..loop.part import Parent, run_part
 from ..loop.run import Watch
@@ -45,6 +41,7 @@ from ..wire.messages import (
 )
 from .group import GroupRun
 from .plain import PlainCode
+from .policy import Policy, Speech, load_speech, open_policy
 from .rollout import RolloutRunner
 from .scoring import Scoring
 from .toolkeeper import ToolKeeper
@@ -59,13 +56,13 @@ class Worker:
 
     def __init__(
         self, name: WorkerName, wire: zmq.asyncio.Socket, runner: RolloutRunner, spec: EnvSpec,
-        engine: engines.Engine, tasks_lane: ProcessLane, store: PayloadStore,
+        policy: Policy, tasks_lane: ProcessLane, store: PayloadStore,
     ) -> None:  # fmt: skip
         self._name = name
         self._wire = wire
         self._runner = runner
         self._spec = spec
-        self._engine = engine
+        self._policy = policy
         self._tasks_lane = tasks_lane
         self._store = store
         self._running: dict[RolloutId, asyncio.Task[None] | None] = {}
@@ -98,7 +95,7 @@ class Worker:
                     case NextTasks() as wanted:
                         tasks.create_task(self._send_tasks(wanted))
                     case NewPolicy(version=version):
-                        self._engine.version = version
+                        self._policy.version = version
                     case FrameTaken(num_bytes=num_bytes):
                         self._store.taken(num_bytes)
 
@@ -111,7 +108,7 @@ class Worker:
 
     async def _run(self, run: Run, group: GroupRun | None = None) -> None:
         id = run.rollout_id
-        self._engine.version = max(self._engine.version, run.version)
+        self._policy.version = max(self._policy.version, run.version)
         try:
             if id not in self._why_cancelled:
                 self._running[id] = asyncio.current_task()
@@ -157,20 +154,18 @@ class Worker:
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """What takes long to load, loaded: the environment and the model's renderer."""
+    """What takes long to load, loaded: the environment, and how the model's tokens are spoken."""
 
     part: WorkerPart
     spec: EnvSpec
     env: Environment
-    rendering: Rendering
-    shape: RouteShape | None
+    speech: Speech | None
 
 
 def prepare(part: WorkerPart) -> Prepared:
     config = part.server.env
     spec = EnvSpec(config.id, msgspec.json.encode(config.args), part.server.seed)
-    model = part.server.model
-    return Prepared(part, spec, spec.build(), Rendering(model), route_shape(model.path))
+    return Prepared(part, spec, spec.build(), load_speech(part.server))
 
 
 async def worker(prepared: Prepared, parent: Parent) -> None:
@@ -182,27 +177,18 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
         tasks_lane = await stack.enter_async_context(
             ProcessLane(f"{name}.tasks", size=1, what="task source", watch=parent.watch)
         )
-        reply_lane = await stack.enter_async_context(
-            ProcessLane(f"{name}.replies", size=1, what="reply", watch=parent.watch)
-        )
-        engine = await stack.enter_async_context(
-            engines.connect(
-                server.engine_url,
-                routes=server.engine.routes,
-                deadline_s=server.engine.request_deadline_s,
-                shape=prepared.shape,
-                long_replies=stack.enter_context(LongReplies(reply_lane)),
-            )
+        policy = await stack.enter_async_context(
+            open_policy(name, server, prepared.speech, parent.watch)
         )
         store = stack.enter_context(open_store(server, name))
-        runner = await open_runner(prepared, parent.watch, engine, store, stack)
+        runner = await open_runner(prepared, parent.watch, policy, store, stack)
         context = stack.enter_context(zmq.asyncio.Context())
         wire = stack.enter_context(context.socket(zmq.DEALER))
         wire.setsockopt(zmq.IDENTITY, name.encode())
         wire.setsockopt(zmq.LINGER, 0)
         wire.setsockopt(zmq.SNDHWM, 0)  # credits bound it; a send that waits could be cancelled half way
         wire.connect(part.address)
-        me = Worker(name, wire, runner, prepared.spec, engine, tasks_lane, store)
+        me = Worker(name, wire, runner, prepared.spec, policy, tasks_lane, store)
         parent.in_flight, parent.on_stats = lambda: me.in_flight, me.send_stats
         whole_groups = needs_whole_groups(prepared.env)
         await me.send(Hello(name, server.env.concurrency, whole_groups=whole_groups))
@@ -211,9 +197,9 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
 
 
 async def open_runner(
-    prepared: Prepared, watch: Watch, engine: engines.Engine, store: PayloadStore, stack: AsyncExitStack
+    prepared: Prepared, watch: Watch, policy: Policy, store: PayloadStore, stack: AsyncExitStack
 ) -> RolloutRunner:
-    """The lanes for user code and for rendering, and what runs rollouts with them."""
+    """The lanes for user code, and what runs rollouts with them."""
     name, spec, config = prepared.part.name, prepared.spec, prepared.part.server.env
     waiting = 4 * config.concurrency
     score_lane = await stack.enter_async_context(
@@ -225,14 +211,10 @@ async def open_runner(
     plain_lane = await stack.enter_async_context(
         ProcessLane(f"{name}.plain", config.plain_processes, what="plain code", max_waiting=waiting)
     )
-    render_lane = await stack.enter_async_context(
-        ProcessLane(f"{name}.render", size=1, what="rendering", watch=watch, max_waiting=waiting)
-    )
     return RolloutRunner(
         config,
         prepared.env,
-        engine,
-        Renderer(prepared.rendering, prepared.part.server.model, render_lane),
+        policy,
         PlainCode(spec, plain_lane, config.rollout_deadline_s),
         Scoring(config, spec, prepared.env, score_lane),
         await stack.enter_async_context(ToolKeeper()),

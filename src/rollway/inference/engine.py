@@ -16,6 +16,7 @@ from .columns import Columns
 from .dialects.dialect import Call, Dialect, problem
 from .dialects.sglang import Sglang
 from .dialects.vllm import Vllm
+from .endpoint import headers, pick, read_all, served_models
 from .framing import HttpError
 from .http import HttpClient, Reply
 from .longreply import LongReplies
@@ -31,15 +32,6 @@ INLINE_JSON_BYTES = 256 << 10
 MAX_LARGE_BODIES = 2
 """Large bodies read at a time; the others wait in the kernel. Bursts, not sums, make a loop late."""
 ACCEPT = f"{SAFETENSORS}, application/json;q=0.9"
-
-
-class _Model(msgspec.Struct, frozen=True):
-    id: str
-    owned_by: str = ""
-
-
-class _Models(msgspec.Struct, frozen=True):
-    data: list[_Model]
 
 
 class Engine:
@@ -166,7 +158,7 @@ class Engine:
     async def _ask(self, method: str, call: Call) -> dict[str, object]:
         """A small JSON answer; empty if there is none."""
         async with self._request(method, call.path, call.body) as reply:
-            body = await _read_all(reply)
+            body = await read_all(reply)
         try:
             return msgspec.json.decode(body, type=dict[str, object])
         except msgspec.MsgspecError:
@@ -183,7 +175,7 @@ class Engine:
                 self._http.request(method, path, body, accept) as reply,
             ):
                 if reply.head.status != 200:
-                    said = problem(reply.head.status, await _read_all(reply))
+                    said = problem(reply.head.status, await read_all(reply))
                     raise EngineError(f"{self._url}{path}: {said}")
                 yield reply
         except TimeoutError:
@@ -194,36 +186,27 @@ class Engine:
             raise EngineError(f"{self._url}{path}: {error}") from None
 
 
-async def _read_all(reply: Reply) -> bytearray:
-    body = bytearray()
-    await reply.read(lambda buffer, start, end: body.extend(memoryview(buffer)[start:end]))
-    return body
-
-
 @asynccontextmanager
 async def connect(
     url: str, *, routes: bool, deadline_s: float, shape: RouteShape | None = None,
-    long_replies: LongReplies | None = None,
+    long_replies: LongReplies | None = None, model: str = "", key: str = "",
 ) -> AsyncIterator[Engine]:  # fmt: skip
-    """An engine that answers; its dialect and its model's name are what it says."""
+    """An engine that answers and serves `model` (any, if not named); its dialect is what it says."""
     url = url.rstrip("/").removesuffix("/v1")
     http: HttpClient | None = None
     try:
         async with asyncio.timeout(deadline_s):
-            http = HttpClient(url)
-            async with http.request("GET", "/v1/models") as reply:
-                models = msgspec.json.decode(await _read_all(reply), type=_Models)
+            http = HttpClient(url, headers(key))
+            models = await served_models(http, "/v1/models")
     except (HttpError, TimeoutError, msgspec.MsgspecError) as error:
         if http is not None:
             http.close()
         raise EngineError(f"no engine at {url}: {error or type(error).__name__}") from None
     try:
-        if not models.data:
-            raise EngineError(f"the engine at {url} serves no model")
-        model = models.data[0]
-        dialect: Dialect = Sglang(shape) if model.owned_by == "sglang" else Vllm()
+        served = pick(models or (), model, url)
+        dialect: Dialect = Sglang(shape) if served.owned_by == "sglang" else Vllm()
         yield Engine(
-            http, url, model.id, dialect,
+            http, url, served.id, dialect,
             routes=routes, deadline_s=deadline_s, long_replies=long_replies,
         )  # fmt: skip
     finally:

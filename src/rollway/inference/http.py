@@ -7,7 +7,7 @@ in pieces and gathered nowhere on the way; until its reader wants it, it waits i
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import cast
 from urllib.parse import urlsplit
@@ -204,9 +204,12 @@ class Reply:
 
 
 class HttpClient:
-    """Requests to one server, each on a connection of its own while it lasts; idle ones are kept."""
+    """Requests to one server, each on a connection of its own while it lasts; idle ones are kept.
 
-    def __init__(self, url: str) -> None:
+    `headers` go with every request.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise HttpError(f"{url!r} is not the address of an HTTP server")
@@ -215,6 +218,7 @@ class HttpClient:
         self._port = parts.port or (443 if self._tls else 80)
         self._path = parts.path.rstrip("/")
         self._netloc = parts.netloc.rpartition("@")[2]
+        self._headers = "".join(_header(name, value) for name, value in (headers or {}).items())
         self._idle: list[Connection] = []
         self._scratch = bytearray(READ_BYTES)
 
@@ -225,7 +229,7 @@ class HttpClient:
         """A reply to be read within the block; leaving it early ends the connection."""
         request = (
             f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._netloc}\r\nAccept: {accept}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            f"{self._headers}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         ).encode() + body
         connection, head = await self._ask(request)
         reply = Reply(connection, head)
@@ -294,3 +298,10 @@ class HttpClient:
         for connection in self._idle:
             connection.close()
         self._idle.clear()
+
+
+def _header(name: str, value: str) -> str:
+    """A header's line. What a bad one holds may be a secret, so it is not shown."""
+    if not (value.isascii() and value.isprintable()):
+        raise HttpError(f"the value for the header {name} is not one line of ASCII text")
+    return f"{name}: {value}\r\n"

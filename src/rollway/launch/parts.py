@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from ..errors import PartDied
 from ..loop.part import Part, start_part
 from ..records.lag import ProcessStats
-from ..rundir.rundir import RunDir
 
 MAY_END = "orchestrator"
 """The one part whose end is the run's; the others serve until they are told to stop."""
@@ -23,13 +23,13 @@ def _remoteness(death: tuple[Part, PartDied]) -> tuple[bool, bool]:
 
 
 class Parts:
-    """Starts parts; every one is listened to until the run ends."""
+    """Starts parts, each with a log in `logs`; every one is listened to until the run ends."""
 
     def __init__(
-        self, run: RunDir, tasks: asyncio.TaskGroup, stack: AsyncExitStack,
+        self, logs: Path, tasks: asyncio.TaskGroup, stack: AsyncExitStack,
         on_stats: Callable[[ProcessStats], None], on_said: Callable[[bytes], None],
     ) -> None:  # fmt: skip
-        self._run = run
+        self._logs = logs
         self._tasks = tasks
         self._stack = stack
         self._on_stats = on_stats
@@ -38,7 +38,7 @@ class Parts:
         self._deaths: list[tuple[Part, PartDied]] = []
 
     async def start(self, name: str, entry: str, config: Any) -> Part:
-        log = self._run.logs / f"{name}.log"
+        log = self._logs / f"{name}.log"
         part = await self._stack.enter_async_context(start_part(name, entry, config, log=log))
         self._listening[name] = self._tasks.create_task(self._listen(part), name=name)
         return part
@@ -65,10 +65,10 @@ class Parts:
 
 @asynccontextmanager
 async def started_parts(
-    run: RunDir, on_stats: Callable[[ProcessStats], None], on_said: Callable[[bytes], None]
+    logs: Path, on_stats: Callable[[ProcessStats], None], on_said: Callable[[bytes], None]
 ) -> AsyncIterator[Parts]:
     """Parts started in the block end with it, last first; one that dies ends the block."""
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
-        parts = Parts(run, tasks, stack, on_stats, on_said)
+        parts = Parts(logs, tasks, stack, on_stats, on_said)
         yield parts
         parts.stop_listening()

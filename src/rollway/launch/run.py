@@ -42,7 +42,7 @@ async def run_all(
     config: RunConfig, plan: Plan, run: RunDir, start: StartPoint, watch: RunWatch
 ) -> None:  # fmt: skip
     """Start everything, wait for the last step, end everything."""
-    async with started_parts(run, watch.on_stats, watch.on_said) as parts:
+    async with started_parts(run.logs, watch.on_stats, watch.on_said) as parts:
         watch.say(f"Starting: trainer, engine, {plan.num_workers} env workers, orchestrator")
         trainer = await parts.start("trainer", TRAINER, trainer_part(config, run, start))
         url = config.engine.url
@@ -117,6 +117,8 @@ def orchestrator_part(
         engine_url=engine_url,
         push_weights=start.weights if config.engine.url else "",
         has_weights_if=() if start.checkpoint else UNTOUCHED,
+        engine_model=config.engine.model,
+        engine_key_var=config.engine.key_var,
         request_deadline_s=config.engine.request_deadline_s,
         micro_batch_tokens=config.trainer.micro_batch_tokens,
         payload=config.payload,

@@ -32,7 +32,10 @@ class Timing(Struct, frozen=True):
 
 
 class Scored(Struct, frozen=True, tag="scored"):
-    """The rollout ended, its rewards are known and its columns are written."""
+    """The rollout ended, its rewards are known and its columns are written.
+
+    Without rows it came from an engine that speaks messages only: there is nothing to train.
+    """
 
     reward: float
     rewards: dict[str, float]
@@ -44,6 +47,8 @@ class Scored(Struct, frozen=True, tag="scored"):
     first_version: PolicyVersion
     last_version: PolicyVersion
     timing: Timing
+    num_sampled: int = 0
+    """Tokens the policy drew; where there are no rows, as many as its endpoint says."""
 
     @property
     def num_tokens(self) -> int:

@@ -1,9 +1,10 @@
 """The orchestrator's process: wires sources, core and performer, and drives them."""
 
 import asyncio
+import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 from ...config.parts import OrchestratorPart
@@ -11,6 +12,7 @@ from ...config.plan import env_name
 from ...config.sections import FiltersConfig
 from ...envserver import client as envs
 from ...inference import engine as engines
+from ...inference.engine import Engine
 from ...ledger.ledger import open_ledger
 from ...loop.lanes import thread
 from ...loop.part import Parent, as_it_is, run_part
@@ -56,9 +58,7 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         ledger = await enter(open_ledger(run.ledger))
-        engine = await enter(
-            engines.connect(part.engine_url, routes=False, deadline_s=part.request_deadline_s)
-        )
+        engine = await enter(connect_engine(part))
         if part.push_weights and await engine.weight_version() not in part.has_weights_if:
             await engine.update_weights(part.push_weights, part.first_step - 1)
         clients = {
@@ -91,6 +91,17 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
                 task.cancel()
         if core.finished:
             await thread(run.drop_payload)
+
+
+def connect_engine(part: OrchestratorPart) -> AbstractAsyncContextManager[Engine]:
+    """For weights only: routes are the workers' business."""
+    return engines.connect(
+        part.engine_url,
+        routes=False,
+        deadline_s=part.request_deadline_s,
+        model=part.engine_model,
+        key=os.environ.get(part.engine_key_var, ""),
+    )
 
 
 def landing(run: RunDir, part: OrchestratorPart, env: str) -> SegmentWriter:

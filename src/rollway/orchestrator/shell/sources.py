@@ -13,7 +13,7 @@ from ...observe.lags import Lags
 from ...observe.report import Notice
 from ...records.ids import PolicyVersion, Step
 from ...records.lag import ProcessStats
-from ...records.rollout import Failed, Settled
+from ...records.rollout import Failed, Scored, Settled
 from ...rundir.rundir import RunDir
 from ...transport import filesystem
 from ...wire.messages import Stats, Tasks, WorkerLost
@@ -33,6 +33,11 @@ async def from_env(
     failures = FailureLog()
     while True:
         match await client.receive():
+            case Settled(outcome=Scored(rows=())) as settled:
+                raise RunStuck(
+                    f"environment '{client.env}' gives rollouts without token ids ({settled.worker}): "
+                    "its engine speaks messages only, and nothing can be trained from those"
+                )
             case Settled() as settled:
                 if isinstance(settled.outcome, Failed):
                     failures.add(settled, settled.outcome)

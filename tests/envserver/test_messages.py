@@ -1,0 +1,106 @@
+"""An env server whose engine speaks messages: real processes against a real chat endpoint."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from aiohttp import web
+from tests.doubles.chat import ChatDouble, chat_double
+
+from rollway.config.parts import RouterPart
+from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
+from rollway.envserver import client as envs
+from rollway.errors import RunStuck
+from rollway.loop.part import Parent, start_part
+from rollway.observe.lags import Lags
+from rollway.orchestrator.shell.sources import from_env
+from rollway.payload.reader import SegmentReader
+from rollway.records.ids import PolicyVersion, RolloutId
+from rollway.records.rollout import Failed, Outcome, Scored, Settled
+from rollway.records.task import Task
+from rollway.records.turn import Sampling
+from rollway.wire.messages import Run
+from rollway.wire.pipe import AsyncPipe
+
+pytestmark = pytest.mark.anyio
+
+ENVS = str(Path(__file__).parents[1] / "doubles" / "envs.py")
+
+
+def plus_one(said: str, nth: int) -> str | web.Response:
+    n = int(said.rstrip("?"))
+    if n == 90:
+        return web.Response(status=500, text="out of order")
+    if n == 80 and nth == 0:
+        return web.Response(status=429, headers={"Retry-After": "0"})
+    return str(n + 1)
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[tuple[envs.EnvClient, ChatDouble]]:
+    async with chat_double(plus_one) as double:
+        part = RouterPart(
+            env=EnvConfig(id=ENVS, args={"kind": "ThreeTurns"}, workers=1, concurrency=8),
+            model=ModelConfig(path=""),
+            engine=EngineConfig(speaks="messages"),
+            engine_url=double.url,
+            payload=PayloadConfig(),
+            payload_dir=str(folder),
+            log_dir=str(folder),
+            seed=0,
+            watch=WatchConfig(),
+        )
+        router = "rollway.envserver.router:main"
+        async with start_part("test.router", router, part, log=folder / "router.log") as started:
+            listening = asyncio.ensure_future(started.listen(lambda stats: None, lambda body: None))
+            async with envs.connect(await started.ready()) as client:
+                yield client, double
+            listening.cancel()
+
+
+async def send(client: envs.EnvClient, number: int) -> None:
+    task = Task(id=str(number), prompt=f"{number}?", answer=str(number + 3))
+    run = Run(RolloutId(f"r{number}"), 1, task, Sampling(20), PolicyVersion(0))
+    await client.send(run)
+
+
+async def outcome(client: envs.EnvClient, number: int) -> Outcome:
+    await send(client, number)
+    while not isinstance(message := await client.receive(), Settled):
+        pass
+    return message.outcome
+
+
+async def test_rollouts_are_scored_without_rows_and_keep_what_was_said(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (client, double):
+        scored = await outcome(client, 5)
+        assert isinstance(scored, Scored), scored
+        assert (scored.reward, scored.num_turns, scored.stop, scored.rows) == (1.0, 3, "stop", ())
+        assert scored.num_sampled == 3, "as many as the endpoint counted"
+        columns = SegmentReader(tmp_path).open(scored.ref)
+        assert list(columns) == ["transcript"]
+        said = msgspec.json.decode(columns["transcript"].tobytes())
+        assert [one["content"] for one in said] == ["5?", "6", "6?", "7", "7?", "8"]
+        assert [len(one["messages"]) for one in double.asked] == [1, 3, 5]
+        assert {one["model"] for one in double.asked} == {"double"}, "the only one it lists"
+        later = await outcome(client, 80)
+        assert isinstance(later, Scored), "asked again"
+        failed = await outcome(client, 90)
+        assert isinstance(failed, Failed)
+        assert (failed.boundary, "HTTP 500: out of order" in failed.error) == ("engine", True)
+
+
+async def test_an_orchestrator_refuses_what_cannot_be_trained(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        pipe = await AsyncPipe.open(ours)
+        parent = Parent(pipe, None)  # type: ignore[arg-type]
+        async with serving(tmp_path) as (client, _):
+            await send(client, 5)
+            with pytest.raises(RunStuck, match="rollouts without token ids"):
+                await from_env(client, asyncio.Queue(), None, Lags(), parent)  # type: ignore[arg-type]
+        await pipe.close()

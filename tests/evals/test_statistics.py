@@ -1,0 +1,129 @@
+"""Statistics against slow, obvious ways to compute the same."""
+
+from itertools import combinations
+from math import comb, isclose, sqrt
+from statistics import fmean, stdev
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollway.evals.result import Problem, Result
+from rollway.evals.statistics import estimate, pass_at, powers_of_two, summarise
+
+REWARDS = st.floats(-10, 10)
+
+
+@st.composite
+def counts(draw: st.DrawFn) -> tuple[int, int, int]:
+    n = draw(st.integers(1, 9))
+    return draw(st.integers(1, n)), n, draw(st.integers(0, n))
+
+
+@given(counts())
+def test_pass_at_k_is_the_share_of_subsets_with_a_pass(one: tuple[int, int, int]) -> None:
+    k, n, passed = one
+    samples = [index < passed for index in range(n)]
+    share = sum(any(subset) for subset in combinations(samples, k)) / comb(n, k)
+    assert isclose(pass_at(k, n, passed), share)
+
+
+@given(counts())
+def test_pass_at_k_grows_with_k_and_with_passes(one: tuple[int, int, int]) -> None:
+    k, n, passed = one
+    value = pass_at(k, n, passed)
+    assert 0 <= value <= 1
+    assert isclose(pass_at(1, n, passed), passed / n)
+    assert pass_at(n, n, passed) == float(passed > 0)
+    if k < n:
+        assert pass_at(k + 1, n, passed) >= value
+    if passed < n:
+        assert pass_at(k, n, passed + 1) >= value
+
+
+@given(st.lists(st.lists(REWARDS, max_size=5), max_size=8))
+def test_an_estimate_is_the_mean_of_means(samples: list[list[float]]) -> None:
+    means = [fmean(one) for one in samples if one]
+    found = estimate(samples)
+    if found is None:
+        assert not means
+        return
+    assert found.num_tasks == len(means)
+    assert isclose(found.mean, fmean(means), abs_tol=1e-9)
+    if len(means) == 1:
+        assert found.error is None
+    else:
+        assert isclose(found.error or 0.0, stdev(means) / sqrt(len(means)), abs_tol=1e-9)
+
+
+@given(REWARDS, st.integers(2, 6), st.integers(1, 4))
+def test_tasks_that_are_all_alike_leave_no_doubt(value: float, tasks: int, rollouts: int) -> None:
+    found = estimate([[value] * rollouts] * tasks)
+    assert found is not None
+    assert isclose(found.mean, value, abs_tol=1e-9)
+    assert isclose(found.error or 0.0, 0.0, abs_tol=1e-9)
+
+
+def scored(position: int, rollout: int, reward: float, **more: object) -> Result:
+    return Result(position=position, task=str(position), rollout=rollout, reward=reward,
+                  rewards={"exact": reward}, **more)  # type: ignore[arg-type]  # fmt: skip
+
+
+def failed(position: int, rollout: int, boundary: str) -> Result:
+    return Result(position=position, task=str(position), rollout=rollout, error=Problem(boundary, "no"))
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), REWARDS), unique_by=lambda r: r[:2]),
+       st.randoms(use_true_random=False))  # fmt: skip
+def test_the_order_of_results_says_nothing(rows: list[tuple[int, int, float]], rng: object) -> None:
+    results = [scored(*row) for row in rows]
+    shuffled = list(results)
+    rng.shuffle(shuffled)  # type: ignore[attr-defined]
+    a, b = summarise(results, 1.0, 4), summarise(shuffled, 1.0, 4)
+    assert (a.num_tasks, a.num_settled) == (b.num_tasks, b.num_settled)
+    assert (a.reward is None) == (b.reward is None)
+    if a.reward and b.reward:
+        assert isclose(a.reward.mean, b.reward.mean, abs_tol=1e-9)
+    assert set(a.pass_at) == set(b.pass_at)
+
+
+def test_a_summary_of_everything() -> None:
+    results = [
+        scored(0, 0, 1.0, metrics={"len": 3.0}, stop="stop", num_turns=2, num_tokens=10),
+        scored(0, 1, 0.0, metrics={"len": 5.0}, stop="length", num_turns=1, num_tokens=30),
+        scored(1, 0, 0.0, stop="stop", num_turns=1, num_tokens=20),
+        failed(1, 1, "engine"), failed(2, 0, "env"), failed(2, 1, "engine"),
+    ]  # fmt: skip
+    found = summarise(results, 1.0, 2)
+    assert (found.num_tasks, found.num_settled, found.num_failed) == (2, 6, 3)
+    assert found.errors == {"engine": 2, "env": 1}
+    assert found.reward is not None
+    assert (found.reward.mean, found.reward.error) == (0.25, 0.25)
+    assert found.rewards["exact"] == found.reward
+    assert (found.metrics["len"].mean, found.metrics["len"].num_tasks) == (4.0, 1)
+    assert (found.pass_at[1].mean, found.pass_at[1].num_tasks) == (0.25, 2)
+    assert (found.pass_at[2].mean, found.pass_at[2].num_tasks) == (1.0, 1), "task 1 has one sample only"
+    assert (found.truncated, found.turns, found.tokens) == (
+        pytest.approx(1 / 3),
+        pytest.approx(4 / 3),
+        20,
+    )
+
+
+def test_a_summary_of_nothing() -> None:
+    found = summarise([], 1.0, 4)
+    assert (found.reward, found.pass_at, found.num_settled, found.truncated) == (None, {}, 0, 0.0)
+    assert summarise([failed(0, 0, "env")], 1.0, 4).errors == {"env": 1}
+
+
+def test_a_rollout_passes_by_the_reward_that_is_asked_for() -> None:
+    results = [scored(0, n, reward) for n, reward in enumerate((0.5, 0.4))]
+    assert summarise(results, 0.5, 2).pass_at[1].mean == 0.5
+    assert summarise(results, 1.0, 2).pass_at[1].mean == 0.0
+
+
+@given(st.integers(1, 1000))
+def test_powers_of_two(limit: int) -> None:
+    powers = powers_of_two(limit)
+    assert powers[0] == 1
+    assert powers[-1] <= limit < 2 * powers[-1]
