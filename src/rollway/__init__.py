@@ -7,6 +7,8 @@ What environment authors import:
     class MyEnv(rw.Environment): ...
 """
 
+from typing import TYPE_CHECKING, Any
+
 from .envs.chat import Chat, Stopped
 from .envs.datasets import jsonl, parquet, shuffled
 from .envs.environment import Environment
@@ -18,9 +20,13 @@ from .envs.rollout import Rollout
 from .envs.tools import Toolset, tool
 from .records.task import Message, Task, ToolCall
 
+if TYPE_CHECKING:
+    from .inference.judge import Judge
+
 __all__ = [
     "Chat",
     "Environment",
+    "Judge",
     "Message",
     "Reply",
     "Rollout",
@@ -39,3 +45,12 @@ __all__ = [
     "tool",
     "update",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What is not light to import, when it is asked for."""
+    if name == "Judge":
+        from .inference.judge import Judge
+
+        return Judge
+    raise AttributeError(f"module 'rollway' has no attribute '{name}'")
