@@ -33,7 +33,7 @@ MAY_IMPORT = {
                        "transport"},
     "launch": BASE | {"config", "loop", "rundir", "observe", "trainer"},
     "cli": BASE | {"config", "loop", "envs", "model", "payload", "rundir", "observe", "ledger",
-                   "trainer", "launch", "orchestrator"},
+                   "trainer", "launch", "orchestrator", "wire"},
 }  # fmt: skip
 PURE = ["trace", "orchestrator/core", "orchestrator/credit", "orchestrator/filters",
         "orchestrator/batching", "envserver/core"]  # fmt: skip

@@ -6,6 +6,7 @@
     ├── ModelError          a model folder is missing or unusable
     ├── RunDirError         a run directory exists, or is not one
     ├── PortError           an address cannot be bound
+    ├── KeysError           keys are missing, damaged, readable by others, or not accepted
     ├── PayloadError        a segment is missing, short or damaged, or cannot be written
     ├── TraceError          a turn does not fit its row (an engine's fault)
     ├── EngineError         an engine refused, answered nonsense, or cannot be reached
@@ -48,6 +49,10 @@ class RunDirError(RollwayError):
 
 
 class PortError(RollwayError):
+    pass
+
+
+class KeysError(RollwayError):
     pass
 
 

@@ -22,7 +22,7 @@ from rollway.payload.writer import SegmentWriter
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
 from rollway.records.payload import PayloadRef
 from rollway.records.rollout import Failed, RowSummary, Scored, Settled, Timing
-from rollway.wire.messages import FrameTaken, Hello, Stats, Welcome, encode, for_router
+from rollway.wire.messages import FrameTaken, Hello, Stats, Welcome, encode, from_client
 
 pytestmark = pytest.mark.anyio
 
@@ -106,14 +106,14 @@ async def server_of_ours(landing: SegmentWriter | None) -> AsyncIterator[tuple[e
         connecting = envs.connect(f"tcp://127.0.0.1:{port}", landing)
         entering = asyncio.ensure_future(connecting.__aenter__())
         peer, hello = await wire.recv_multipart()
-        assert isinstance(for_router(hello), Hello)
+        assert isinstance(from_client(hello), Hello)
         await wire.send_multipart([peer, encode(Welcome("env", 1))])
         client = await entering
 
         async def say(message: Settled, *frames: bytes) -> tuple[Any, Any]:
             await wire.send_multipart([peer, encode(message), *frames])
             heard = await client.receive()
-            answer = for_router((await wire.recv_multipart())[1]) if frames else None
+            answer = from_client((await wire.recv_multipart())[1]) if frames else None
             return heard, answer
 
         try:

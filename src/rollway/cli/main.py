@@ -6,7 +6,7 @@ import typer
 
 from ..errors import RollwayError
 from ..loop.part import first_cause
-from . import engine, envs, payload, train
+from . import engine, envs, keys, payload, serve, train
 from .train import INTERRUPTED
 
 app = typer.Typer(
@@ -19,6 +19,8 @@ app = typer.Typer(
 app.command()(train.train)
 app.command()(envs.envs)
 app.command()(engine.engine)
+app.command()(serve.serve)
+app.add_typer(keys.app)
 app.add_typer(payload.app)
 
 

@@ -61,6 +61,15 @@ class EnvConfig(Section, frozen=True, kw_only=True):
     """Processes of one worker that run plain rewards, one rollout at a time each."""
     scoring_deadline_s: Positive = 60.0
     """A reward that runs longer is killed and fails its rollout."""
+    address: str = ""
+    """Address of a server that `rollway serve` runs (`tcp://host:port`); empty starts one. Of the other
+    keys only `id`, `ratio`, `keys` and `shares_payload` are for such a server."""
+    keys: str = ""
+    """Folder with this client's keys (`rollway keys new` makes them); a server on another machine
+    requires them."""
+    shares_payload: bool = False
+    """The server at `address` writes into this run's `payload/` (`rollway serve --payload files
+    --payload-dir …`). Without it `payload.store` must be `frames`."""
 
 
 class SamplingConfig(Section, frozen=True, kw_only=True):

@@ -2,13 +2,15 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
-from ...config.parts import OrchestratorPart
+from ...config.parts import EnvAddress, OrchestratorPart
 from ...config.plan import env_name
 from ...envserver import client as envs
+from ...errors import ProtocolError
 from ...inference import engine as engines
 from ...ledger.ledger import open_ledger
 from ...loop.lanes import thread
@@ -18,6 +20,7 @@ from ...observe.report import Progress
 from ...payload.writer import SegmentWriter
 from ...records.lag import ProcessStats
 from ...rundir.rundir import RunDir
+from ...wire.keys import client_keys
 from ..core.commands import Command
 from ..core.core import Core, Limits
 from ..core.events import Event, Started
@@ -58,9 +61,7 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
         if part.push_weights and await engine.weight_version() not in part.has_weights_if:
             await engine.update_weights(part.push_weights, part.first_step - 1)
         clients = {
-            env.id: await enter(
-                envs.connect(env.address, stack.enter_context(landing(run, part, env.id)))
-            )
+            env.id: await enter(connected(env, stack.enter_context(landing(run, part, env.id))))
             for env in part.envs
         }
         max_groups = part.max_outstanding
@@ -73,7 +74,7 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
         await parent.ready()
         async with asyncio.TaskGroup() as tasks:
             sources = [
-                *(from_env(one, events, performer, lags, parent) for one in clients.values()),
+                *(from_env(id, one, events, performer, lags, parent) for id, one in clients.items()),
                 from_trainer(run, part.first_step, part.max_steps, events, performer, steps),
                 tell_progress(core, part.orchestrator.batch_size, parent),
             ]
@@ -86,6 +87,18 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
                 task.cancel()
         if core.finished:
             await thread(run.drop_payload)
+
+
+@asynccontextmanager
+async def connected(env: EnvAddress, landing: SegmentWriter) -> AsyncIterator[envs.EnvClient]:
+    """A client of the environment's server, if it is that environment which is served there."""
+    keys = client_keys(Path(env.keys)) if env.keys else None
+    async with envs.connect(env.address, landing, keys, must_land=env.must_land) as client:
+        if env_name(client.env) != env_name(env.id):
+            raise ProtocolError(
+                f"the server at {env.address} serves '{client.env}', the run wants '{env.id}'"
+            )
+        yield client
 
 
 def landing(run: RunDir, part: OrchestratorPart, env: str) -> SegmentWriter:
