@@ -75,6 +75,7 @@ class EnvClient:
                 self.num_bad += 1
                 if is_news(self.num_bad - 1, self.num_bad):
                     log.warning("dropped bad frame %d from '%s': %s", self.num_bad, self.env, error)
+                await asyncio.sleep(0)  # a flood must not hold the loop
         if not isinstance(message, Settled):
             return message
         try:
