@@ -146,9 +146,9 @@ async def test_a_message_that_is_too_large_costs_its_sender_the_connection(
                 await wire.send(bytes(MAX_CLIENT_BYTES + 1))
                 await monitor.recv_multipart()
                 wire.disable_monitor()
+        large = msgspec.structs.replace(RUN, task=Task("1", "x" * (MAX_CLIENT_BYTES + 1)))
         with pytest.raises(ProtocolError, match=r"a Run of 16\.8 MB .* servers take 16 MB"):
-            large = Task("1", "x" * (MAX_CLIENT_BYTES + 1))
-            await server.client.send(msgspec.structs.replace(RUN, task=large))
+            await server.client.send(large)
         await server.run("r", "0")
         assert isinstance(await server.outcome("r"), Scored)
 

@@ -1,4 +1,4 @@
-"""Who gets in: real sockets, real servers; without the right key nothing is heard and nothing happens."""
+"""Who gets in: real sockets and servers; without the right key nothing is heard, nothing happens."""
 
 import asyncio
 import os
