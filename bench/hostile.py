@@ -4,9 +4,9 @@
 
 *Strangers* never say Hello and throw whatever a peer can throw: noise, messages with bytes changed, cut
 or added, messages only workers may send, many frames at once, nesting without end. *Greeters* say Hello,
-well or badly, as fast as they can, and never read an answer. A real client keeps rollouts running through
-the same port. Exits with 1 if the router died, if it holds 20 MB more than before, or if a real rollout
-did not settle exactly once as scored.
+well or badly, as fast as they can, and never read an answer. A real client keeps rollouts running
+through the same port. Exits with 1 if the router died, if it holds 20 MB more than before, or if a real
+rollout did not settle exactly once as scored. Of drops, the router says every power of two.
 """
 
 import asyncio

@@ -149,7 +149,7 @@ async def _serve(part: RouterPart, logs: Path, screen: Screen) -> None:
 
 def _payload(store: str, folder: str) -> PayloadConfig:
     config = _checked(PayloadConfig(store=cast(Literal["files", "frames"], store)))
-    if config.store == "files" and not Path(folder).is_dir():
+    if config.store == "files" and not (folder and Path(folder).is_dir()):
         raise ConfigError(
             f"--payload files needs --payload-dir: the folder 'payload' of the run that will connect; "
             f"'{folder}' is no folder"

@@ -1,5 +1,6 @@
 """The two ports of a router: one for clients, guarded; one for its own workers, private."""
 
+import os
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from pathlib import Path
@@ -58,7 +59,8 @@ def open_clients(context: Any, stack: ExitStack, bind: str, keys: str) -> Port:
     try:
         wire.bind(bind)
     except zmq.ZMQError as error:
-        raise PortError(f"{bind} cannot be bound: {error.strerror}; choose another") from None
+        why = os.strerror(error.errno)
+        raise PortError(f"{bind} cannot be bound: {why}; choose another address") from None
     return Port(wire, wire.getsockopt(zmq.LAST_ENDPOINT).decode(), guards)
 
 
