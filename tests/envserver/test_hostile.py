@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from tests.envserver.test_frames import server_of_ours, settled
 from tests.envserver.test_server import Server, serving
 
+from rollway.config.plan import env_name
 from rollway.envserver.core.routing import ClientSays, Routing
 from rollway.errors import ProtocolError
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
@@ -212,3 +214,28 @@ def test_whatever_the_client_port_decodes_the_core_survives(said: list[tuple[byt
         before = core.num_owed
         core.on_event(ClientSays(client, message))
         assert client == b"known" or core.num_owed == before
+
+
+def names_below(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*")}
+
+
+async def test_ids_never_become_paths_or_commands(tmp_path: Path, tiny_moe: Path) -> None:
+    """Ids of tasks and rollouts are somebody else's words: they stay words."""
+    home = tmp_path / "a" / "b" / "server"
+    home.mkdir(parents=True)
+    odd = ["../../../x", "/etc/x", "$(touch${IFS}x)", "`id`;touch\tx", "-rf", "%s%n", "a\x00b", "ü\n"]
+    async with serving(home, tiny_moe, "Counting") as server:
+        for n, id in enumerate(odd):
+            task = Task(id=id, prompt="1?", answer="2")
+            rollout_id = RolloutId(f"../../{n};$(touch${{IFS}}y)")
+            await server.client.send(Run(rollout_id, 1, task, Sampling(8), PolicyVersion(0)))
+            assert isinstance(await server.outcome(rollout_id), Scored)
+    written = {"router.log", "envs.w0.log", "envs.w0.0-0000.seg"}
+    assert names_below(tmp_path) == {"a", "b", "server"} | written
+
+
+@given(st.text(min_size=1))
+def test_an_environments_name_is_safe_in_a_path_whatever_its_id(id: str) -> None:
+    assert re.fullmatch(r"[A-Za-z0-9_-]+", env_name(id))
+    assert re.fullmatch(r"[A-Za-z0-9_-]+", env_name(f"{id}.py"))

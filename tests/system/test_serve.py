@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import psutil
@@ -32,12 +32,8 @@ ENVS = Path(__file__).parents[1] / "doubles" / "envs.py"
 
 
 @contextmanager
-def serving(folder: Path, model: Path, url: str, *args: str) -> Iterator["subprocess.Popen[str]"]:
-    command = [
-        sys.executable, "-m", "rollway", "serve", str(ENVS), "--engine", url, "--model", str(model),
-        "--renderer", "qwen3", "--template", '{"enable_thinking": false}', "--workers", "1",
-        "--args", '{"kind": "Counting"}', *args,
-    ]  # fmt: skip
+def started(folder: Path, *args: str) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-m", "rollway", *args]
     with subprocess.Popen(
         command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -45,6 +41,16 @@ def serving(folder: Path, model: Path, url: str, *args: str) -> Iterator["subpro
             yield process
         finally:
             process.kill()
+
+
+def serving(
+    folder: Path, model: Path, url: str, *args: str
+) -> AbstractContextManager["subprocess.Popen[str]"]:
+    return started(
+        folder, "serve", str(ENVS), "--engine", url, "--model", str(model), "--renderer", "qwen3",
+        "--template", '{"enable_thinking": false}', "--workers", "1", "--args", '{"kind": "Counting"}',
+        *args,
+    )  # fmt: skip
 
 
 async def line_with(process: "subprocess.Popen[str]", pattern: str) -> "re.Match[str]":
@@ -161,24 +167,16 @@ store = "frames"
 @pytest.mark.timeout(180)
 async def test_a_run_trains_on_a_served_environment(tmp_path: Path, tiny_moe: Path) -> None:
     server, client = make(tmp_path / "keys")
-    engine_command = [sys.executable, "-m", "rollway", "engine", str(tiny_moe), "--port", "0"]
-    with subprocess.Popen(engine_command, cwd=tmp_path, text=True, stdout=subprocess.PIPE) as engine:
-        try:
-            url = (await line_with(engine, r"at (http://\S+)/v1"))[1]
-            args = ("--keys", str(server), "--args", '{"kind": "Lengths"}')
-            with serving(tmp_path, tiny_moe, url, *args) as process:
-                address = (await line_with(process, r"at (tcp://127\.0\.0\.1:\d+) "))[1]
-                told = RUN_FILE.format(
-                    model=tiny_moe, env=ENVS, address=address, keys=client, engine=url
-                )
-                (tmp_path / "run.toml").write_text(told)
-                train = [sys.executable, "-m", "rollway", "train", "run.toml"]
-                done = await asyncio.to_thread(
-                    subprocess.run, train, cwd=tmp_path, capture_output=True, text=True, timeout=150
-                )
-                assert done.returncode == 0, done.stderr
-                assert "Step 2/2" in done.stdout
-                assert process.poll() is None, "the server goes on"
-        finally:
-            engine.kill()
+    with started(tmp_path, "engine", str(tiny_moe), "--port", "0") as engine:
+        url = (await line_with(engine, r"at (http://\S+)/v1"))[1]
+        args = ("--keys", str(server), "--args", '{"kind": "Lengths"}')
+        with serving(tmp_path, tiny_moe, url, *args) as process:
+            address = (await line_with(process, r"at (tcp://127\.0\.0\.1:\d+) "))[1]
+            told = RUN_FILE.format(model=tiny_moe, env=ENVS, address=address, keys=client, engine=url)
+            (tmp_path / "run.toml").write_text(told)
+            with started(tmp_path, "train", "run.toml") as train:
+                said, errors = await asyncio.to_thread(train.communicate, timeout=150)
+            assert train.returncode == 0, errors
+            assert "Step 2/2" in said
+            assert process.poll() is None, "the server goes on"
     assert not list((tmp_path / "outputs" / "test" / "logs").glob("*router*")), "no server was started"

@@ -59,7 +59,7 @@ def open_clients(context: Any, stack: ExitStack, bind: str, keys: str) -> Port:
     try:
         wire.bind(bind)
     except zmq.ZMQError as error:
-        why = os.strerror(error.errno)
+        why = os.strerror(error.errno or 0)
         raise PortError(f"{bind} cannot be bound: {why}; choose another address") from None
     return Port(wire, wire.getsockopt(zmq.LAST_ENDPOINT).decode(), guards)
 
