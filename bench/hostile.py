@@ -6,7 +6,8 @@
 or added, messages only workers may send, many frames at once, nesting without end. *Greeters* say Hello,
 well or badly, as fast as they can, and never read an answer. A real client keeps rollouts running
 through the same port. Exits with 1 if the router died, if it holds 20 MB more than before, or if a real
-rollout did not settle exactly once as scored. Of drops, the router says every power of two.
+rollout did not settle exactly once as scored. Of drops the router says every power of two. A *control*
+process only ticks.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from tempfile import TemporaryDirectory
 
 import zmq
 from loopback import talk
+from loopback.control import tick
 from loopback.engine import EngineSpec, serve
 from loopback.processes import Started, rss_bytes, started
 from loopback.report import QUIET, arguments, finish, lag_figures, table
@@ -176,7 +178,9 @@ def server(url: str, folder: Path, args: Namespace) -> RouterPart:
     )
 
 
-async def under_fire(url: str, folder: Path, args: Namespace) -> tuple[dict[str, float], list[str]]:
+async def under_fire(
+    url: str, folder: Path, control: Started, args: Namespace
+) -> tuple[dict[str, dict[str, float]], list[str]]:
     log = folder / "router.log"
     part = server(url, folder, args)
     entry = "rollway.envserver.router:main"
@@ -190,8 +194,10 @@ async def under_fire(url: str, folder: Path, args: Namespace) -> tuple[dict[str,
                 real = Real(client, args.rollouts)
                 await real.run([], WARM_S)
                 before = rss_bytes(router.pid)
+                control.ask()
                 await real.run(peers, 0.0)
                 fire_s = max(peer.pipe.recv() for peer in peers)
+                beside = lag_figures(control.ask())
                 await real.serve(AFTER_S)
                 await real.finish()
                 after = rss_bytes(router.pid)
@@ -199,7 +205,7 @@ async def under_fire(url: str, folder: Path, args: Namespace) -> tuple[dict[str,
             for peer in peers:
                 peer.end()
         listening.cancel()
-    return {
+    figures = {
         "frames/s": each * args.peers / fire_s,
         "MB before": before / 1e6,
         "MB after": after / 1e6,
@@ -207,7 +213,8 @@ async def under_fire(url: str, folder: Path, args: Namespace) -> tuple[dict[str,
         "drops ≥": sum(counted(log.read_text())),
         "settled": real.settled,
         **lag_figures(real.lag),
-    }, real.wrong
+    }
+    return {"router": figures, "control beside": beside}, real.wrong
 
 
 def counted(log: str) -> list[int]:
@@ -223,19 +230,20 @@ def main() -> None:
     )  # fmt: skip
     if args.full:
         args.frames = max(args.frames, 1_000_000)
-    with started(serve, ENGINE) as engine, TemporaryDirectory() as folder:
+    with started(serve, ENGINE) as engine, started(tick) as control, TemporaryDirectory() as folder:
         from rollway.model.tiny import write_tokenizer
 
         write_tokenizer(Path(folder))
         url = f"http://127.0.0.1:{engine.pipe.recv()}"
-        figures, wrong = asyncio.run(under_fire(url, Path(folder), args))
+        rows, wrong = asyncio.run(under_fire(url, Path(folder), control, args))
     print(
         f"{args.frames} hostile messages of {args.peers} peers, {args.rollouts} real rollouts at a time"
     )
-    table({"router": figures}, COLUMNS)
-    finish("hostile", {"frames": args.frames, **figures, "wrong": len(wrong)}, args.json)
-    if figures["grown MB"] * 1e6 > MAX_GROWTH_BYTES:
-        wrong.append(f"the router holds {figures['grown MB']:.1f} MB more than before")
+    table(rows, COLUMNS)
+    finish("hostile", {"frames": args.frames, **rows, "wrong": len(wrong)}, args.json)
+    grown = rows["router"]["grown MB"]
+    if grown * 1e6 > MAX_GROWTH_BYTES:
+        wrong.append(f"the router holds {grown:.1f} MB more than before")
     for line in wrong[:20]:
         print(line, file=sys.stderr)
     sys.exit(bool(wrong))

@@ -23,7 +23,7 @@ def new(
     """Make a key pair for a server and one for its client: FOLDER/server and FOLDER/client.
 
     Each side gets its own folder and nothing else: 'rollway serve --keys FOLDER/server' on one machine,
-    'keys = "FOLDER/client"' below [[env]] in the run file of the other. Move FOLDER/client over a safe
+    'keys = "FOLDER/client"' in the env section of the other's run file. Move FOLDER/client over a safe
     way (scp), and remove it where it is not needed.
 
     To let in one more client: make a pair for it ('rollway keys new other'), write the public key of

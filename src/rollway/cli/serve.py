@@ -86,8 +86,9 @@ def serve(
 ) -> None:  # fmt: skip
     """Serve an environment to runs elsewhere, until Ctrl-C: a router and its workers.
 
-    A run file points at it with [[env]] address = "tcp://…" instead of starting a server itself. Its
-    user code runs here and nowhere else. Beyond this machine, clients need keys: 'rollway keys new'.
+    A run file points at it with 'address = "tcp://…"' in its env section instead of starting a server
+    itself. The environment's code runs here and nowhere else. Beyond this machine, clients need keys:
+    'rollway keys new'.
     """
     check_bind(bind, keys)
     if keys:

@@ -18,9 +18,11 @@ from ...loop.part import Parent, as_it_is, run_part
 from ...observe.lags import Lags
 from ...observe.report import Progress
 from ...payload.writer import SegmentWriter
+from ...records.ids import PolicyVersion
 from ...records.lag import ProcessStats
 from ...rundir.rundir import RunDir
 from ...wire.keys import client_keys
+from ...wire.messages import NewPolicy
 from ..core.commands import Command
 from ..core.core import Core, Limits
 from ..core.events import Event, Started
@@ -61,7 +63,7 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
         if part.push_weights and await engine.weight_version() not in part.has_weights_if:
             await engine.update_weights(part.push_weights, part.first_step - 1)
         clients = {
-            env.id: await enter(connected(env, stack.enter_context(landing(run, part, env.id))))
+            env.id: await enter(connected(part, env, stack.enter_context(landing(run, part, env.id))))
             for env in part.envs
         }
         max_groups = part.max_outstanding
@@ -90,14 +92,18 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
 
 
 @asynccontextmanager
-async def connected(env: EnvAddress, landing: SegmentWriter) -> AsyncIterator[envs.EnvClient]:
-    """A client of the environment's server, if it is that environment which is served there."""
+async def connected(
+    part: OrchestratorPart, env: EnvAddress, landing: SegmentWriter
+) -> AsyncIterator[envs.EnvClient]:
+    """A client of the environment's server, if it is that environment which is served there. A server
+    that served other runs before is told where this one stands."""
     keys = client_keys(Path(env.keys)) if env.keys else None
     async with envs.connect(env.address, landing, keys, must_land=env.must_land) as client:
         if env_name(client.env) != env_name(env.id):
             raise ProtocolError(
                 f"the server at {env.address} serves '{client.env}', the run wants '{env.id}'"
             )
+        await client.send(NewPolicy(PolicyVersion(part.first_step - 1)))
         yield client
 
 
