@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "evals": BASE | {"config", "loop", "wire", "envs", "payload", "envserver", "rundir", "observe",
                      "launch"},
     "cli": BASE | {"config", "loop", "envs", "model", "payload", "rundir", "observe", "ledger",
-                   "trainer", "launch", "orchestrator", "evals"},
+                   "trainer", "launch", "orchestrator", "evals", "wire"},
 }  # fmt: skip
 PURE = ["trace", "orchestrator/core", "orchestrator/credit", "orchestrator/filters",
         "orchestrator/batching", "envserver/core"]  # fmt: skip

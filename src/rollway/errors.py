@@ -6,6 +6,7 @@
     ├── ModelError          a model folder is missing or unusable
     ├── RunDirError         a run directory exists, or is not one
     ├── PortError           an address cannot be bound
+    ├── KeysError           keys are missing, damaged, readable by others, or not accepted
     ├── PayloadError        a segment is missing, short or damaged, or cannot be written
     ├── TraceError          a turn does not fit its row (an engine's fault)
     ├── EngineError         an engine refused, answered nonsense, or cannot be reached
@@ -53,6 +54,10 @@ class PortError(RollwayError):
 
 class ToolFailed(RollwayError):
     """A tool raised, and its toolset says that this fails the rollout."""
+
+
+class KeysError(RollwayError):
+    pass
 
 
 class PayloadError(RollwayError):

@@ -102,3 +102,41 @@ def test_an_engine_of_messages_cannot_train() -> None:
     config = check({**MINIMAL, "engine": {"speaks": "messages"}}, "run.toml")
     with pytest.raises(ConfigError, match=r"'engine.speaks' = 'messages': .*no token ids.*rollway eval"):
         plan(config)
+
+
+SERVED = {"id": "reverse-text", "address": "tcp://10.0.0.5:5555", "keys": "keys/client"}
+
+
+def served(payload: str = "frames", **env: object) -> dict[str, object]:
+    return {**MINIMAL, "env": [{**SERVED, **env}], "payload": {"store": payload}}
+
+
+def test_a_run_may_point_at_a_server() -> None:
+    planned = plan(check(served(), "run.toml"))
+    assert planned.num_workers == planned.worker_slots == 0
+    assert planned.binds == "orchestrator.batch_size × (1 + max_off_policy_steps)"
+    plan(check(served("files", shares_payload=True), "run.toml"))
+    plan(check(served(address="tcp://127.0.0.1:5555", keys=""), "run.toml"))
+    plan(check(served(address="tcp://[::1]:5555", keys=""), "run.toml"))
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        (
+            served(keys=""),
+            r"'env.0.address' = .* on another machine.* set 'env.0.keys'; run 'rollway keys",
+        ),
+        (
+            served("files"),
+            r"'payload.store' = 'files', but .*--payload-dir outputs/run/payload.*shares_p",
+        ),
+        (served(address="10.0.0.5"), r"'env.0.address' = '10.0.0.5': expected tcp://HOST:PORT"),
+        (served(args={"a": 1}), r"'env.0.args' = .* 'rollway serve --args'"),
+        (served(address=""), r"'env.0.keys' is for a server at 'env.0.address', which is empty"),
+        (served(address="", keys="", shares_payload=True), r"'env.0.shares_payload' is for a server"),
+    ],
+)
+def test_what_a_served_environment_requires(tree: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        plan(check(tree, "run.toml"))

@@ -22,7 +22,7 @@ from rollway.payload.writer import SegmentWriter
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
 from rollway.records.payload import PayloadRef
 from rollway.records.rollout import Failed, RowSummary, Scored, Settled, Timing
-from rollway.wire.messages import FrameTaken, Hello, Stats, Welcome, encode, for_router
+from rollway.wire.messages import FrameTaken, Hello, Stats, Welcome, encode, from_client
 
 pytestmark = pytest.mark.anyio
 
@@ -97,27 +97,41 @@ def settled(id: str, length: int) -> Settled:
     return Settled(RolloutId(id), 1, WorkerName("w0.0"), scored)
 
 
+class ServersEnd:
+    """The server's end of a client's wire: called with a message, returns what is heard and answered."""
+
+    def __init__(self, wire: Any, peer: bytes, client: envs.EnvClient) -> None:
+        self._wire = wire
+        self._peer = peer
+        self._client = client
+
+    async def raw(self, frames: list[bytes]) -> None:
+        await self._wire.send_multipart([self._peer, *frames])
+
+    async def __call__(self, message: Settled, *frames: bytes) -> tuple[Any, Any]:
+        await self.raw([encode(message), *frames])
+        heard = await self._client.receive()
+        answer = from_client((await self._wire.recv_multipart())[1]) if frames else None
+        return heard, answer
+
+
 @asynccontextmanager
-async def server_of_ours(landing: SegmentWriter | None) -> AsyncIterator[tuple[envs.EnvClient, Any]]:
-    """A client, and the server's end of its wire: `say(message, frame)` returns what comes back."""
+async def server_of_ours(
+    landing: SegmentWriter | None,
+) -> AsyncIterator[tuple[envs.EnvClient, ServersEnd]]:
+    """A client, and the server's end of its wire."""
     with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as wire:
         wire.setsockopt(zmq.LINGER, 0)
         port = wire.bind_to_random_port("tcp://127.0.0.1")
         connecting = envs.connect(f"tcp://127.0.0.1:{port}", landing)
         entering = asyncio.ensure_future(connecting.__aenter__())
         peer, hello = await wire.recv_multipart()
-        assert isinstance(for_router(hello), Hello)
+        assert isinstance(from_client(hello), Hello)
         await wire.send_multipart([peer, encode(Welcome("env", 1))])
         client = await entering
 
-        async def say(message: Settled, *frames: bytes) -> tuple[Any, Any]:
-            await wire.send_multipart([peer, encode(message), *frames])
-            heard = await client.receive()
-            answer = for_router((await wire.recv_multipart())[1]) if frames else None
-            return heard, answer
-
         try:
-            yield client, say
+            yield client, ServersEnd(wire, peer, client)
         finally:
             await connecting.__aexit__(None, None, None)
 

@@ -6,7 +6,7 @@ import typer
 
 from ..errors import RollwayError
 from ..loop.part import first_cause
-from . import engine, envs, evaluate, payload, train
+from . import engine, envs, evaluate, keys, payload, serve, train
 from .train import INTERRUPTED
 
 app = typer.Typer(
@@ -20,6 +20,8 @@ app.command()(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command()(envs.envs)
 app.command()(engine.engine)
+app.command()(serve.serve)
+app.add_typer(keys.app)
 app.add_typer(payload.app)
 
 

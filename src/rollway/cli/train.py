@@ -26,6 +26,7 @@ from ..orchestrator.shell.advantage import check
 from ..records.ids import Step
 from ..rundir.rundir import RunDir, without_none
 from ..trainer.recipe import is_built
+from ..wire.keys import client_keys
 from .extras import need_torch
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -58,6 +59,7 @@ def train(
     if resume and clean:
         raise RunDirError("--resume and --clean exclude each other")
     need_torch("training")
+    check_keys(config)
     directory = RunDir(planned.run_dir)
     needs_model = warmup_needed(config)
     if resume and not directory.exists:
@@ -115,6 +117,13 @@ async def job(
             await run_all(config, planned, directory, start, watch)
         finally:
             watching.cancel()
+
+
+def check_keys(config: RunConfig) -> None:
+    """Keys that cannot be used are found before anything is started."""
+    for env in config.env:
+        if env.keys:
+            client_keys(Path(env.keys))
 
 
 def warmup_needed(config: RunConfig) -> bool:

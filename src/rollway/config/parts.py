@@ -5,6 +5,7 @@ from msgspec import Struct
 from ..records.ids import Step
 from ..records.restored import Restored
 from ..records.turn import Sampling
+from .address import ANY_LOOPBACK_PORT
 from .sections import (
     EngineConfig,
     EnvConfig,
@@ -30,7 +31,8 @@ class EnginePart(Struct, frozen=True):
 
 
 class RouterPart(Struct, frozen=True):
-    """One environment's server."""
+    """One environment's server. `keys` is a folder, needed where `bind` is beyond loopback;
+    `tells_parent` is for a parent that has no wire to hear the workers' statistics on."""
 
     env: EnvConfig
     model: ModelConfig
@@ -44,6 +46,9 @@ class RouterPart(Struct, frozen=True):
     filters: FiltersConfig = FiltersConfig()
     generation: int = 0
     """How often the run was resumed: each time segments have names of their own."""
+    bind: str = ANY_LOOPBACK_PORT
+    keys: str = ""
+    tells_parent: bool = False
 
 
 class WorkerPart(Struct, frozen=True):
@@ -59,11 +64,14 @@ class WorkerPart(Struct, frozen=True):
 
 
 class EnvAddress(Struct, frozen=True):
-    """Where the orchestrator finds an environment, and its share."""
+    """Where the orchestrator finds an environment, and its share; `keys` is a folder, or empty.
+    With `must_land` its payload has to come as frames: its server sees no folder of the run."""
 
     id: str
     address: str
     ratio: float
+    keys: str = ""
+    must_land: bool = False
 
 
 class OrchestratorPart(Struct, frozen=True):

@@ -6,7 +6,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from ..errors import ConfigError
-from .sections import RunConfig
+from .address import check_connect
+from .sections import EnvConfig, RunConfig
 
 
 class Plan(Struct, frozen=True):
@@ -62,13 +63,17 @@ def plan(config: RunConfig) -> Plan:
     names = [env_name(env.id) for env in config.env]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"two environments of 'env' are called {', '.join(twice)}; names must differ")
+    for index, env in enumerate(config.env):
+        _check_served(config, env, f"env.{index}")
+    started = [env for env in config.env if not env.address]
     outstanding = wants.batch_size * (1 + wants.max_off_policy_steps)
-    slots = sum(env.workers * env.concurrency for env in config.env)
+    slots = sum(env.workers * env.concurrency for env in started)
     bounds = {
         "orchestrator.max_in_flight": wants.max_in_flight,
         "orchestrator.batch_size × (1 + max_off_policy_steps)": outstanding,
-        "env.workers × env.concurrency": slots,
     }
+    if len(started) == len(config.env):
+        bounds["env.workers × env.concurrency"] = slots
     if not config.engine.url:
         bounds["engine.max_batch"] = config.engine.max_batch
     return Plan(
@@ -76,8 +81,30 @@ def plan(config: RunConfig) -> Plan:
         groups_per_batch=wants.batch_size // wants.group_size,
         max_outstanding=outstanding,
         max_in_flight=wants.max_in_flight,
-        num_workers=sum(env.workers for env in config.env),
+        num_workers=sum(env.workers for env in started),
         worker_slots=slots,
         engine=config.engine.url or "embedded",
         binds=min(bounds, key=lambda name: bounds[name]),
     )
+
+
+def _check_served(config: RunConfig, env: EnvConfig, where: str) -> None:
+    """What a server that others run requires of the run file."""
+    if not env.address:
+        if env.keys or env.shares_payload:
+            key = "keys" if env.keys else "shares_payload"
+            raise ConfigError(f"'{where}.{key}' is for a server at '{where}.address', which is empty")
+        return
+    check_connect(env.address, env.keys, where)
+    if env.args:
+        raise ConfigError(
+            f"'{where}.args' = {env.args!r} would not reach the server at '{where}.address': give them "
+            "to 'rollway serve --args'"
+        )
+    if config.payload.store == "files" and not env.shares_payload:
+        folder = Path(config.output_dir) / config.name / "payload"
+        raise ConfigError(
+            f"'payload.store' = 'files', but the server at '{where}.address' does not write into this "
+            "run's folder: set 'payload.store' to 'frames', or start the server with '--payload files "
+            f"--payload-dir {folder}' and set '{where}.shares_payload' = true"
+        )

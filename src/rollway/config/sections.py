@@ -65,6 +65,15 @@ class EnvConfig(Section, frozen=True, kw_only=True):
     """A tool that runs longer is ended; its toolset says what that means for the rollout."""
     plain_processes: Count = 8
     """Processes of one worker for plain (not async) rollouts, updates and tools, one at a time each."""
+    address: str = ""
+    """Address of a server that `rollway serve` runs (`tcp://host:port`); empty starts one. Of the other
+    keys only `id`, `ratio`, `keys` and `shares_payload` are for such a server."""
+    keys: str = ""
+    """Folder with this client's keys (`rollway keys new` makes them); a server on another machine
+    requires them."""
+    shares_payload: bool = False
+    """The server at `address` writes into this run's `payload/` (`rollway serve --payload files
+    --payload-dir …`). Without it `payload.store` must be `frames`."""
 
 
 class SamplingConfig(Section, frozen=True, kw_only=True):

@@ -19,12 +19,13 @@ from ..errors import LaneError, ProtocolError
 from ..loop.lanes import ProcessLane
 from ..loop.part import Parent, run_part
 from ..loop.run import Watch
+from ..loop.seldom import is_news
 from ..payload.frames import FrameStore
 from ..payload.store import PayloadStore
 from ..payload.writer import SegmentWriter
 from ..records.ids import RolloutId, WorkerName
 from ..records.lag import ProcessStats
-from ..records.rollout import Cancelled, Outcome, Scored, Settled
+from ..records.rollout import Cancelled, Failed, Outcome, Scored, Settled
 from ..trace.detect import Signs
 from ..wire.messages import (
     Cancel,
@@ -38,6 +39,7 @@ from ..wire.messages import (
     Tasks,
     encode,
     for_worker,
+    unread_runs,
 )
 from .group import GroupRun
 from .plain import PlainCode
@@ -67,6 +69,7 @@ class Worker:
         self._store = store
         self._running: dict[RolloutId, asyncio.Task[None] | None] = {}
         self._why_cancelled: dict[RolloutId, str] = {}
+        self._num_unread = 0
 
     @property
     def in_flight(self) -> int:
@@ -76,10 +79,11 @@ class Worker:
         """Take messages until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
+                frame = await self._wire.recv()
                 try:
-                    message = for_worker(await self._wire.recv())
+                    message = for_worker(frame)
                 except ProtocolError as error:
-                    log.warning("dropped: %s", error)
+                    await self._fail_unread(frame, str(error))
                     continue
                 match message:
                     case Run() as run:
@@ -98,6 +102,15 @@ class Worker:
                         self._policy.version = version
                     case FrameTaken(num_bytes=num_bytes):
                         self._store.taken(num_bytes)
+
+    async def _fail_unread(self, frame: bytes, error: str) -> None:
+        """A task may hold what cannot be read here; its rollouts settle all the same."""
+        self._num_unread += 1
+        if is_news(self._num_unread - 1, self._num_unread):
+            log.warning("message %d that cannot be read: %s", self._num_unread, error)
+        for id, attempt in unread_runs(frame):
+            failed = Failed("env", f"its task cannot be read: {error}")
+            await self.send(Settled(id, attempt, self._name, failed))
 
     def _cancel(self, id: RolloutId, reason: str) -> None:
         """Reaches the coroutine if it has begun; if not, it will find the reason when it does."""

@@ -55,8 +55,10 @@ async def run_all(
                 f"{env_name(env.id)}.router", ROUTER, router_part(config, run, start, index, url)
             )
             for index, env in enumerate(config.env)
+            if not env.address
         }
-        addresses = {id: await router.ready() for id, router in routers.items()}
+        addresses = {env.id: env.address for env in config.env}
+        addresses |= {id: await router.ready() for id, router in routers.items()}
         await trainer.ready()
         part = orchestrator_part(config, plan, run, start, url, addresses)
         orchestrator = await parts.start("orchestrator", ORCHESTRATOR, part)
@@ -113,7 +115,16 @@ def orchestrator_part(
     return OrchestratorPart(
         orchestrator=config.orchestrator,
         sampling=Sampling(config.sampling.max_tokens, config.sampling.temperature),
-        envs=tuple(EnvAddress(env.id, addresses[env.id], env.ratio) for env in config.env),
+        envs=tuple(
+            EnvAddress(
+                env.id,
+                addresses[env.id],
+                env.ratio,
+                env.keys,
+                must_land=bool(env.address) and not env.shares_payload,
+            )
+            for env in config.env
+        ),
         engine_url=engine_url,
         push_weights=start.weights if config.engine.url else "",
         has_weights_if=() if start.checkpoint else UNTOUCHED,

@@ -4,6 +4,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from .bounds import Label
+
 
 class CalledFunction(Struct, frozen=True):
     """Which tool, and its arguments as JSON text, as the policy wrote them."""
@@ -34,7 +36,7 @@ class Message(Struct, frozen=True, omit_defaults=True):
 class Task(Struct, frozen=True, omit_defaults=True):
     """One problem. `answer` and `info` are JSON-like and reach rewards untouched."""
 
-    id: str
+    id: Label
     prompt: str
     answer: Any = None
     info: dict[str, Any] = field(default_factory=dict)

@@ -1,9 +1,9 @@
 """A turn: one engine call inside a rollout, as columns."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
@@ -15,9 +15,9 @@ Routes = NDArray[Any]
 class Sampling(Struct, frozen=True):
     """How the engine draws a reply."""
 
-    max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    temperature: Annotated[float, Meta(ge=0, le=1_000)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
 
 
 class Turn(Struct, frozen=True):

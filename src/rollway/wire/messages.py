@@ -2,7 +2,8 @@
 
 Every message is one msgpack frame. A Settled whose columns do not lie on a shared file system has a
 raw frame behind it: the blob, which nobody decodes on its way. `PROTOCOL` is checked in Hello; a peer
-of another version is told so and dropped.
+of another version is told so and dropped. Numbers have bounds and texts have lengths, checked where a
+message is decoded; what only a worker may say is not decoded from a client, and the reverse.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ..errors import ProtocolError
+from ..records.bounds import ID_PATTERN, Count, Label, Natural
 from ..records.ids import PolicyVersion, RolloutId, WorkerName
 from ..records.lag import ProcessStats
 from ..records.rollout import Settled
@@ -19,6 +21,16 @@ from ..records.task import Task
 from ..records.turn import Sampling
 
 PROTOCOL = 3
+MAX_CLIENT_BYTES = 16 << 20
+"""A message to a server. Nobody reads more: the connection of a peer that sends more is closed."""
+MAX_TASKS = 100_000
+MAX_GROUP = 10_000
+MAX_REASON = 200
+"""Characters of what is said about a bad message: parts of it may be the peer's."""
+
+Id = Annotated[RolloutId, Meta(pattern=ID_PATTERN)]
+Version = Annotated[PolicyVersion, Meta(ge=0, le=2**53)]
+Worker = Annotated[WorkerName, Meta(max_length=1_000)]
 
 Split = Literal["train", "eval"]
 Phase = Literal["starting", "engine", "env", "tool", "update", "scoring", "committing"]
@@ -28,9 +40,9 @@ class Hello(Struct, frozen=True, tag="hello"):
     """A client or worker introduces itself; a worker offers `credits` rollouts at a time, and says
     whether its environment needs all rollouts of a group in one place."""
 
-    name: str
-    credits: int = 0
-    protocol: int = PROTOCOL
+    name: Label
+    credits: Natural = 0
+    protocol: Natural = PROTOCOL
     whole_groups: bool = False
 
 
@@ -53,8 +65,8 @@ class Refused(Struct, frozen=True, tag="refused"):
 class NextTasks(Struct, frozen=True, tag="next_tasks"):
     """Send `count` tasks from position `start` of the environment's task order."""
 
-    start: int
-    count: int
+    start: Natural
+    count: Annotated[int, Meta(ge=1, le=MAX_TASKS)]
     split: Split = "train"
 
 
@@ -71,25 +83,25 @@ class Tasks(Struct, frozen=True, tag="tasks"):
 class Run(Struct, frozen=True, tag="run"):
     """Run one rollout. The task travels along, so that any worker can run it."""
 
-    rollout_id: RolloutId
-    attempt: int
+    rollout_id: Id
+    attempt: Count
     task: Task
     sampling: Sampling
-    version: PolicyVersion
+    version: Version
 
 
 class RunGroup(Struct, frozen=True, tag="run_group"):
     """Run these rollouts of one task in one worker: they share tools, or are scored together. Each
     settles on its own."""
 
-    runs: Annotated[tuple[Run, ...], Meta(min_length=1)]
+    runs: Annotated[tuple[Run, ...], Meta(min_length=1, max_length=MAX_GROUP)]
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
     """Stop a rollout; it settles as Cancelled unless it has settled already."""
 
-    rollout_id: RolloutId
-    reason: str
+    rollout_id: Id
+    reason: Label
 
 
 class Ping(Struct, frozen=True, tag="ping"):
@@ -121,14 +133,14 @@ class Progress(Struct, frozen=True, tag="progress"):
 class NewPolicy(Struct, frozen=True, tag="new_policy"):
     """The engine now samples from `version`."""
 
-    version: PolicyVersion
+    version: Version
 
 
 class FrameTaken(Struct, frozen=True, tag="frame_taken"):
     """`num_bytes` of raw frames of `worker` are written or refused: it may send as many more."""
 
-    worker: WorkerName
-    num_bytes: int
+    worker: Worker
+    num_bytes: Natural
 
 
 class Stats(Struct, frozen=True, tag="stats"):
@@ -145,15 +157,44 @@ class WorkerLost(Struct, frozen=True, tag="worker_lost"):
     num_failed: int
 
 
-ToRouter = (
-    Hello | NextTasks | Tasks | Run | RunGroup | Cancel | Ping | NewPolicy | FrameTaken | Settled
-    | Progress | Stats
-)  # fmt: skip
+class _PassedTask(Task, frozen=True, omit_defaults=True):
+    """A task on its way through the router, which builds no objects of what only workers need."""
+
+    answer: msgspec.Raw = msgspec.Raw(b"\xc0")
+    info: msgspec.Raw = msgspec.Raw(b"\x80")  # type: ignore[assignment]
+
+
+class _PassedRun(Run, frozen=True, tag="run"):
+    task: _PassedTask
+
+
+class _PassedGroup(RunGroup, frozen=True, tag="run_group"):
+    runs: Annotated[tuple[_PassedRun, ...], Meta(min_length=1, max_length=MAX_GROUP)]
+
+
+class _RunHead(Struct, frozen=True, tag="run"):
+    """Whose rollout it is, where the rest of a Run cannot be read."""
+
+    rollout_id: RolloutId
+    attempt: int
+
+
+class _GroupHead(Struct, frozen=True, tag="run_group"):
+    runs: tuple[_RunHead, ...]
+
+
+FromClient = Hello | NextTasks | Run | RunGroup | Cancel | Ping | NewPolicy | FrameTaken
+FromWorker = Hello | Tasks | Settled | Progress | Stats
+ToRouter = FromClient | FromWorker
 ToWorker = Run | RunGroup | Cancel | Drain | NextTasks | NewPolicy | FrameTaken
 ToClient = Welcome | Refused | Tasks | Settled | Progress | Stats | WorkerLost
 
 _encoder = msgspec.msgpack.Encoder()
-_to_router: msgspec.msgpack.Decoder[ToRouter] = msgspec.msgpack.Decoder(ToRouter)
+_from_client: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(
+    Hello | NextTasks | _PassedRun | _PassedGroup | Cancel | Ping | NewPolicy | FrameTaken
+)
+_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+_heads: msgspec.msgpack.Decoder[_RunHead | _GroupHead] = msgspec.msgpack.Decoder(_RunHead | _GroupHead)
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _to_client: msgspec.msgpack.Decoder[ToClient] = msgspec.msgpack.Decoder(ToClient)
 
@@ -165,8 +206,9 @@ def encode(message: Struct) -> bytes:
 def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | memoryview) -> Any:
     try:
         return decoder.decode(frame)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise ProtocolError(f"bad frame of {len(frame)} bytes: {error}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        why = ascii(str(error))[1:-1][:MAX_REASON]
+        raise ProtocolError(f"bad frame of {len(frame)} bytes: {why}") from None
 
 
 M = TypeVar("M")
@@ -185,14 +227,29 @@ def split_frames(frames: Sequence[Any], decode: Callable[[memoryview], M]) -> tu
     return message, frames[1]
 
 
-def for_router(frame: bytes | memoryview) -> ToRouter:
-    message: ToRouter = _decode(_to_router, frame)
+def from_client(frame: bytes | memoryview) -> FromClient:
+    message: FromClient = _decode(_from_client, frame)
+    return message
+
+
+def from_worker(frame: bytes | memoryview) -> FromWorker:
+    message: FromWorker = _decode(_from_worker, frame)
     return message
 
 
 def for_worker(frame: bytes | memoryview) -> ToWorker:
     message: ToWorker = _decode(_to_worker, frame)
     return message
+
+
+def unread_runs(frame: bytes | memoryview) -> list[tuple[RolloutId, int]]:
+    """Id and attempt of the rollouts in a frame that `for_worker` could not read: the router passes
+    tasks on unread, and every rollout must settle."""
+    try:
+        head = _decode(_heads, frame)
+    except ProtocolError:
+        return []
+    return [(one.rollout_id, one.attempt) for one in getattr(head, "runs", (head,))]
 
 
 def for_client(frame: bytes | memoryview) -> ToClient:

@@ -3,14 +3,16 @@
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
-from ...config.parts import OrchestratorPart
+from ...config.parts import EnvAddress, OrchestratorPart
 from ...config.plan import env_name
 from ...config.sections import FiltersConfig
 from ...envserver import client as envs
+from ...errors import ProtocolError
 from ...inference import engine as engines
 from ...inference.engine import Engine
 from ...ledger.ledger import open_ledger
@@ -19,9 +21,12 @@ from ...loop.part import Parent, as_it_is, run_part
 from ...observe.lags import Lags
 from ...observe.report import Progress
 from ...payload.writer import SegmentWriter
+from ...records.ids import PolicyVersion
 from ...records.lag import ProcessStats
 from ...records.rollout import Detection
 from ...rundir.rundir import RunDir
+from ...wire.keys import client_keys
+from ...wire.messages import NewPolicy
 from ..core.commands import Command, Dispatch
 from ..core.core import Core, Limits
 from ..core.events import Event, Started
@@ -62,9 +67,7 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
         if part.push_weights and await engine.weight_version() not in part.has_weights_if:
             await engine.update_weights(part.push_weights, part.first_step - 1)
         clients = {
-            env.id: await enter(
-                envs.connect(env.address, stack.enter_context(landing(run, part, env.id)))
-            )
+            env.id: await enter(connected(part, env, stack.enter_context(landing(run, part, env.id))))
             for env in part.envs
         }
         max_groups = part.max_outstanding
@@ -77,7 +80,7 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
         await parent.ready()
         async with asyncio.TaskGroup() as tasks:
             sources = [
-                *(from_env(one, events, performer, lags, parent) for one in clients.values()),
+                *(from_env(id, one, events, performer, lags, parent) for id, one in clients.items()),
                 from_trainer(run, part.first_step, part.max_steps, events, performer, steps),
                 tell_progress(core, part.orchestrator.batch_size, parent),
             ]
@@ -102,6 +105,22 @@ def connect_engine(part: OrchestratorPart) -> AbstractAsyncContextManager[Engine
         model=part.engine_model,
         key=os.environ.get(part.engine_key_var, ""),
     )
+
+
+@asynccontextmanager
+async def connected(
+    part: OrchestratorPart, env: EnvAddress, landing: SegmentWriter
+) -> AsyncIterator[envs.EnvClient]:
+    """A client of the environment's server, if it is that environment which is served there. A server
+    that served other runs before is told where this one stands."""
+    keys = client_keys(Path(env.keys)) if env.keys else None
+    async with envs.connect(env.address, landing, keys, must_land=env.must_land) as client:
+        if env_name(client.env) != env_name(env.id):
+            raise ProtocolError(
+                f"the server at {env.address} serves '{client.env}', the run wants '{env.id}'"
+            )
+        await client.send(NewPolicy(PolicyVersion(part.first_step - 1)))
+        yield client
 
 
 def landing(run: RunDir, part: OrchestratorPart, env: str) -> SegmentWriter:

@@ -27,7 +27,7 @@ Events = asyncio.Queue[Event]
 
 
 async def from_env(
-    client: EnvClient, events: Events, performer: Performer, lags: Lags, parent: Parent
+    env: str, client: EnvClient, events: Events, performer: Performer, lags: Lags, parent: Parent
 ) -> None:
     """What one env server says."""
     failures = FailureLog()
@@ -44,9 +44,9 @@ async def from_env(
                 await performer.settled(settled)
                 await events.put(settled)
             case Tasks(error=error) if error:
-                raise RunStuck(f"environment '{client.env}' cannot give tasks: {error}")
+                raise RunStuck(f"environment '{env}' cannot give tasks: {error}")
             case Tasks(start=start, tasks=tasks, exhausted=exhausted):
-                await events.put(TasksArrived(client.env, start, tasks, exhausted))
+                await events.put(TasksArrived(env, start, tasks, exhausted))
             case Stats(stats=stats):
                 lags.add(stats)
                 await parent.stats(stats)

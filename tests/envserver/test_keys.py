@@ -1,0 +1,190 @@
+"""Who gets in: real sockets and servers; without the right key nothing is heard, nothing happens."""
+
+import asyncio
+import os
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+import zmq
+import zmq.asyncio
+from tests.doubles.engine import EngineDouble, engine_double
+from tests.envserver.test_server import ENVS, ROUTER, plus_one, router_part
+from zmq.utils.monitor import recv_monitor_message
+
+from rollway.config.sections import EnvConfig
+from rollway.envserver import client as envs
+from rollway.envserver.client import EnvClient
+from rollway.errors import KeysError, PartDied, ProtocolError
+from rollway.loop.part import start_part
+from rollway.records.ids import PolicyVersion, RolloutId
+from rollway.records.rollout import Scored, Settled
+from rollway.records.task import Task
+from rollway.records.turn import Sampling
+from rollway.wire.gate import REFUSALS
+from rollway.wire.handshake import NO_KEYS_GIVEN, NOT_ACCEPTED, NOT_ITS_KEY
+from rollway.wire.keys import ClientKeys, client_keys, make
+from rollway.wire.messages import Cancel, Hello, NewPolicy, NextTasks, Run, encode
+
+pytestmark = pytest.mark.anyio
+
+
+class Keyed:
+    """A server that requires keys, those keys, and those of somebody else."""
+
+    def __init__(self, address: str, engine: EngineDouble, folder: Path, client: Path, pid: int) -> None:
+        self.address = address
+        self.engine = engine
+        self.log = folder / "router.log"
+        self.pid = pid
+        self.right = client_keys(client)
+        _, other = make(folder / "other")
+        unknown = client_keys(other)
+        self.unknown = ClientKeys(unknown.secret, self.right.server)
+        self.misled = ClientKeys(self.right.secret, unknown.server)
+
+
+@asynccontextmanager
+async def keyed(folder: Path, model: Path, latency_s: float = 0.0) -> AsyncIterator[Keyed]:
+    server, client = make(folder / "keys")
+    async with engine_double(model, plus_one, latency_s) as engine:
+        env = EnvConfig(id=ENVS, args={"kind": "Counting"}, workers=1, concurrency=8)
+        part = msgspec.structs.replace(router_part(env, model, engine.url, folder), keys=str(server))
+        async with start_part("test.router", ROUTER, part, log=folder / "router.log") as router:
+            listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
+            yield Keyed(await router.ready(), engine, folder, client, router.pid)
+            listening.cancel()
+
+
+def run_of(id: str, n: int = 5) -> Run:
+    task = Task(id=str(n), prompt=f"{n}?", answer=str(n + 1))
+    return Run(RolloutId(id), 1, task, Sampling(8), PolicyVersion(0))
+
+
+async def settled(client: EnvClient) -> Settled:
+    while True:
+        match await client.receive():
+            case Settled() as one:
+                return one
+
+
+@asynccontextmanager
+async def stranger(address: str, keys: ClientKeys | None) -> AsyncIterator[Any]:
+    """A socket that has tried to get in and was turned away, with everything it would say waiting."""
+    with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as wire:
+        wire.setsockopt(zmq.LINGER, 0)
+        if keys is not None:
+            keys.secure(wire)
+        with wire.get_monitor_socket(REFUSALS) as monitor:
+            wire.connect(address)
+            for message in (
+                Hello("client"), run_of("intruder"), Cancel(RolloutId("r"), "sabotage"),
+                NewPolicy(PolicyVersion(99)), NextTasks(0, 3),
+            ):  # fmt: skip
+                await wire.send(encode(message))
+            await recv_monitor_message(monitor)
+            wire.disable_monitor()
+        yield wire
+
+
+async def test_the_right_key_works_as_if_there_were_none(tmp_path: Path, tiny_moe: Path) -> None:
+    async with (
+        keyed(tmp_path, tiny_moe) as server,
+        envs.connect(server.address, keys=server.right) as client,
+    ):
+        await client.send(run_of("r"))
+        one = await settled(client)
+        assert isinstance(one.outcome, Scored)
+        assert one.outcome.reward == 1.0
+
+
+async def test_without_the_right_key_nothing_is_heard_and_nothing_happens(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
+    async with (
+        keyed(tmp_path, tiny_moe, latency_s=2.0) as server,
+        envs.connect(server.address, keys=server.right) as client,
+    ):
+        await client.send(run_of("r"))
+        await server.engine.until_running(1)
+        for keys in (None, server.unknown, server.misled):
+            async with stranger(server.address, keys) as wire:
+                assert not await wire.poll(200), "not a word"
+        one = await settled(client)
+        assert one.rollout_id == "r"
+        assert isinstance(one.outcome, Scored), "nobody could cancel it"
+        assert one.outcome.first_version == one.outcome.last_version == 0
+        await client.send(run_of("after", 6))
+        assert isinstance((await settled(client)).outcome, Scored)
+        assert len(server.engine.prompts) == 2, "no rollout of a stranger's ran"
+        assert "refused connection 1: " in server.log.read_text()
+
+
+async def test_a_client_is_told_why_it_cannot_get_in(
+    tmp_path: Path, tiny_moe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def error(keys: ClientKeys | None, address: str) -> str:
+        with pytest.raises((KeysError, ProtocolError)) as refused:
+            async with envs.connect(address, keys=keys):
+                pass
+        return str(refused.value)
+
+    async with keyed(tmp_path, tiny_moe) as server:
+        at = f"the env server at {server.address} refused: "
+        assert await error(None, server.address) == at + NO_KEYS_GIVEN
+        assert await error(server.unknown, server.address) == at + NOT_ACCEPTED
+        assert await error(server.misled, server.address) == at + NOT_ITS_KEY
+        gone = server.address
+    monkeypatch.setattr(envs, "HELLO_DEADLINE_S", 1.0)
+    assert f"no env server at {gone}: nobody is there" in await error(server.right, gone)
+    with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as silent:
+        silent.setsockopt(zmq.LINGER, 0)
+        port = silent.bind_to_random_port("tcp://127.0.0.1")
+        assert "says no welcome" in await error(None, f"tcp://127.0.0.1:{port}")
+        assert NOT_ITS_KEY in await error(server.right, f"tcp://127.0.0.1:{port}")
+
+
+async def test_beyond_this_machine_there_must_be_keys(tmp_path: Path, tiny_moe: Path) -> None:
+    env = EnvConfig(id=ENVS, workers=1)
+    part = router_part(env, tiny_moe, "http://127.0.0.1:9", tmp_path)
+    for bind in ("tcp://0.0.0.0:*", "tcp://*:*", "tcp://192.0.2.1:5555", "tcp://eth0:5555"):
+        open_to_all = msgspec.structs.replace(part, bind=bind)
+        async with start_part("test.router", ROUTER, open_to_all) as router:
+            with pytest.raises(PartDied, match=r"--keys is required; run 'rollway keys new keys'"):
+                await router.listen(lambda stats: None, lambda body: None)
+
+
+async def test_workers_have_a_door_of_their_own(tmp_path: Path, tiny_moe: Path) -> None:
+    """Nobody but this user can reach the workers' port: it is a socket in a private folder."""
+    async with (
+        keyed(tmp_path, tiny_moe) as server,
+        envs.connect(server.address, keys=server.right),
+    ):
+        router = psutil.Process(server.pid)
+        paths = [one.laddr for one in router.net_connections("unix") if one.laddr]
+        (path,) = {path for path in paths if path.endswith("/workers")}
+        folder = os.stat(Path(path).parent)
+        assert stat.S_IMODE(folder.st_mode) == 0o700
+        assert folder.st_uid == os.getuid()
+        listening = [one for one in router.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+        assert [f"tcp://127.0.0.1:{one.laddr.port}" for one in listening] == [server.address]
+    assert not Path(path).parent.exists()
+
+
+async def test_a_long_temporary_path_is_no_obstacle(
+    tmp_path: Path, tiny_moe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    async with (
+        keyed(tmp_path, tiny_moe) as server,
+        envs.connect(server.address, keys=server.right) as client,
+    ):
+        await client.send(run_of("r"))
+        assert isinstance((await settled(client)).outcome, Scored)
