@@ -5,6 +5,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -101,6 +102,7 @@ async def test_an_orchestrator_refuses_what_cannot_be_trained(tmp_path: Path) ->
         parent = Parent(pipe, None)  # type: ignore[arg-type]
         async with serving(tmp_path) as (client, _):
             await send(client, 5)
+            nobody: Any = None
             with pytest.raises(RunStuck, match="rollouts without token ids"):
-                await from_env(client, asyncio.Queue(), None, Lags(), parent)  # type: ignore[arg-type]
+                await from_env("env", client, asyncio.Queue(), nobody, Lags(), parent)
         await pipe.close()

@@ -231,3 +231,13 @@ async def test_a_blob_from_a_wire_is_checked_before_it_is_kept(tmp_path: Path) -
             await writer.append_whole(memoryview(frame))
         again = await writer.append(blob_of(100))
     assert again.offset == ref.length + -ref.length % ALIGN, "what was refused took no place"
+
+
+async def test_a_writer_never_touches_what_one_of_the_same_name_wrote(tmp_path: Path) -> None:
+    refs = []
+    for value in range(3):
+        with SegmentWriter(tmp_path, "w.0", 1 << 20) as writer:
+            refs.append(await writer.append(blob_of(10, value)))
+    assert [ref.segment for ref in refs] == ["w.0-0000.seg", "w.0-0001.seg", "w.0-0002.seg"]
+    opened = [SegmentReader(tmp_path).open(ref)["a"][0] for ref in refs]
+    assert opened == [0, 1, 2]

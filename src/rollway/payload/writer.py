@@ -69,11 +69,16 @@ class SegmentWriter:
         return PayloadRef(segment.path.name, offset, length)
 
     def _rotate(self) -> OpenSegment:
+        """A new file; names that a writer of the same name used before are left alone."""
         self._close()
-        path = self._folder / f"{self._name}-{self._next_number:04d}.seg"
-        self._segment = OpenSegment(path, durable=self._durable)
-        self._next_number += 1
-        return self._segment
+        while True:
+            path = self._folder / f"{self._name}-{self._next_number:04d}.seg"
+            self._next_number += 1
+            try:
+                self._segment = OpenSegment(path, durable=self._durable)
+                return self._segment
+            except FileExistsError:
+                continue
 
     def _close(self) -> None:
         segment, self._segment = self._segment, None
