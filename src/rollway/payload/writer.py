@@ -71,14 +71,14 @@ class SegmentWriter:
     def _rotate(self) -> OpenSegment:
         """A new file; names that a writer of the same name used before are left alone."""
         self._close()
-        while True:
-            path = self._folder / f"{self._name}-{self._next_number:04d}.seg"
+        while (path := self._path(self._next_number)).exists():
             self._next_number += 1
-            try:
-                self._segment = OpenSegment(path, durable=self._durable)
-                return self._segment
-            except FileExistsError:
-                continue
+        self._segment = OpenSegment(path, durable=self._durable)
+        self._next_number += 1
+        return self._segment
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{self._name}-{number:04d}.seg"
 
     def _close(self) -> None:
         segment, self._segment = self._segment, None
