@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from msgspec import Struct
 
 from ..config.sections import EnvConfig
-from ..envs.chat import Chat, Speaker, Stopped
+from ..envs.chat import Chat, Speaker, stop_in
 from ..envs.environment import Environment
 from ..envs.hooks import hooks
 from ..envs.limits import TurnLimits
@@ -98,15 +98,14 @@ class Attempt:
 
     async def _roll_out(self, chat: Chat) -> None:
         """A stop condition or limit ends the rollout; updates come in any case."""
-        try:
-            await self._call("rollout", chat)
-        except Stopped as stopped:
-            self._stop = stopped.name
-        for name in hooks(type(self._env), "update"):
+        for name in ("rollout", *hooks(type(self._env), "update")):
             try:
                 await self._call(name, chat)
-            except Stopped as stopped:
-                self._stop = self._stop or stopped.name
+            except Exception as error:
+                stop = stop_in(error)
+                if not stop:
+                    raise
+                self._stop = self._stop or stop
 
     async def _call(self, method: str, chat: Chat) -> None:
         call = getattr(self._env, method)

@@ -5,19 +5,19 @@ from typing import Any
 from ..envs.chat import Chat
 from ..envs.plainchat import Asked, ChatState
 from ..envs.source import EnvSpec, call_plain_tool, run_plain
-from ..loop.lanes import ProcessLane
-from ..loop.laneserver import ask_caller
+from ..loop.lanes import Lane
+from ..loop.laneserver import caller
 from ..records.task import Task
 
 
 def run_in_lane(spec: EnvSpec, method: str, task: Task, state: ChatState) -> ChatState:
-    return run_plain(spec, method, task, state, ask_caller)
+    return run_plain(spec, method, task, state, caller())
 
 
 class PlainCode:
     """Where a worker runs what is written without `async`."""
 
-    def __init__(self, spec: EnvSpec, lane: ProcessLane, queue_s: float) -> None:
+    def __init__(self, spec: EnvSpec, lane: Lane, queue_s: float) -> None:
         self._spec = spec
         self._lane = lane
         self._queue_s = queue_s
