@@ -6,7 +6,7 @@ import typer
 
 from ..errors import RollwayError
 from ..loop.part import first_cause
-from . import engine, envs, payload, train
+from . import engine, envs, init, payload, train
 from .train import INTERRUPTED
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 app.command()(train.train)
 app.command()(envs.envs)
+app.command()(init.init)
 app.command()(engine.engine)
 app.add_typer(payload.app)
 
