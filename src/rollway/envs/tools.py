@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable
-from functools import cache
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self, TypeVar, get_type_hints
 
@@ -63,12 +62,17 @@ class ToolSpec(Struct, frozen=True):
         return {name: getattr(read, name) for name in self.arguments.__struct_fields__}
 
 
-@cache
+_known: dict[type[Toolset], tuple[ToolSpec, ...]] = {}
+
+
 def tool_specs(kind: type[Toolset]) -> tuple[ToolSpec, ...]:
-    """The tools of a class, in the order they are written, base classes first."""
-    names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
-    methods = {name: getattr(kind, name) for name in names}
-    return tuple(_spec(kind, name, one) for name, one in methods.items() if hasattr(one, _MARK))
+    """The tools of a class, in the order they are written, base classes first. Read once."""
+    if kind not in _known:
+        names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
+        methods = {name: getattr(kind, name) for name in names}
+        marked = {name: one for name, one in methods.items() if hasattr(one, _MARK)}
+        _known[kind] = tuple(_spec(kind, name, one) for name, one in marked.items())
+    return _known[kind]
 
 
 def _spec(kind: type[Toolset], name: str, method: Callable[..., Any]) -> ToolSpec:

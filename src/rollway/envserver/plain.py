@@ -57,8 +57,7 @@ class _Host:
 
     def take(self, state: ChatState) -> None:
         self._chat.messages[:] = state.messages
-        self._chat.info.clear()
-        self._chat.info.update(state.info)
+        self._chat.info = state.info
 
     async def answer(self, asked: Asked) -> ChatState | None:
         self.take(asked.state)

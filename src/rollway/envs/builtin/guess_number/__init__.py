@@ -46,7 +46,7 @@ class GuessNumber(rw.Environment):
 
     @rw.stop
     def found(self, task: rw.Task, chat: rw.Chat) -> bool:
-        return number_in(chat.reply) == task.answer
+        return bool(number_in(chat.reply) == task.answer)
 
     @rw.reward
     def soon(self, task: rw.Task, rollout: rw.Rollout) -> float:
