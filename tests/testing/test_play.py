@@ -180,6 +180,17 @@ async def test_plain_rewards_have_their_own_copy_as_in_a_worker() -> None:
     assert env.noted
 
 
+class Unsendable(Base):
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        await chat.say(task.prompt)
+        chat.info["later"] = lambda: 1
+
+
+async def test_notes_that_could_not_reach_a_reward_in_a_worker_are_refused_here_too() -> None:
+    with pytest.raises(testing.RolloutFailed, match="pickle"):
+        await testing.play(Unsendable(), TASK, loud)
+
+
 class Shared(Base):
     opened: list[str]
 
@@ -250,7 +261,7 @@ class Sleeps(Base):
         (RaisesPlain(), "env", "task 't': KeyError: 'no such thing'"),
         (RaisingReward(), "scorer", "no such thing"),
         (SlowReward(), "scorer", "ran longer than 0.1 s"),
-        (Sleeps(), "deadline", "ran longer than 0.1 s"),
+        (Sleeps(), "deadline", "task 't' ran longer than 0.1 s; it was at " + __file__),
     ],
     ids=lambda one: type(one).__name__ if isinstance(one, rw.Environment) else None,
 )

@@ -17,7 +17,7 @@ from ..envs.toolbox import Toolbox
 from ..records.rollout import Failed, Timing
 from ..records.task import Task
 from .conversation import Conversation
-from .failure import failed, is_cancelled
+from .failure import failed, is_cancelled, too_late
 from .plain import PlainCode
 from .scoring import Scoring
 from .strays import no_strays
@@ -90,7 +90,7 @@ class Attempt:
             return failed(task, error, "env")
         except Exception as error:
             if deadline.expired():
-                return Failed("deadline", f"task '{task.id}' ran longer than {limit:g} s")
+                return too_late(task, error, limit)
             return failed(task, error, "env")
         if not self._conversation.record.trace.num_turns:
             return Failed("env", f"rollout() of task '{task.id}' never spoke to the policy")

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ..errors import EngineError, LaneError, LaneRaised, RollwayError, TraceError
+from ..loop import stacks
 from ..records.rollout import Boundary, Failed
 from ..records.task import Task
 
@@ -26,6 +27,17 @@ def failed(task: Task, error: BaseException, boundary: Boundary) -> Failed:
         case LaneError():
             return Failed(boundary, f"task '{task.id}': {short(error)}")
     return Failed(boundary, f"task '{task.id}': {short(error)}", user_traceback(error))
+
+
+def too_late(task: Task, error: Exception, limit_s: float) -> Failed:
+    """The failure of a rollout that passed its deadline, with what it was waiting for."""
+    cut_short = error.__cause__ or error
+    where = stacks.culprit(stacks.of_traceback(cut_short.__traceback__)).where
+    return Failed(
+        "deadline",
+        f"task '{task.id}' ran longer than {limit_s:g} s; it was at {where}",
+        user_traceback(cut_short),
+    )
 
 
 def is_cancelled() -> bool:
