@@ -14,6 +14,7 @@ from ..envs.hooks import hooks
 from ..envs.limits import TurnLimits
 from ..envs.rollout import Rollout
 from ..envs.toolbox import Toolbox
+from ..errors import LaneTimeout
 from ..records.rollout import Failed, Timing
 from ..records.task import Task
 from .conversation import Conversation
@@ -22,6 +23,8 @@ from .plain import PlainCode
 from .scoring import Scoring
 from .strays import no_strays
 from .toolkeeper import ToolKeeper
+
+LAST_WORDS_S = 2.0
 
 
 class Done(Struct, frozen=True):
@@ -49,6 +52,7 @@ class Attempt:
         self._group = group
         self._limits = TurnLimits(env.max_turns, env.max_tokens)
         self._stop = ""
+        self._until_s = 0.0
 
     async def run(self) -> Done | Failed:
         """Tools are open from the first turn to the last reward, and closed before this returns."""
@@ -77,6 +81,7 @@ class Attempt:
     async def _held(self, stack: AsyncExitStack) -> Chat | Failed:
         """The chat, after the environment's rollout and its updates, under the rollout's deadline."""
         task, limit = self._task, self._config.rollout_deadline_s
+        self._until_s = time.monotonic() + limit
         try:
             async with asyncio.timeout(limit) as deadline:
                 toolsets = await stack.enter_async_context(
@@ -89,7 +94,7 @@ class Attempt:
                 raise
             return failed(task, error, "env")
         except Exception as error:
-            if deadline.expired():
+            if deadline.expired() or isinstance(error, LaneTimeout):
                 return too_late(task, error, limit)
             return failed(task, error, "env")
         if not self._conversation.record.trace.num_turns:
@@ -112,7 +117,12 @@ class Attempt:
         if inspect.iscoroutinefunction(call):
             await call(self._task, chat)
         else:
-            await self._plain.run(method, self._task, chat, self._config.rollout_deadline_s)
+            await self._plain.run(method, self._task, chat, self._time_for_plain())
+
+    def _time_for_plain(self) -> float:
+        """A little less than the rollout has left, so that the lane can say where plain code was."""
+        left_s = max(0.0, self._until_s - time.monotonic())
+        return left_s - min(LAST_WORDS_S, left_s / 10)
 
     def _chat(self, speaker: Speaker, toolbox: Toolbox) -> Chat:
         return Chat(

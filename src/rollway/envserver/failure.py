@@ -5,7 +5,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from ..errors import EngineError, LaneError, LaneRaised, RollwayError, TraceError
+from ..errors import EngineError, LaneError, LaneRaised, LaneTimeout, RollwayError, TraceError
 from ..loop import stacks
 from ..records.rollout import Boundary, Failed
 from ..records.task import Task
@@ -30,14 +30,13 @@ def failed(task: Task, error: BaseException, boundary: Boundary) -> Failed:
 
 
 def too_late(task: Task, error: Exception, limit_s: float) -> Failed:
-    """The failure of a rollout that passed its deadline, with what it was waiting for."""
+    """The failure of a rollout that passed its deadline, with the line it was at."""
+    if isinstance(error, LaneTimeout):
+        return Failed("deadline", f"task '{task.id}': {short(error)}")
     cut_short = error.__cause__ or error
     where = stacks.culprit(stacks.of_traceback(cut_short.__traceback__)).where
-    return Failed(
-        "deadline",
-        f"task '{task.id}' ran longer than {limit_s:g} s; it was at {where}",
-        user_traceback(cut_short),
-    )
+    said = f"task '{task.id}' ran longer than {limit_s:g} s; it was at {where}"
+    return Failed("deadline", said, user_traceback(cut_short))
 
 
 def is_cancelled() -> bool:

@@ -28,7 +28,7 @@ class PlainCode:
         try:
             state = await self._lane.call(
                 run_in_lane, self._spec, method, task, host.state(),
-                deadline_s=deadline_s, queue_s=self._queue_s, replier=host.answer,
+                deadline_s=deadline_s, queue_s=deadline_s, replier=host.answer,
             )  # fmt: skip
         finally:
             if host.error is not None:
