@@ -29,7 +29,9 @@ pythonpath = ["."]
 MODULE = '''\
 """$name: sort the letters of a word."""
 
+import itertools
 import random
+import zlib
 from collections.abc import Iterator
 
 import rollway as rw
@@ -45,19 +47,17 @@ class $title(rw.Environment):
 
     def tasks(self) -> Iterator[rw.Task]:
         """Endless; the same order for the same seed."""
-        return self.drawn(random.Random(self.seed))
+        return (task for task in self.drawn(self.seed) if not is_held_out(task))
 
     def eval_tasks(self) -> Iterator[rw.Task]:
-        """A hundred, the same for every run."""
-        drawn = self.drawn(random.Random("evaluation"))
-        return (next(drawn) for _ in range(100))
+        """A hundred that are never trained on, the same for every run."""
+        return itertools.islice((task for task in self.drawn(0) if is_held_out(task)), 100)
 
-    def drawn(self, rng: random.Random) -> Iterator[rw.Task]:
-        index = 0
-        while True:
+    def drawn(self, seed: int) -> Iterator[rw.Task]:
+        rng = random.Random(seed)
+        for index in itertools.count():
             word = "".join(rng.choices(LETTERS, k=rng.randint(2, self.max_length)))
             yield rw.Task(id=str(index), prompt=f"Sort: {word}", answer="".join(sorted(word)))
-            index += 1
 
     async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
         """Every turn is recorded; what is noted in chat.info reaches the rewards."""
@@ -72,6 +72,11 @@ class $title(rw.Environment):
         return float(len(rollout.reply))
 
 
+def is_held_out(task: rw.Task) -> bool:
+    """One word in eight, whatever the seed."""
+    return zlib.crc32(task.prompt.encode()) % 8 == 0
+
+
 def load_environment(max_length: int = 5) -> $title:
     """What a run file's `args` are given to."""
     return $title(max_length)
@@ -84,9 +89,9 @@ import asyncio
 import itertools
 
 import pytest
-from $module import load_environment
-
 from rollway import testing
+
+from $module import load_environment
 
 
 def sorts(asked: testing.Asked) -> str:
@@ -113,8 +118,11 @@ def test_tasks_come_in_the_same_order_for_the_same_seed() -> None:
     assert first == list(itertools.islice(load_environment().tasks(), 20))
 
 
-def test_evaluation_ends() -> None:
-    assert len(list(load_environment().eval_tasks())) == 100
+def test_evaluation_ends_and_is_never_trained_on() -> None:
+    evaluated = {task.prompt for task in load_environment().eval_tasks()}
+    trained = {task.prompt for task in itertools.islice(load_environment().tasks(), 1000)}
+    assert evaluated
+    assert not evaluated & trained
 '''
 
 RUN = """\
