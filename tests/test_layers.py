@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "transport": BASE | {"loop", "rundir"},
     "inference": BASE | {"config", "loop", "wire", "model", "payload"},
     "envserver": BASE | {"config", "loop", "wire", "envs", "trace", "payload", "inference"},
+    "testing": BASE | {"config", "loop", "envs", "trace", "model", "inference", "envserver"},
     "orchestrator": BASE | {"config", "loop", "wire", "payload", "inference", "envserver", "rundir",
                             "transport", "ledger", "observe"},
     "trainer": BASE | {"config", "loop", "wire", "payload", "inference", "envs", "model", "rundir",

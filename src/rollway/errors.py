@@ -12,6 +12,8 @@
     ├── EngineError         an engine refused, answered nonsense, or cannot be reached
     ├── ProtocolError       a message that does not belong to the protocol
     ├── RunStuck            a step can no longer complete
+    ├── ToolFailed          a tool raised, and its toolset says that this fails the rollout
+    ├── RolloutFailed       a rollout that was played in a test did not come to its end
     ├── AdvantageError      an advantage function of the user's failed
     └── PartDied            a process of the run ended when it should not
         LaneError           work in a process lane did not return
@@ -53,7 +55,14 @@ class PortError(RollwayError):
 
 
 class ToolFailed(RollwayError):
-    """A tool raised, and its toolset says that this fails the rollout."""
+    pass
+
+
+class RolloutFailed(RollwayError):
+    def __init__(self, message: str, boundary: str, traceback: str) -> None:
+        super().__init__(message)
+        self.boundary = boundary
+        self.traceback = traceback
 
 
 class KeysError(RollwayError):

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import pytest
 
 import rollway as rw
+from rollway.envs.chat import stop_in
 from rollway.envs.limits import TurnLimits
 from rollway.envs.toolbox import Toolbox
 from rollway.envs.tools import Toolset
@@ -176,6 +177,24 @@ async def test_a_stop_condition_is_asked_before_all_turns_but_the_first() -> Non
     await chat.say("bye")
     with pytest.raises(rw.Stopped, match="said_bye"):
         await chat.say("hello")
+
+
+async def test_a_stop_condition_says_more_than_a_limit() -> None:
+    async def maybe_stop(chat: rw.Chat) -> str:
+        return "said_bye"
+
+    chat, _ = chat_with(maybe_stop=maybe_stop, limits=TurnLimits(max_turns=1, max_tokens=0))
+    await chat.say("bye")
+    with pytest.raises(rw.Stopped, match="said_bye"):
+        await chat.say("hello")
+
+
+def test_a_stop_is_found_in_groups_of_nothing_else() -> None:
+    first, second = rw.Stopped("max_turns"), rw.Stopped("max_tokens")
+    assert stop_in(first) == "max_turns"
+    assert stop_in(ExceptionGroup("", [ExceptionGroup("", [second]), first])) == "max_tokens"
+    assert stop_in(ExceptionGroup("", [first, KeyError("broken")])) == ""
+    assert stop_in(KeyError("broken")) == ""
 
 
 async def test_a_child_borrows_tools_that_are_open_and_no_others() -> None:

@@ -192,7 +192,7 @@ async def test_an_engine_that_is_gone_fails_the_rollout_not_the_worker(
         scored = await server.outcome("good")
         assert isinstance(scored, Scored)
         assert scored.reward == 0.25
-        server.engine._answer = lambda said: 1 / 0  # type: ignore[assignment,return-value]
+        server.engine.answer = lambda asked: str(1 / 0)
         await server.run("bad", "0")
         failed = await server.outcome("bad")
         assert isinstance(failed, Failed)

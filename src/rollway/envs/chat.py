@@ -20,6 +20,17 @@ class Stopped(Exception):
         self.name = name
 
 
+def stop_in(error: Exception) -> str:
+    """The name of the stop that an exception stands for, also where it came through a task group with
+    others of its kind; empty for any other exception."""
+    if isinstance(error, Stopped):
+        return error.name
+    if isinstance(error, ExceptionGroup):
+        names = [stop_in(one) for one in error.exceptions]
+        return names[0] if all(names) else ""
+    return ""
+
+
 class Speaker(Protocol):
     """Whoever answers: one dialogue with the engine."""
 
@@ -123,8 +134,9 @@ class Chat:
         return reply
 
     async def _stop_if_due(self) -> None:
-        limit = self._limits.reached()
-        if not limit and self._maybe_stop is not None and self.replies:
-            limit = await self._maybe_stop(self)
-        if limit:
-            raise Stopped(limit)
+        """A condition of the environment's says more than a limit, so it is asked first."""
+        name = ""
+        if self._maybe_stop is not None and self.replies:
+            name = await self._maybe_stop(self)
+        if name := name or self._limits.reached():
+            raise Stopped(name)

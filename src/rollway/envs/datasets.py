@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -13,13 +13,13 @@ from ..records.task import Task
 
 def jsonl(path: str | Path, *, prompt: str = "prompt", answer: str = "answer") -> Iterator[Task]:
     """A task for each line of a JSON lines file; `prompt` and `answer` name the columns."""
-    with Path(path).open("rb") as lines:
+    with _opened(path) as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
                 row = msgspec.json.decode(line, type=dict[str, Any])
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeError) as error:
                 raise EnvironmentNotFound(f"{path}, line {number}: {error}") from None
             yield as_task(row, number - 1, prompt, answer, f"{path}, line {number}")
 
@@ -33,10 +33,11 @@ def parquet(path: str | Path, *, prompt: str = "prompt", answer: str = "answer")
             f"{path} is a Parquet file, which needs pyarrow: pip install 'rollway[datasets]'"
         ) from None
     index = 0
-    for batch in ParquetFile(path).iter_batches():
-        for row in batch.to_pylist():
-            yield as_task(row, index, prompt, answer, f"{path}, row {index}")
-            index += 1
+    with _opened(path) as file:
+        for batch in ParquetFile(file).iter_batches():
+            for row in batch.to_pylist():
+                yield as_task(row, index, prompt, answer, f"{path}, row {index}")
+                index += 1
 
 
 def hub(
@@ -58,6 +59,14 @@ def shuffled(tasks: Iterable[Task], seed: int) -> list[Task]:
     order = list(tasks)
     random.Random(seed).shuffle(order)
     return order
+
+
+def _opened(path: str | Path) -> BinaryIO:
+    try:
+        return Path(path).open("rb")
+    except OSError as error:
+        at = Path(path).absolute()
+        raise EnvironmentNotFound(f"cannot read tasks from {at}: {error.strerror or error}") from None
 
 
 def as_task(row: Mapping[str, Any], index: int, prompt: str, answer: str, where: str) -> Task:

@@ -31,6 +31,10 @@ class EnvSpec(msgspec.Struct, frozen=True):
         env.seed = self.seed
         return env
 
+    def shared(self) -> Environment:
+        """This process's own copy, built when it is first asked for."""
+        return _shared(self)
+
 
 @cache
 def _shared(spec: EnvSpec) -> Environment:
@@ -39,7 +43,7 @@ def _shared(spec: EnvSpec) -> Environment:
 
 def load_shared(spec: EnvSpec) -> None:
     """Build this process's copy ahead of the first rollout it scores."""
-    _shared(spec)
+    spec.shared()
 
 
 class _Cursor:
@@ -81,7 +85,7 @@ def _checked(task: Task) -> Task:
 
 def score(spec: EnvSpec, task: Task, rollout: Rollout) -> dict[str, float]:
     """The environment's plain (not async) rewards and metrics, by name."""
-    env = _shared(spec)
+    env = spec.shared()
     return {
         one.name: as_score(one.name, getattr(env, one.name)(task, rollout))
         for one in scorers(type(env))
@@ -91,7 +95,7 @@ def score(spec: EnvSpec, task: Task, rollout: Rollout) -> dict[str, float]:
 
 def score_group(spec: EnvSpec, task: Task, rollouts: tuple[Rollout, ...]) -> dict[str, list[float]]:
     """The environment's plain group rewards: for each, a number for each rollout."""
-    env = _shared(spec)
+    env = spec.shared()
     return {
         one.name: as_scores(one.name, getattr(env, one.name)(task, list(rollouts)), len(rollouts))
         for one in scorers(type(env))
@@ -101,7 +105,7 @@ def score_group(spec: EnvSpec, task: Task, rollouts: tuple[Rollout, ...]) -> dic
 
 def call_plain_tool(spec: EnvSpec, task: Task, name: str, arguments: dict[str, Any]) -> Any:
     """A plain tool, on an unopened toolset of this process's own."""
-    for toolset in _shared(spec).tools(task):
+    for toolset in spec.shared().tools(task):
         if any(one.name == name for one in tool_specs(type(toolset))):
             return getattr(toolset, name)(**arguments)
     raise LookupError(f"tools() of task {task.id!r} has no tool '{name}' in this process")
@@ -111,7 +115,7 @@ def run_plain(spec: EnvSpec, method: str, task: Task, state: ChatState, ask: Ask
     """A plain `rollout` or update of the environment; the chat as it leaves it."""
     chat = PlainChat(ask, state)
     with suppress(Unwound):  # who asked for it knows why
-        getattr(_shared(spec), method)(task, chat)
+        getattr(spec.shared(), method)(task, chat)
     return chat.state
 
 

@@ -26,9 +26,7 @@ class Toolbox:
                 if spec.name in self._tools:
                     raise ValueError(f"two tools are called '{spec.name}'")
                 self._tools[spec.name] = toolset, spec
-        self.schemas: tuple[dict[str, Any], ...] = tuple(
-            spec.schema() for _, spec in self._tools.values()
-        )
+        self.schemas: tuple[dict[str, Any], ...] = tuple(spec.schema for _, spec in self._tools.values())
 
     def only(self, toolsets: Sequence[Toolset]) -> "Toolbox":
         """The same live tools, or some of them, for a child to borrow."""

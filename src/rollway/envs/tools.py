@@ -48,19 +48,10 @@ class ToolSpec(Struct, frozen=True):
     """A tool as the policy sees it, and the type its arguments are read into."""
 
     name: str
-    description: str
     arguments: type[Struct]
     is_async: bool
-
-    def schema(self) -> dict[str, Any]:
-        """In the shape chat APIs use."""
-        (_,), parts = msgspec.json.schema_components([self.arguments], ref_template="#/$defs/{name}")
-        own = parts.pop(self.arguments.__name__)
-        parameters = {"type": "object", "properties": own["properties"], "required": own["required"]}
-        if parts:
-            parameters["$defs"] = parts
-        function = {"name": self.name, "description": self.description, "parameters": parameters}
-        return {"type": "function", "function": function}
+    schema: dict[str, Any]
+    """In the shape chat APIs use."""
 
     def read(self, arguments: str) -> dict[str, Any]:
         """Keyword arguments from the JSON that the policy wrote; ValueError says what is wrong."""
@@ -71,11 +62,17 @@ class ToolSpec(Struct, frozen=True):
         return {name: getattr(read, name) for name in self.arguments.__struct_fields__}
 
 
+_known: dict[type[Toolset], tuple[ToolSpec, ...]] = {}
+
+
 def tool_specs(kind: type[Toolset]) -> tuple[ToolSpec, ...]:
-    """The tools of a class, in the order they are written, base classes first."""
-    names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
-    methods = {name: getattr(kind, name) for name in names}
-    return tuple(_spec(kind, name, one) for name, one in methods.items() if hasattr(one, _MARK))
+    """The tools of a class, in the order they are written, base classes first. Read once."""
+    if kind not in _known:
+        names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
+        methods = {name: getattr(kind, name) for name in names}
+        marked = {name: one for name, one in methods.items() if hasattr(one, _MARK)}
+        _known[kind] = tuple(_spec(kind, name, one) for name, one in marked.items())
+    return _known[kind]
 
 
 def _spec(kind: type[Toolset], name: str, method: Callable[..., Any]) -> ToolSpec:
@@ -93,12 +90,21 @@ def _spec(kind: type[Toolset], name: str, method: Callable[..., Any]) -> ToolSpe
         field = (parameter.name, hints[parameter.name])
         fields.append(field if parameter.default is parameter.empty else (*field, parameter.default))
     arguments = msgspec.defstruct(name, fields, frozen=True, forbid_unknown_fields=True, kw_only=True)
-    spec = ToolSpec(name, inspect.getdoc(method) or "", arguments, inspect.iscoroutinefunction(method))
     try:
-        spec.schema()
+        schema = _schema(name, inspect.getdoc(method) or "", arguments)
     except TypeError as error:
         raise EnvironmentNotFound(f"{origin}: {error}") from None
-    return spec
+    return ToolSpec(name, arguments, inspect.iscoroutinefunction(method), schema)
+
+
+def _schema(name: str, description: str, arguments: type[Struct]) -> dict[str, Any]:
+    (_,), parts = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
+    own = parts.pop(arguments.__name__)
+    parameters = {"type": "object", "properties": own["properties"], "required": own["required"]}
+    if parts:
+        parameters["$defs"] = parts
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
 def as_text(result: Any) -> str:

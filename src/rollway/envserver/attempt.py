@@ -8,20 +8,23 @@ from contextlib import AsyncExitStack
 from msgspec import Struct
 
 from ..config.sections import EnvConfig
-from ..envs.chat import Chat, Speaker, Stopped
+from ..envs.chat import Chat, Speaker, stop_in
 from ..envs.environment import Environment
 from ..envs.hooks import hooks
 from ..envs.limits import TurnLimits
 from ..envs.rollout import Rollout
 from ..envs.strays import no_strays
 from ..envs.toolbox import Toolbox
+from ..errors import LaneTimeout
 from ..records.rollout import Failed, Timing
 from ..records.task import Task
-from .failure import failed, is_cancelled
+from .failure import failed, is_cancelled, too_late
 from .plain import PlainCode
 from .policy import Talk
 from .scoring import Scoring
 from .toolkeeper import ToolKeeper
+
+LAST_WORDS_S = 2.0
 
 
 class Done(Struct, frozen=True):
@@ -49,6 +52,7 @@ class Attempt:
         self._group = group
         self._limits = TurnLimits(env.max_turns, env.max_tokens)
         self._stop = ""
+        self._until_s = 0.0
 
     async def run(self) -> Done | Failed:
         """Tools are open from the first turn to the last reward, and closed before this returns."""
@@ -78,6 +82,7 @@ class Attempt:
     async def _held(self, stack: AsyncExitStack) -> Chat | Failed:
         """The chat, after the environment's rollout and its updates, under the rollout's deadline."""
         task, limit = self._task, self._config.rollout_deadline_s
+        self._until_s = time.monotonic() + limit
         try:
             async with asyncio.timeout(limit) as deadline:
                 toolsets = await stack.enter_async_context(
@@ -91,8 +96,8 @@ class Attempt:
                 raise
             return failed(task, error, "env")
         except Exception as error:
-            if deadline.expired():
-                return Failed("deadline", f"task '{task.id}' ran longer than {limit:g} s")
+            if deadline.expired() or isinstance(error, LaneTimeout):
+                return too_late(task, error, limit)
             return failed(task, error, "env")
         if not self._talk.record.num_turns:
             return Failed("env", f"rollout() of task '{task.id}' never spoke to the policy")
@@ -100,22 +105,26 @@ class Attempt:
 
     async def _roll_out(self, chat: Chat) -> None:
         """A stop condition or limit ends the rollout; updates come in any case."""
-        try:
-            await self._call("rollout", chat)
-        except Stopped as stopped:
-            self._stop = stopped.name
-        for name in hooks(type(self._env), "update"):
+        for name in ("rollout", *hooks(type(self._env), "update")):
             try:
                 await self._call(name, chat)
-            except Stopped as stopped:
-                self._stop = self._stop or stopped.name
+            except Exception as error:
+                stop = stop_in(error)
+                if not stop:
+                    raise
+                self._stop = self._stop or stop
 
     async def _call(self, method: str, chat: Chat) -> None:
         call = getattr(self._env, method)
         if inspect.iscoroutinefunction(call):
             await call(self._task, chat)
         else:
-            await self._plain.run(method, self._task, chat, self._config.rollout_deadline_s)
+            await self._plain.run(method, self._task, chat, self._time_for_plain())
+
+    def _time_for_plain(self) -> float:
+        """A little less than the rollout has left, so that the lane can say where plain code was."""
+        left_s = max(0.0, self._until_s - time.monotonic())
+        return left_s - min(LAST_WORDS_S, left_s / 10)
 
     def _chat(self, speaker: Speaker, toolbox: Toolbox) -> Chat:
         return Chat(

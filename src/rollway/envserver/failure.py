@@ -5,7 +5,8 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from ..errors import EngineError, LaneError, LaneRaised, RollwayError, TraceError
+from ..errors import EngineError, LaneError, LaneRaised, LaneTimeout, RollwayError, TraceError
+from ..loop import stacks
 from ..records.rollout import Boundary, Failed
 from ..records.task import Task
 
@@ -26,6 +27,16 @@ def failed(task: Task, error: BaseException, boundary: Boundary) -> Failed:
         case LaneError():
             return Failed(boundary, f"task '{task.id}': {short(error)}")
     return Failed(boundary, f"task '{task.id}': {short(error)}", user_traceback(error))
+
+
+def too_late(task: Task, error: Exception, limit_s: float) -> Failed:
+    """The failure of a rollout that passed its deadline, with the line it was at."""
+    if isinstance(error, LaneTimeout):
+        return Failed("deadline", f"task '{task.id}': {short(error)}")
+    cut_short = error.__cause__ or error
+    where = stacks.culprit(stacks.of_traceback(cut_short.__traceback__)).where
+    said = f"task '{task.id}' ran longer than {limit_s:g} s; it was at {where}"
+    return Failed("deadline", said, user_traceback(cut_short))
 
 
 def is_cancelled() -> bool:

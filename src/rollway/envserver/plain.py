@@ -5,19 +5,19 @@ from typing import Any
 from ..envs.chat import Chat
 from ..envs.plainchat import Asked, ChatState
 from ..envs.source import EnvSpec, call_plain_tool, run_plain
-from ..loop.lanes import ProcessLane
-from ..loop.laneserver import ask_caller
+from ..loop.lanes import Lane
+from ..loop.laneserver import caller
 from ..records.task import Task
 
 
 def run_in_lane(spec: EnvSpec, method: str, task: Task, state: ChatState) -> ChatState:
-    return run_plain(spec, method, task, state, ask_caller)
+    return run_plain(spec, method, task, state, caller())
 
 
 class PlainCode:
     """Where a worker runs what is written without `async`."""
 
-    def __init__(self, spec: EnvSpec, lane: ProcessLane, queue_s: float) -> None:
+    def __init__(self, spec: EnvSpec, lane: Lane, queue_s: float) -> None:
         self._spec = spec
         self._lane = lane
         self._queue_s = queue_s
@@ -28,7 +28,7 @@ class PlainCode:
         try:
             state = await self._lane.call(
                 run_in_lane, self._spec, method, task, host.state(),
-                deadline_s=deadline_s, queue_s=self._queue_s, replier=host.answer,
+                deadline_s=deadline_s, queue_s=deadline_s, replier=host.answer,
             )  # fmt: skip
         finally:
             if host.error is not None:
@@ -57,8 +57,7 @@ class _Host:
 
     def take(self, state: ChatState) -> None:
         self._chat.messages[:] = state.messages
-        self._chat.info.clear()
-        self._chat.info.update(state.info)
+        self._chat.info = state.info
 
     async def answer(self, asked: Asked) -> ChatState | None:
         self.take(asked.state)

@@ -9,7 +9,7 @@ from ..envs.environment import Environment
 from ..envs.rewards import Scorer, scorers
 from ..envs.rollout import Rollout
 from ..envs.source import EnvSpec, as_score, as_scores, score, score_group
-from ..loop.lanes import ProcessLane
+from ..loop.lanes import Lane
 from ..records.rollout import Failed
 from ..records.task import Task
 from .failure import failed, is_cancelled
@@ -20,7 +20,7 @@ Scores = dict[str, float]
 class Scoring:
     """One environment's rewards and metrics."""
 
-    def __init__(self, config: EnvConfig, spec: EnvSpec, env: Environment, lane: ProcessLane) -> None:
+    def __init__(self, config: EnvConfig, spec: EnvSpec, env: Environment, lane: Lane) -> None:
         self._limit_s = config.scoring_deadline_s
         self._queue_s = config.rollout_deadline_s
         self._spec = spec

@@ -13,7 +13,7 @@ import renderers.base
 
 from ..config.sections import ModelConfig
 from ..errors import ConfigError, ModelError, did_you_mean
-from ..loop.lanes import ProcessLane
+from ..loop.lanes import Lane
 from ..records.task import CalledFunction, Message, ToolCall
 from ..records.turn import Ints
 from .tokenizer import Tokenizer
@@ -101,7 +101,7 @@ def _with_calls(parsed: Any) -> str:
 class Renderer:
     """A model's rendering for use on a loop: short texts at once, long ones in the process lane."""
 
-    def __init__(self, here: Rendering, model: ModelConfig, lane: ProcessLane) -> None:
+    def __init__(self, here: Rendering, model: ModelConfig, lane: Lane) -> None:
         self._here = here
         self._model = msgspec.json.encode(model)
         self._lane = lane

@@ -7,7 +7,7 @@ process   `await lane.call(function, …)`: everything else, with a deadline tha
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from ..errors import LaneTimeout
 from .places import Places
@@ -45,6 +45,15 @@ async def thread_to_the_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwa
     return running.result()
 
 
+class Lane(Protocol):
+    """Somewhere to run a function; `ProcessLane` says how it is meant."""
+
+    async def call(
+        self, function: Callable[..., T], *args: Any, deadline_s: float, queue_s: float = MAX_QUEUE_S,
+        replier: Replier | None = None,
+    ) -> T: ...  # fmt: skip
+
+
 class ProcessLane:
     """A few warm processes. Each runs one call at a time; callers get a free one in the order they came.
 
@@ -75,7 +84,7 @@ class ProcessLane:
         """The function's result; a LaneError says why there is none.
 
         `deadline_s` counts from when it runs, `queue_s` bounds how long it waits for that. `replier`
-        answers what the function asks by `laneserver.ask_caller`.
+        answers what the function asks through `laneserver.caller`.
         """
         try:
             async with asyncio.timeout(queue_s):

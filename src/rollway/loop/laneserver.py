@@ -13,7 +13,10 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -40,15 +43,21 @@ class Question(Struct, frozen=True):
     value: Any
 
 
-_caller: BlockingPipe | None = None
+asking: ContextVar[Callable[[Any], Any] | None] = ContextVar("how to ask the caller", default=None)
+"""Set by whoever runs a call."""
 
 
-def ask_caller(value: Any) -> Any:
-    """From within a call: what its caller answers. The call waits for it."""
-    if _caller is None:
+def caller() -> Callable[[Any], Any]:
+    """From within a call: how to ask whoever made it. The call waits for the answer."""
+    ask = asking.get()
+    if ask is None:
         raise RuntimeError("only a call in a lane has a caller to ask")
-    _caller.send(pickle.dumps(Question(value), protocol=pickle.HIGHEST_PROTOCOL))
-    frame = _caller.receive()
+    return ask
+
+
+def _ask_through(pipe: BlockingPipe, value: Any) -> Any:
+    pipe.send(pickle.dumps(Question(value), protocol=pickle.HIGHEST_PROTOCOL))
+    frame = pipe.receive()
     if frame is None:
         sys.exit(1)  # nobody waits for the result either
     return pickle.loads(frame)
@@ -56,8 +65,8 @@ def ask_caller(value: Any) -> Any:
 
 def serve_lane(name: str, sock: socket.socket) -> None:
     """The first frame names the socket that stacks are asked for and written to."""
-    global _caller
-    pipe = _caller = BlockingPipe(sock)
+    pipe = BlockingPipe(sock)
+    asking.set(partial(_ask_through, pipe))
     first = pipe.receive()
     if first is None:
         return
@@ -88,16 +97,17 @@ def _answer(frame: bytes) -> Answer:
         function, args = pickle.loads(frame)
         return Answer(True, function(*args))
     except Exception as error:
-        return _raised(error)
+        return raised(error)
 
 
 def _packed(answer: Answer) -> bytes:
     try:
         return pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:
-        return pickle.dumps(_raised(error), protocol=pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(raised(error), protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def _raised(error: Exception) -> Answer:
+def raised(error: Exception) -> Answer:
+    """What a call's caller is told of an exception."""
     where = stacks.culprit(stacks.of_traceback(error.__traceback__)).where
     return Answer(False, f"{type(error).__name__}: {error}", where, traceback.format_exc())

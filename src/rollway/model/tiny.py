@@ -1,12 +1,13 @@
-"""A tiny Mixture-of-Experts and a tokenizer of bytes, made here: nothing is downloaded."""
+"""A tiny Mixture-of-Experts and a tokenizer of bytes, made here: nothing is downloaded.
+
+Only the model needs the `local` extra.
+"""
 
 import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from ..config.sections import WarmupConfig
 
@@ -41,6 +42,9 @@ def write_tokenizer(folder: Path) -> int:
 
 def tiny_model(config: WarmupConfig, vocab_size: int, eos_id: int, max_context: int) -> Any:
     """A Qwen3-MoE of about a million parameters, with random weights."""
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
     return Qwen3MoeForCausalLM(
         Qwen3MoeConfig(
             vocab_size=vocab_size,

@@ -1,0 +1,78 @@
+"""alphabet-sort: keep a list of names sorted while a user adds more. Several turns, simulated user."""
+
+import difflib
+import itertools
+import operator
+import random
+from collections.abc import Iterator
+
+import rollway as rw
+
+from ..splits import EVAL_SEED, evaluation, training
+
+NAMES = (
+    "Ada", "Ann", "Ben", "Bob", "Cal", "Cleo", "Dan", "Dora", "Eli", "Eve", "Finn", "Fay", "Gil", "Gus",
+    "Hal", "Hope", "Ian", "Ivy", "Jan", "Joe", "Kim", "Kit", "Lea", "Leo", "Max", "Mia", "Ned", "Nora",
+    "Olga", "Otto", "Pam", "Pia", "Ray", "Rosa", "Sam", "Sue", "Tess", "Tom", "Uma", "Vic", "Wes", "Zoe",
+)  # fmt: skip
+
+
+class AlphabetSort(rw.Environment):
+    """`num_batches` batches of up to `max_names` names; each reply is the whole list, sorted."""
+
+    system_prompt = "Keep the names sorted. Say all of them, with commas."
+
+    def __init__(self, num_batches: int = 3, max_names: int = 3, num_eval: int = 128) -> None:
+        if num_batches < 1 or max_names < 1 or num_batches * max_names > len(NAMES):
+            raise ValueError(
+                f"need num_batches and max_names of at least 1 and at most {len(NAMES)} names together, "
+                f"got {num_batches}, {max_names}"
+            )
+        self.num_batches = num_batches
+        self.max_names = max_names
+        self.num_eval = num_eval
+
+    def tasks(self) -> Iterator[rw.Task]:
+        return training(self.drawn(self.seed))
+
+    def eval_tasks(self) -> Iterator[rw.Task]:
+        return evaluation(self.drawn(EVAL_SEED), self.num_eval)
+
+    def drawn(self, seed: int) -> Iterator[rw.Task]:
+        rng = random.Random(seed)
+        for index in itertools.count():
+            names = iter(rng.sample(NAMES, self.num_batches * self.max_names))
+            sizes = [rng.randint(1, self.max_names) for _ in range(self.num_batches)]
+            batches = [list(itertools.islice(names, size)) for size in sizes]
+            so_far = itertools.accumulate(batches, operator.add)
+            prompt = f"Sort: {', '.join(batches[0])}"
+            yield rw.Task(
+                str(index), prompt, answer=[sorted(one) for one in so_far], info={"batches": batches}
+            )
+
+    async def user(self, task: rw.Task, chat: rw.Chat) -> str | None:
+        batches = task.info["batches"][len(chat.replies) :]
+        return f"Add: {', '.join(batches[0])}" if batches else None
+
+    @rw.reward
+    def similar(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        said = [names_in(one.content) for one in rollout.messages if one.role == "assistant"]
+        pairs = zip(said, task.answer, strict=False)
+        return sum(similarity(names, right) for names, right in pairs) / len(task.answer)
+
+    @rw.metric
+    def last_list_right(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        return float(names_in(rollout.reply) == task.answer[-1])
+
+
+def names_in(reply: str) -> list[str]:
+    return [name.strip() for name in reply.split(",")]
+
+
+def similarity(names: list[str], right: list[str]) -> float:
+    """1 if they are the same; else by how many names stand in the same order in both."""
+    return difflib.SequenceMatcher(None, names[: 4 * len(NAMES)], right, autojunk=False).ratio()
+
+
+def load_environment(num_batches: int = 3, max_names: int = 3, num_eval: int = 128) -> AlphabetSort:
+    return AlphabetSort(num_batches, max_names, num_eval)

@@ -1,0 +1,37 @@
+"""For tests of environments: the policy is a script that answers by what it is asked.
+
+    from rollway import testing
+
+    def answer(asked: testing.Asked) -> str:
+        return "ada, bob" if "Sort" in asked.said else "?"
+
+    async def test_it_sorts() -> None:
+        played = await testing.play(MyEnv(), task, answer)
+        assert played.reward == 1.0
+
+A rollout is played by the same code as in a worker: real turns over HTTP, tools, stops, updates,
+children, rewards, rows. One thing differs: an environment made in a test cannot be built again in
+another process, so plain (not async) code runs in threads of this one, on a copy of the environment if
+it can be copied. A deadline ends its rollout, but kills nothing.
+"""
+
+from ..errors import RolloutFailed
+from .engine import ScriptedEngine, scripted_engine
+from .model import model_folder
+from .play import Played, PlayedRow, Stage, play, play_group
+from .script import Answer, Asked, call
+
+__all__ = [
+    "Answer",
+    "Asked",
+    "Played",
+    "PlayedRow",
+    "RolloutFailed",
+    "ScriptedEngine",
+    "Stage",
+    "call",
+    "model_folder",
+    "play",
+    "play_group",
+    "scripted_engine",
+]

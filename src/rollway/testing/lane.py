@@ -1,0 +1,60 @@
+"""A lane for code that no other process could find."""
+
+import asyncio
+import pickle
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..envs.source import EnvSpec
+from ..errors import LaneRaised, LaneTimeout
+from ..loop.lanes import MAX_QUEUE_S, thread
+from ..loop.laneserver import Answer, asking, raised
+from ..loop.slot import Replier
+
+T = TypeVar("T")
+
+
+class ThreadLane:
+    """Runs calls in threads of this process. One that passes its deadline is left behind, not killed."""
+
+    async def call(
+        self, function: Callable[..., T], *args: Any, deadline_s: float, queue_s: float = MAX_QUEUE_S,
+        replier: Replier | None = None,
+    ) -> T:  # fmt: skip
+        """The function's result; a LaneError says why there is none."""
+        there = [one if isinstance(one, EnvSpec) else _sent(one) for one in args]
+        loop = asyncio.get_running_loop()
+
+        def ask(value: Any) -> Any:
+            assert replier is not None
+            return _sent(
+                asyncio.run_coroutine_threadsafe(_awaited(replier, _sent(value)), loop).result()
+            )
+
+        def run() -> Answer:
+            asking.set(ask)
+            try:
+                return Answer(True, _sent(function(*there)))
+            except Exception as error:
+                return raised(error)
+
+        try:
+            async with asyncio.timeout(deadline_s):
+                answer = await thread(run)
+        except TimeoutError:
+            what = f"{function.__module__}.{function.__qualname__}"
+            raise LaneTimeout(f"{what} ran longer than {deadline_s:g} s") from None
+        if not answer.ok:
+            raise LaneRaised(answer.value, answer.traceback, answer.where)
+        result: T = answer.value
+        return result
+
+
+def _sent(value: T) -> T:
+    """As it would arrive in another process; what cannot be sent is refused here too."""
+    arrived: T = pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+    return arrived
+
+
+async def _awaited(replier: Replier, value: Any) -> Any:
+    return await replier(value)

@@ -1,0 +1,37 @@
+"""The model that tests pretend to have: a tokenizer of bytes and a renderer, no weights."""
+
+import atexit
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from ..config.sections import ModelConfig
+from ..inference.rendering import Rendering
+from ..inference.tokenizer import Tokenizer
+from ..model.tiny import write_tokenizer
+
+
+@cache
+def model_folder() -> Path:
+    """A folder with the tokenizer, written once and removed when this process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="rollway-testing-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    write_tokenizer(folder)
+    return folder
+
+
+@cache
+def model() -> ModelConfig:
+    """As a run file would name it."""
+    return ModelConfig(path=str(model_folder()), renderer="qwen3", template={"enable_thinking": False})
+
+
+@cache
+def rendering() -> Rendering:
+    return Rendering(model())
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer(str(model_folder()))

@@ -1,0 +1,210 @@
+"""Plays rollouts of an environment in this process, by the code that workers run."""
+
+import asyncio
+import copy
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from ..config.sections import EnvConfig
+from ..envs.environment import Environment, check, needs_whole_groups
+from ..envs.rewards import scorers, total
+from ..envs.rollout import Rollout
+from ..envs.source import EnvSpec
+from ..envs.strays import keep_track
+from ..envserver.attempt import Attempt
+from ..envserver.conversation import Conversation
+from ..envserver.group import GroupRun
+from ..envserver.plain import PlainCode
+from ..envserver.record import Record
+from ..envserver.scoring import Scores, Scoring
+from ..envserver.toolkeeper import ToolKeeper
+from ..errors import RolloutFailed
+from ..inference.engine import Engine, connect
+from ..inference.rendering import Renderer
+from ..records.ids import RolloutId
+from ..records.rollout import Failed
+from ..records.task import Message, Task
+from ..records.turn import Sampling
+from ..trace.row import Row
+from .engine import ScriptedEngine, scripted_engine
+from .lane import ThreadLane
+from .model import model, rendering, tokenizer
+from .script import Answer
+
+ENGINE_DEADLINE_S = 60.0
+
+
+class PlayedRow(Struct, frozen=True):
+    """One token sequence as the trainer would see it."""
+
+    token_ids: tuple[int, ...]
+    loss_mask: tuple[int, ...]
+    """1 where the policy drew the token."""
+
+    @property
+    def text(self) -> str:
+        return tokenizer().decode(self.token_ids)
+
+
+class Played(Struct, frozen=True):
+    """A rollout that came to its end, with all there is to know of it."""
+
+    reward: float
+    rewards: dict[str, float]
+    metrics: dict[str, float]
+    rollout: Rollout
+    rows: tuple[PlayedRow, ...]
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return self.rollout.messages
+
+    @property
+    def reply(self) -> str:
+        """The policy's last answer."""
+        return self.rollout.reply
+
+    @property
+    def stop(self) -> str:
+        """Why it ended: a limit, a stop condition, or how the last turn ended."""
+        return self.rollout.stop
+
+
+class _Given(EnvSpec, frozen=True):
+    """An environment that exists already, for code that asks for this process's copy."""
+
+    env: Environment
+
+    def shared(self) -> Environment:
+        return self.env
+
+
+def _copied(env: Environment) -> Environment:
+    """What plain code sees: not what async code notes on its own, as in a worker."""
+    try:
+        return copy.deepcopy(env)
+    except Exception:  # it holds something that exists once, such as a connection
+        return env
+
+
+class Stage:
+    """What rollouts of one environment share. `async with` closes toolsets of scope `worker`.
+
+    `limits` are keys of a run file's `[[env]]`: `rollout_deadline_s`, `scoring_deadline_s`,
+    `tool_deadline_s`.
+    """
+
+    def __init__(self, env: Environment, *, max_tokens: int = 1024, **limits: float) -> None:
+        self._env = check(env, type(env).__name__)
+        self._config = msgspec.convert({"id": type(env).__name__, **limits}, EnvConfig)
+        spec, lane = _Given(self._config.id, b"{}", env.seed, _copied(env)), ThreadLane()
+        self._sampling = Sampling(max_tokens)
+        self._renderer = Renderer(rendering(), model(), lane)
+        self._plain = PlainCode(spec, lane, self._config.rollout_deadline_s)
+        self._scoring = Scoring(self._config, spec, env, lane)
+        self._keeper = ToolKeeper()
+
+    async def __aenter__(self) -> "Stage":
+        loop = asyncio.get_running_loop()
+        if loop.get_task_factory() is None:
+            loop.set_task_factory(keep_track)  # which does nothing to tasks outside of rollouts
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._keeper.__aexit__(*exc)
+
+    async def play(self, task: Task, engine: Engine) -> Played:
+        """One rollout; RolloutFailed says why it has no end."""
+        (played,) = await self.play_group(task, [engine])
+        return played
+
+    async def play_group(self, task: Task, engines: Sequence[Engine]) -> list[Played]:
+        """Rollouts of one task at the same time, one with each engine."""
+        members = {RolloutId(f"{task.id}.{index}"): one for index, one in enumerate(engines)}
+        group = None
+        if needs_whole_groups(self._env):
+            group = GroupRun(task, frozenset(members), self._scoring)
+        ended = await asyncio.gather(
+            *(self._settled(id, task, engine, group) for id, engine in members.items())
+        )
+        for one in ended:
+            if isinstance(one, Failed):
+                raise RolloutFailed(f"{one.boundary}: {one.error}", one.boundary, one.traceback)
+        return [one for one in ended if isinstance(one, Played)]
+
+    async def _settled(
+        self, id: RolloutId, task: Task, engine: Engine, group: GroupRun | None
+    ) -> Played | Failed:
+        try:
+            return await self._run(id, task, engine, group)
+        finally:
+            if group is not None:
+                group.leave(id)
+
+    async def _run(
+        self, id: RolloutId, task: Task, engine: Engine, group: GroupRun | None
+    ) -> Played | Failed:
+        record = Record()
+        conversation = Conversation(engine, self._renderer, self._sampling, record)
+        done = await Attempt(
+            self._config, self._env, task, conversation, self._plain, self._scoring, self._keeper,
+            group.key if group else None,
+        ).run()  # fmt: skip
+        if isinstance(done, Failed):
+            return done
+        shared: Scores | Failed = await group.scores(id, done.rollout) if group else {}
+        if isinstance(shared, Failed):
+            return shared
+        return _played(type(self._env), done.rollout, {**done.scores, **shared}, record)
+
+
+def _played(kind: type, rollout: Rollout, scores: Scores, record: Record) -> Played:
+    names = [one.name for one in scorers(kind) if not one.is_metric]
+    return Played(
+        reward=total(kind, scores),
+        rewards={name: scores[name] for name in names},
+        metrics={name: value for name, value in scores.items() if name not in names},
+        rollout=rollout,
+        rows=tuple(_row(one) for one in record.trace.finish()),
+    )
+
+
+def _row(row: Row) -> PlayedRow:
+    ids, mask = np.concatenate(row.token_ids), np.concatenate(row.loss_mask)
+    return PlayedRow(tuple(ids.tolist()), tuple(mask.tolist()))
+
+
+async def play(
+    env: Environment, task: Task, answer: Answer, *, max_tokens: int = 1024, **limits: float
+) -> Played:
+    """One rollout of `task` with a policy that answers by script.
+
+    Raises RolloutFailed with the failure's `boundary` and `traceback`, or what the script itself raised.
+    """
+    (played,) = await play_group(env, task, [answer], max_tokens=max_tokens, **limits)
+    return played
+
+
+async def play_group(
+    env: Environment, task: Task, answers: Sequence[Answer], *, max_tokens: int = 1024, **limits: float
+) -> list[Played]:
+    """A rollout of `task` for each answer, all at the same time, scored as a group."""
+    scripted: list[ScriptedEngine] = []
+    engines: list[Engine] = []
+    async with AsyncExitStack() as stack:
+        for answer in answers:
+            scripted.append(await stack.enter_async_context(scripted_engine(answer)))
+            connecting = connect(scripted[-1].url, routes=True, deadline_s=ENGINE_DEADLINE_S)
+            engines.append(await stack.enter_async_context(connecting))
+        stage = await stack.enter_async_context(Stage(env, max_tokens=max_tokens, **limits))
+        try:
+            return await stage.play_group(task, engines)
+        except RolloutFailed as failure:
+            for error in (error for one in scripted for error in one.errors):
+                raise error from failure
+            raise
+    raise AssertionError("unreachable")

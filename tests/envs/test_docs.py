@@ -1,0 +1,93 @@
+"""Every block of code in the guide for authors runs as it stands."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.doubles.chat import chat_double
+
+import rollway as rw
+from rollway import testing
+from rollway.envs.environment import needs_whole_groups
+from rollway.envs.registry import _import_file
+from rollway.testing import Answer, Asked, call
+
+GUIDE = Path(__file__).parents[2] / "docs" / "environments.md"
+README = Path(__file__).parents[2] / "README.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+
+
+def remembers(asked: Asked) -> str:
+    calls = [call("write", line="blue"), call("read", number=1), "blue"]
+    return calls[len(asked.results)]
+
+
+def reviews(asked: Asked) -> str:
+    if "Look it up" not in asked.first:
+        return "a tree"
+    return "yes" if asked.said == "a tree" else call("look_up", word="oak")
+
+
+POLICIES: dict[str, tuple[Answer, float]] = {
+    "SortLetters": (lambda asked: "".join(sorted(asked.said.removeprefix("Sort: "))), 1.0),
+    "Questions": (lambda asked: "Paris", 1.0),
+    "Patient": (lambda asked: "1" if "Look again" in asked.said else "?", 0.5),
+    "CountUp": (lambda asked: str(len(asked.messages)), 1.0),
+    "Remember": (remembers, 1.0),
+    "Waiter": (lambda asked: "Which flavour?" if "ice" in asked.said else "Here.", 1.0),
+    "Reviewed": (reviews, 1.5),
+    "Haiku": (lambda asked: "a\nb\nc", 1.2),
+    "Judged": (lambda asked: "Yes." if "Is this right?" in asked.said else "Air scatters it.", 1.0),
+    "Graded": (lambda asked: "Air scatters it.", 0.75),
+    "OldCode": (lambda asked: "6", 0.5),
+    "Sum": (lambda asked: "5", 1.0),
+}
+"""For each environment of the guide a policy that answers by what is asked, and its reward."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    line = json.dumps({"prompt": "The capital of France?", "answer": "Paris"})
+    (tmp_path / "train.jsonl").write_text(line)
+    (tmp_path / "test.jsonl").write_text(line)
+    return tmp_path
+
+
+def name_of(block: str) -> str:
+    return re.findall(r"class (\w+)\(rw.Environment\)", block)[0]
+
+
+async def played_beside_a_judge(env: rw.Environment, task: rw.Task, answer: Answer) -> testing.Played:
+    """With an endpoint to ask, for the environment that asks one."""
+    if not hasattr(env, "judge"):
+        return await testing.play(env, task, answer)
+    async with chat_double(
+        lambda said, before: "Short, but right: 0.75", models=("my-judge",)
+    ) as double:
+        env.judge = rw.Judge(double.url, "my-judge")
+        return await testing.play(env, task, answer)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=name_of)
+def test_a_block_is_an_environment_that_can_be_played(block: str, folder: Path) -> None:
+    path = folder / f"{name_of(block).lower()}.py"
+    path.write_text(block)
+    env = rw.load_environment(str(path))
+    answer, reward = POLICIES[name_of(block)]
+    task = next(iter(env.tasks()))
+    played = asyncio.run(played_beside_a_judge(env, task, answer))
+    assert played.reward == reward
+    assert next(iter(env.eval_tasks())).id == task.id
+    tests = [one for name, one in vars(_import_file(str(path))).items() if name.startswith("test_")]
+    for test in tests:
+        test()
+    assert len(tests) == block.count("\ndef test_")
+    assert needs_whole_groups(env) == ("group_reward" in block)
+
+
+def test_the_readme_begins_with_the_same_environment() -> None:
+    (block,) = re.findall(r"```python\n(# sort_letters.py.*?)```", README.read_text(), re.DOTALL)
+    assert name_of(block) == name_of(BLOCKS[0])
+    assert len(BLOCKS[0].strip().splitlines()) <= 20

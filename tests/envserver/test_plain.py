@@ -1,0 +1,92 @@
+"""Plain code and tools behind a real env server: router, worker and lanes in processes of their own."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rollway.config.parts import RouterPart
+from rollway.config.sections import EngineConfig, EnvConfig, PayloadConfig, WatchConfig
+from rollway.envserver import client as envs
+from rollway.loop.part import start_part
+from rollway.payload.reader import SegmentReader
+from rollway.records.ids import PolicyVersion, RolloutId
+from rollway.records.rollout import Failed, Outcome, Scored, Settled
+from rollway.records.task import Task
+from rollway.records.turn import Sampling
+from rollway.testing import Answer, Asked, call, scripted_engine
+from rollway.testing.model import model
+from rollway.wire.messages import Run
+
+pytestmark = pytest.mark.anyio
+
+PLAIN = str(Path(__file__).parents[1] / "doubles" / "plain.py")
+
+
+@asynccontextmanager
+async def serving(folder: Path, id: str, answer: Answer, **env: Any) -> AsyncIterator[envs.EnvClient]:
+    async with scripted_engine(answer) as engine:
+        part = RouterPart(
+            env=EnvConfig(id=id, workers=1, **env), model=model(), engine=EngineConfig(),
+            engine_url=engine.url, payload=PayloadConfig(), payload_dir=str(folder),
+            log_dir=str(folder), seed=0, watch=WatchConfig(),
+        )  # fmt: skip
+        async with start_part(
+            "test.router", "rollway.envserver.router:main", part, log=folder / "router.log"
+        ) as router:
+            listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
+            async with envs.connect(await router.ready()) as client:
+                yield client
+            listening.cancel()
+
+
+async def outcome(client: envs.EnvClient, task: Task) -> Outcome:
+    await client.send(Run(RolloutId(task.id), 1, task, Sampling(500), PolicyVersion(0)))
+    while not isinstance(message := await client.receive(), Settled):
+        pass
+    return message.outcome
+
+
+def adding(asked: Asked) -> str:
+    if asked.said == "hello":
+        return asked.said
+    if asked.results:
+        return str(msgspec.json.decode(asked.said)[0])
+    if found := re.match(r"add (\d+) (\d+)", asked.said):
+        return call("add", a=int(found[1]), b=int(found[2]))
+    raise ValueError(f"nobody says {asked.said!r}")
+
+
+async def test_plain_code_runs_elsewhere_and_speaks_through_its_worker(tmp_path: Path) -> None:
+    async with serving(tmp_path, PLAIN, adding, rollout_deadline_s=5.0) as client:
+        scored = await outcome(client, Task("0", "add 1 2"))
+        assert isinstance(scored, Scored), scored
+        assert (scored.reward, scored.metrics) == (1.0, {"is_elsewhere": 1.0})
+        assert (scored.num_turns, len(scored.rows)) == (4, 2), "the child's row is there"
+        said = msgspec.json.decode(SegmentReader(tmp_path).open(scored.ref)["transcript"].tobytes())
+        assert [one["role"] for one in said] == ["user", "assistant", "tool", "assistant"]
+        endless = await outcome(client, Task("endless", "add 1 2"))
+        assert isinstance(endless, Scored), endless
+        assert (endless.stop, endless.num_turns) == ("max_turns", 7)
+        stuck = await outcome(client, Task("stuck", "add 1 2"))
+        assert isinstance(stuck, Failed)
+        assert stuck.boundary == "deadline"
+        assert f"it was at {PLAIN}:" in stuck.error
+        again = await outcome(client, Task("again", "add 1 2"))
+        assert isinstance(again, Scored), "the process that was stuck was replaced"
+
+
+async def test_a_built_in_environment_with_tools_is_served(tmp_path: Path) -> None:
+    def computing(asked: Asked) -> str:
+        return asked.said if asked.results else call("multiply", a=6, b=7)
+
+    id = "rollway.envs.builtin.calculator"
+    async with serving(tmp_path, id, computing, args={"steps": 1}) as client:
+        scored = await outcome(client, Task("0", "6 * 7", answer=42))
+        assert isinstance(scored, Scored), scored
+        assert (scored.reward, scored.metrics) == (1.0, {"calls": 1.0})

@@ -1,0 +1,307 @@
+"""What authors are promised of `rollway.testing`."""
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import rollway as rw
+from rollway import testing
+from rollway.errors import EnvironmentNotFound
+from rollway.inference.engine import connect
+from rollway.testing import Asked, call
+
+pytestmark = pytest.mark.anyio
+
+TASK = rw.Task(id="t", prompt="hello", answer="HELLO")
+
+
+def loud(asked: Asked) -> str:
+    return asked.said.upper()
+
+
+class Base(rw.Environment):
+    def tasks(self) -> Iterator[rw.Task]:
+        return iter([TASK])
+
+    @rw.reward
+    def exact(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        return float(rollout.reply == task.answer)
+
+
+class Desk(rw.Toolset):
+    async def __aenter__(self) -> "Desk":
+        self.is_open = True
+        return self
+
+    @rw.tool
+    async def is_it_open(self) -> bool:
+        """Whether the desk is open."""
+        return self.is_open
+
+    @rw.tool
+    def copy(self, text: str, times: int = 2) -> str:
+        """Write a text several times."""
+        return text * times
+
+
+class WithTools(Base):
+    system_prompt = "Be brief."
+
+    def tools(self, task: rw.Task) -> list[rw.Toolset]:
+        return [Desk()]
+
+
+async def test_a_rollout_and_all_there_is_to_know_of_it() -> None:
+    played = await testing.play(Base(), TASK, loud)
+    assert (played.reward, played.rewards, played.metrics) == (1.0, {"exact": 1.0}, {})
+    assert [(one.role, one.content) for one in played.messages] == [
+        ("user", "hello"), ("assistant", "HELLO")
+    ]  # fmt: skip
+    assert (played.reply, played.stop) == ("HELLO", "stop")
+    (row,) = played.rows
+    assert row.text.startswith("<|im_start|>user\nhello<|im_end|>")
+    drawn = [id for id, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
+    assert len(drawn) == played.rollout.num_tokens == len("HELLO") + 1
+
+
+async def test_a_script_sees_the_conversation_as_it_was_held() -> None:
+    seen: list[Asked] = []
+
+    def answer(asked: Asked) -> str:
+        seen.append(asked)
+        if asked.said == "hello":
+            return "wait" + call("is_it_open") + call("copy", text="ab\n\n") + call("copy", texts="x")
+        return "HELLO"
+
+    played = await testing.play(WithTools(), TASK, answer)
+    assert played.reward == 1.0
+    assert [one.tools for one in seen] == 2 * [("is_it_open", "copy")]
+    assert [one.first for one in seen] == ["hello", "hello"]
+    assert [(one.role, one.content) for one in seen[0].messages] == [
+        ("system", "Be brief."), ("user", "hello")
+    ]  # fmt: skip
+    assert seen[1].results[:2] == ("true", "ab\n\nab\n\n")
+    assert seen[1].results[2].startswith("error: arguments of copy: Object")
+    assert seen[1].messages[2].content.startswith("wait<tool_call>")
+    assert [one.role for one in seen[1].messages] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "tool",
+    ]
+
+
+async def test_an_answer_may_be_async_and_may_be_cut_short() -> None:
+    async def slowly(asked: Asked) -> str:
+        await asyncio.sleep(0.001)
+        return loud(asked)
+
+    assert (await testing.play(Base(), TASK, slowly)).reward == 1.0
+    cut = await testing.play(Base(), TASK, slowly, max_tokens=3)
+    assert (cut.reply, cut.stop, cut.reward) == ("HEL", "length", 0.0)
+
+
+class Plain(WithTools):
+    """Everything without async."""
+
+    def rollout(self, task: rw.Task, chat: Any) -> None:  # type: ignore[override]
+        assert chat.say("hello").text == "HELLO"
+        chat.info["tools"] = list(chat.tools)
+        child = chat.child("child", tools=chat.tools)
+        chat.info["child"] = [child.reply, len(child.messages)]
+
+    @rw.update
+    def again(self, task: rw.Task, chat: Any) -> None:
+        chat.act("hello")
+
+
+async def test_plain_code_has_its_chat_too() -> None:
+    def answer(asked: Asked) -> str:
+        if asked.said == "child":
+            return call("copy", text="ab")
+        return loud(asked)
+
+    played = await testing.play(Plain(), TASK, answer)
+    assert played.rollout.info == {"tools": ["Desk"], "child": ["ABAB", 4]}
+    assert (played.reward, played.rollout.num_turns, len(played.rows)) == (1.0, 4, 2)
+
+
+class StopsPlain(Plain):
+    max_turns = 2
+
+
+async def test_limits_end_plain_code() -> None:
+    played = await testing.play(StopsPlain(), TASK, loud)
+    assert (played.stop, played.rollout.num_turns) == ("max_turns", 2)
+
+
+class Ranked(Base):
+    @rw.group_reward(weight=0.5)
+    def longest(self, task: rw.Task, rollouts: list[rw.Rollout]) -> list[float]:
+        most = max(len(one.reply) for one in rollouts)
+        return [float(len(one.reply) == most) for one in rollouts]
+
+    @rw.group_reward
+    async def size(self, task: rw.Task, rollouts: list[rw.Rollout]) -> list[float]:
+        return [float(len(rollouts)) for _ in rollouts]
+
+
+async def test_a_group_is_scored_together() -> None:
+    one, two = await testing.play_group(Ranked(), TASK, [loud, lambda asked: "longer words"])
+    assert (one.rewards, one.reward) == ({"exact": 1.0, "longest": 0.0, "size": 2.0}, 3.0)
+    assert (two.rewards, two.reward) == ({"exact": 0.0, "longest": 1.0, "size": 2.0}, 2.5)
+    assert (await testing.play(Ranked(), TASK, loud)).rewards["size"] == 1.0
+
+
+class Notes(Base):
+    """Notes something on itself, which a reward in another process does not see."""
+
+    noted = False
+
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        self.noted = True
+        await chat.say(task.prompt)
+
+    @rw.metric
+    def sees_note(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        return float(self.noted)
+
+
+async def test_plain_rewards_have_their_own_copy_as_in_a_worker() -> None:
+    env = Notes()
+    assert (await testing.play(env, TASK, loud)).metrics == {"sees_note": 0.0}
+    assert env.noted
+
+
+class Unsendable(Base):
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        await chat.say(task.prompt)
+        chat.info["later"] = lambda: 1
+
+
+async def test_notes_that_could_not_reach_a_reward_in_a_worker_are_refused_here_too() -> None:
+    with pytest.raises(testing.RolloutFailed, match="pickle"):
+        await testing.play(Unsendable(), TASK, loud)
+
+
+class Shared(Base):
+    opened: list[str]
+
+    def tools(self, task: rw.Task) -> list[rw.Toolset]:
+        return [Log(self.opened)]
+
+
+class Log(rw.Toolset):
+    scope = "worker"
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    async def __aenter__(self) -> "Log":
+        self.log.append("open")
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        self.log.append("close")
+
+
+async def test_toolsets_of_a_worker_close_with_the_stage() -> None:
+    env = Shared()
+    env.opened = []
+    async with (
+        testing.scripted_engine(loud) as engine,
+        connect(engine.url, routes=True, deadline_s=10) as client,
+        testing.Stage(env) as stage,
+    ):
+        await asyncio.gather(*(stage.play(TASK, client) for _ in range(3)))
+        assert env.opened == ["open"]
+    assert env.opened == ["open", "close"]
+
+
+class Raises(Base):
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        await chat.say(task.prompt)
+        raise KeyError("no such thing")
+
+
+class RaisesPlain(Base):
+    def rollout(self, task: rw.Task, chat: Any) -> None:  # type: ignore[override]
+        raise KeyError("no such thing")
+
+
+class RaisingReward(Base):
+    @rw.reward
+    def exact(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        raise KeyError("no such thing")
+
+
+class SlowReward(Base):
+    @rw.reward
+    def exact(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        time.sleep(0.3)
+        return 1.0
+
+
+class Sleeps(Base):
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("env", "boundary", "said"),
+    [
+        (Raises(), "env", "task 't': KeyError('no such thing')"),
+        (RaisesPlain(), "env", "task 't': KeyError: 'no such thing'"),
+        (RaisingReward(), "scorer", "no such thing"),
+        (SlowReward(), "scorer", "ran longer than 0.1 s"),
+        (Sleeps(), "deadline", "task 't' ran longer than 0.1 s; it was at " + __file__),
+    ],
+    ids=lambda one: type(one).__name__ if isinstance(one, rw.Environment) else None,
+)
+async def test_failures_say_whose_they_are(env: rw.Environment, boundary: str, said: str) -> None:
+    limits = {"scoring_deadline_s": 0.1, "rollout_deadline_s": 0.1 if boundary == "deadline" else 30}
+    with pytest.raises(testing.RolloutFailed) as failure:
+        await testing.play(env, TASK, loud, **limits)
+    assert failure.value.boundary == boundary
+    assert said in str(failure.value)
+    if "KeyError" in said:
+        assert "test_play.py" in failure.value.traceback
+
+
+async def test_an_error_of_the_script_is_raised_as_it_is() -> None:
+    with pytest.raises(ZeroDivisionError):
+        await testing.play(Base(), TASK, lambda asked: str(1 / 0))
+    with pytest.raises(TypeError, match="the answer to 'hello' is 3, not a string"):
+        await testing.play(Base(), TASK, lambda asked: 3)  # type: ignore[arg-type,return-value]
+
+
+class NoReward(rw.Environment):
+    def tasks(self) -> Iterator[rw.Task]:
+        return iter([])
+
+
+async def test_what_cannot_be_played_is_refused() -> None:
+    with pytest.raises(EnvironmentNotFound, match=r"no method marked @rw\.reward"):
+        await testing.play(NoReward(), TASK, loud)
+    with pytest.raises(ValueError, match="unknown field `rollout_deadline`"):
+        await testing.play(Base(), TASK, loud, rollout_deadline=1.0)
+
+
+def test_it_needs_neither_torch_nor_an_event_loop_of_its_own() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
+        "import asyncio, rollway as rw; assert 'rollway.testing' not in sys.modules\n"
+        "from rollway import testing\n"
+        "env = rw.load_environment('rollway.envs.builtin.reverse_text')\n"
+        "answer = lambda asked: asked.said.split()[-1][::-1]\n"
+        "print(asyncio.run(testing.play(env, next(env.tasks()), answer)).reward)"
+    )
+    result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("1.0\n", "")
