@@ -1,14 +1,12 @@
 """What authors can write, run by a worker's own runner: real engine, real lanes, real files."""
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.doubles.engine import EngineDouble, engine_double
 
 from rollway.config.parts import RouterPart, WorkerPart
 from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
@@ -27,6 +25,7 @@ from rollway.records.ids import PolicyVersion, RolloutId
 from rollway.records.rollout import Failed, Outcome, Scored
 from rollway.records.task import Task
 from rollway.records.turn import Sampling
+from rollway.testing import Asked, ScriptedEngine, scripted_engine
 from rollway.wire.messages import Run
 
 pytestmark = pytest.mark.anyio
@@ -34,10 +33,11 @@ pytestmark = pytest.mark.anyio
 ENVS = str(Path(__file__).parents[1] / "doubles" / "authoring.py")
 
 
-def answer(said: str) -> str:
+def answer(asked: Asked) -> str:
     """`n?` gives n + 1, `call TOOL …` a tool call, and a tool's answer is repeated."""
-    if found := re.search(r"<tool_response>\n(.*)\n</tool_response>", said, re.DOTALL):
-        return f"I got {found[1]}"
+    said = asked.said
+    if asked.messages[-1].role == "tool":
+        return f"I got {said}"
     if said.startswith("call "):
         name, *numbers = said.split()[1:]
         arguments = ", ".join(f'"{key}": {n}' for key, n in zip("ab", numbers, strict=False))
@@ -49,7 +49,7 @@ class Stage:
     """A runner, its engine, and what it writes."""
 
     def __init__(
-        self, prepared: Prepared, runner: RolloutRunner, engine: EngineDouble, folder: Path
+        self, prepared: Prepared, runner: RolloutRunner, engine: ScriptedEngine, folder: Path
     ) -> None:
         self.prepared = prepared
         self.engine = engine
@@ -84,7 +84,9 @@ async def stage(
 ) -> AsyncIterator[Stage]:
     asyncio.get_running_loop().set_task_factory(keep_track)
     async with AsyncExitStack() as stack:
-        engine = await stack.enter_async_context(engine_double(model, answer, latency_s))
+        engine = await stack.enter_async_context(
+            scripted_engine(answer, latency_s=latency_s, folder=model)
+        )
         server = RouterPart(
             env=EnvConfig(id=ENVS, args={"kind": kind}, **env),
             model=ModelConfig(path=str(model), renderer="qwen3", template={"enable_thinking": False}),
