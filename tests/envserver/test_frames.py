@@ -22,7 +22,7 @@ from rollway.payload.writer import SegmentWriter
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
 from rollway.records.payload import PayloadRef
 from rollway.records.rollout import Failed, RowSummary, Scored, Settled, Timing
-from rollway.wire.messages import FrameTaken, Hello, Stats, Welcome, encode, for_router
+from rollway.wire.messages import FrameTaken, Hello, Ping, Stats, Welcome, encode, for_router
 
 pytestmark = pytest.mark.anyio
 
@@ -113,8 +113,12 @@ async def server_of_ours(landing: SegmentWriter | None) -> AsyncIterator[tuple[e
         async def say(message: Settled, *frames: bytes) -> tuple[Any, Any]:
             await wire.send_multipart([peer, encode(message), *frames])
             heard = await client.receive()
-            answer = for_router((await wire.recv_multipart())[1]) if frames else None
-            return heard, answer
+            return heard, await answered() if frames else None
+
+        async def answered() -> Any:
+            while isinstance(answer := for_router((await wire.recv_multipart())[1]), Ping):
+                pass
+            return answer
 
         try:
             yield client, say

@@ -12,15 +12,19 @@ from ..inference.rendering import Renderer
 from ..records.task import Message
 from ..records.turn import Ints, Sampling, Turn
 from ..trace.trace import Trace
+from .track import Track
 
 
 class Conversation:
     """One rollout's dialogue with the engine. A prompt repeats what was sampled id by id."""
 
-    def __init__(self, engine: Engine, renderer: Renderer, sampling: Sampling) -> None:
+    def __init__(
+        self, engine: Engine, renderer: Renderer, sampling: Sampling, track: Track
+    ) -> None:  # fmt: skip
         self._engine = engine
         self._renderer = renderer
         self._sampling = sampling
+        self._track = track
         self._said: list[Message] = []
         self._last: Turn | None = None
         self._asked = NO_PROMPT
@@ -37,10 +41,13 @@ class Conversation:
         ids = await self._prompt(messages)
         prompt = self._asked = prompt_of(ids, self._asked)
         start_s = time.monotonic()
+        self._track.enter("engine")
         turn = await self._engine.complete(
             prompt, self._sampling, self._renderer.stop_ids, self.trace.routes_start(ids)
         )
         self.engine_s += time.monotonic() - start_s
+        self._track.enter("env")
+        self._track.turned(len(turn.completion_ids))
         self.trace.add(turn)
         self.versions += [int(turn.versions[0]), int(turn.versions[-1])]
         parsed = await self._renderer.parse(turn.completion_ids.tolist())

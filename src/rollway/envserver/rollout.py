@@ -27,6 +27,7 @@ from ..records.task import Task
 from ..trace.row import Row
 from ..wire.messages import Run
 from .conversation import Conversation
+from .track import Track
 
 MAX_ERROR, MAX_TRACEBACK = 500, 8_000
 """Characters of an error that travel with its record."""
@@ -48,11 +49,12 @@ class RolloutRunner:
         self._lane = lane
         self._store = store
 
-    async def run(self, run: Run) -> Outcome:
+    async def run(self, run: Run, track: Track) -> Outcome:
         """The rollout's end. Only cancellation and bugs of ours come out as exceptions."""
         start_s = time.monotonic()
-        conversation = Conversation(self._engine, self._renderer, run.sampling)
+        conversation = Conversation(self._engine, self._renderer, run.sampling, track)
         chat = Chat(conversation.generate, self._env.system_prompt)
+        track.enter("env")
         failed = await self._converse(run.task, chat)
         if failed is None and not conversation.trace.num_turns:
             failed = Failed("env", f"rollout() of task '{run.task.id}' never spoke to the policy")
@@ -66,6 +68,7 @@ class RolloutRunner:
             stop=conversation.stop,
             info=chat.info,
         )
+        track.enter("scoring")
         scores = await self._score(run.task, finished)
         if isinstance(scores, Failed):
             return scores
@@ -75,6 +78,7 @@ class RolloutRunner:
             scoring_s=time.monotonic() - start_s - rollout_s,
             total_s=time.monotonic() - start_s,
         )
+        track.enter("committing")
         return await self._commit(conversation, finished, scores, timing)
 
     async def _converse(self, task: Task, chat: Chat) -> Failed | None:

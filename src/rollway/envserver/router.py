@@ -2,66 +2,94 @@
 
 import asyncio
 import logging
+import signal
 import socket
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import zmq
 import zmq.asyncio
 
 from ..config.parts import RouterPart
-from ..config.plan import env_name
+from ..config.sections import EnvConfig
 from ..errors import ProtocolError
 from ..loop.part import Parent, as_it_is, run_part
 from ..records.ids import WorkerName
 from ..records.lag import ProcessStats
 from ..wire.messages import Stats, encode, for_router, split_frames
-from .core.routing import (
-    ClientGone,
+from .core.events import (
     ClientSays,
+    Command,
+    End,
     Event,
     Frame,
-    Routing,
+    KillWorker,
+    Note,
+    RetireWorker,
+    StartWorker,
+    Stop,
     TellClient,
     TellWorker,
-    WorkerDied,
+    Tick,
+    Undelivered,
     WorkerSays,
 )
-from .supervisor import keep_alive
+from .core.routing import Bounds, Routing
+from .supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
 HOST = "tcp://127.0.0.1"
+TICK_S = 0.25
+LAST_WORDS_MS = 1000
+"""How long answers may take to leave once the server has ended."""
 
 
 class Router:
     """Performs what the core decides. Bad frames are counted, logged and dropped."""
 
-    def __init__(self, env: str, clients: Any, workers: Any) -> None:
-        self._core = Routing(env)
+    def __init__(self, core: Routing, clients: Any, workers: Any, supervisor: Supervisor) -> None:
+        self._core = core
         self._clients = clients
         self._workers = workers
+        self._supervisor = supervisor
         self._num_bad = 0
+        self._changed = asyncio.Event()
 
     @property
     def num_owed(self) -> int:
         return self._core.num_owed
 
     async def on(self, event: Event) -> None:
-        dropped = self._core.num_dropped
+        dropped, late = self._core.num_dropped, self._core.num_late
         commands = self._core.on_event(event)
         if self._core.num_dropped > dropped:
-            log.warning("dropped message %d that nobody waits for", self._core.num_dropped)
+            log.warning("dropped message %d that nobody expected", self._core.num_dropped)
+        if self._core.num_late > late:
+            log.info("dropped late end %d of an attempt that was given up", self._core.num_late)
         for command in commands:
-            match command:
-                case TellClient(client=client, message=message, frame=frame):
-                    if not await self._send(self._clients, client, encode(message), frame):
-                        await self.on(ClientGone(client))
-                case TellWorker(worker=worker, message=message):
-                    await self._send(self._workers, worker.encode(), encode(message))
+            await self._perform(command)
+        self._changed.set()
 
-    async def died(self, worker: WorkerName) -> None:
-        await self.on(WorkerDied(worker))
+    async def _perform(self, command: Command) -> None:
+        match command:
+            case TellClient(client=client, message=message, frame=frame):
+                if not await self._send(self._clients, client, encode(message), frame):
+                    await self.on(Undelivered(command))
+            case TellWorker(worker=worker, message=message):
+                await self._send(self._workers, worker.encode(), encode(message))
+            case KillWorker(worker=worker, silent_s=silent_s):
+                log.warning("%s was silent for %.1f s and is killed", worker, silent_s)
+                await self.on(self._supervisor.kill(worker, silent_s))
+            case StartWorker():
+                log.info("work waits and every worker is full: one more is started")
+                self._supervisor.open_place()
+            case RetireWorker(worker=worker):
+                log.info("%s has been idle for long and is ended", worker)
+                self._supervisor.close_place(worker)
+            case Note(text=text):
+                log.warning("%s", text)
 
     async def serve_clients(self) -> None:
         while True:
@@ -73,6 +101,28 @@ class Router:
             sender, message, frame = await self._receive(self._workers)
             size = 0 if frame is None else len(frame)
             await self.on(WorkerSays(WorkerName(sender.decode()), message, frame, size))
+
+    async def hear_deaths(self) -> None:
+        while True:
+            await self.on(await self._supervisor.deaths.get())
+
+    async def tick(self) -> None:
+        while True:
+            await self.on(Tick(time.monotonic()))
+            await asyncio.sleep(TICK_S)
+
+    async def drain(self, limit_s: float) -> None:
+        """Take nothing more, let rollouts finish, answer for those that do not."""
+        log.info("told to end: %d rollouts may take up to %g s more", self.num_owed, limit_s)
+        self._supervisor.close_all()
+        await self.on(Stop())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while self._core.num_workers:
+                    self._changed.clear()
+                    await self._changed.wait()
+        await self.on(End())
+        self._clients.setsockopt(zmq.LINGER, LAST_WORDS_MS)
 
     async def tell_stats(self, stats: ProcessStats) -> None:
         """This router's own statistics, for its clients."""
@@ -111,26 +161,67 @@ def _bind(context: Any, stack: ExitStack) -> tuple[Any, str]:
     return wire, f"{HOST}:{port}"
 
 
+def bounds(env: EnvConfig) -> Bounds:
+    return Bounds(
+        lease_s=env.lease_s,
+        client_lease_s=env.client_lease_s,
+        max_waiting=env.max_waiting,
+        min_workers=env.min_workers or env.workers,
+        max_workers=env.workers,
+        idle_s=env.idle_s,
+    )
+
+
 async def router(part: RouterPart, parent: Parent) -> None:
-    """Bind, start the workers, pass messages until the parent is gone."""
+    """Bind, start the workers, pass messages until the parent is gone or a signal says so."""
+    signals: asyncio.Queue[None] = asyncio.Queue()
+    for one in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(one, signals.put_nowait, None)
     with ExitStack() as stack:
         context = stack.enter_context(zmq.asyncio.Context())
         clients, client_address = _bind(context, stack)
         workers, worker_address = _bind(context, stack)
-        me = Router(part.env.id, clients, workers)
+        supervisor, limits = Supervisor(part, worker_address), bounds(part.env)
+        me = Router(Routing(part.env.id, limits), clients, workers, supervisor)
         parent.in_flight, parent.on_stats = lambda: me.num_owed, me.tell_stats
         async with asyncio.TaskGroup() as tasks:
-            jobs = [me.serve_clients(), me.serve_workers()]
-            jobs += [
-                keep_alive(f"{env_name(part.env.id)}.w{index}", part, worker_address, me.died)
-                for index in range(part.env.workers)
+            jobs = [
+                me.serve_clients(),
+                me.serve_workers(),
+                me.hear_deaths(),
+                me.tick(),
+                supervisor.run(),
             ]
             running = [tasks.create_task(job) for job in jobs]
+            for _ in range(limits.min_workers):
+                supervisor.open_place()
             await parent.ready(client_address)
-            while await parent.told() is not None:
-                pass
+            await _until_told_to_end(me, parent, signals, part.env.drain_s)
             for task in running:
                 task.cancel()
+
+
+async def _until_told_to_end(
+    me: Router, parent: Parent, signals: "asyncio.Queue[None]", drain_s: float
+) -> None:
+    """A signal lets rollouts finish; a second one, or the parent's end, does not wait for that."""
+    async with asyncio.TaskGroup() as tasks:
+        gone = tasks.create_task(_gone(parent))
+        told = tasks.create_task(signals.get())
+        await asyncio.wait([gone, told], return_when=asyncio.FIRST_COMPLETED)
+        if not gone.done():
+            draining = tasks.create_task(me.drain(drain_s))
+            again = tasks.create_task(signals.get())
+            await asyncio.wait([gone, draining, again], return_when=asyncio.FIRST_COMPLETED)
+            draining.cancel()
+            again.cancel()
+        gone.cancel()
+        told.cancel()
+
+
+async def _gone(parent: Parent) -> None:
+    while await parent.told() is not None:
+        pass
 
 
 def main(name: str, sock: socket.socket) -> None:

@@ -69,7 +69,8 @@ class Tasks(Struct, frozen=True, tag="tasks"):
 
 
 class Run(Struct, frozen=True, tag="run"):
-    """Run one rollout. The task travels along, so that any worker can run it."""
+    """Run one rollout. The task travels along, so that any worker can run it. A client chooses ids that
+    differ among its own; towards workers the router makes them unique in the server."""
 
     rollout_id: RolloutId
     attempt: int
@@ -98,6 +99,10 @@ class Ping(Struct, frozen=True, tag="ping"):
 
 class Drain(Struct, frozen=True, tag="drain"):
     """Finish what you have, take nothing more, then end."""
+
+
+class Drained(Struct, frozen=True, tag="drained"):
+    """A worker that was told to has finished: nothing follows, it ends."""
 
 
 class RolloutProgress(Struct, frozen=True):
@@ -147,7 +152,7 @@ class WorkerLost(Struct, frozen=True, tag="worker_lost"):
 
 ToRouter = (
     Hello | NextTasks | Tasks | Run | RunGroup | Cancel | Ping | NewPolicy | FrameTaken | Settled
-    | Progress | Stats
+    | Progress | Stats | Drained
 )  # fmt: skip
 ToWorker = Run | RunGroup | Cancel | Drain | NextTasks | NewPolicy | FrameTaken
 ToClient = Welcome | Refused | Tasks | Settled | Progress | Stats | WorkerLost

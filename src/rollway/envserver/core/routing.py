@@ -14,6 +14,7 @@ from ...wire.messages import (
     PROTOCOL,
     Cancel,
     Drain,
+    Drained,
     FrameTaken,
     Hello,
     NewPolicy,
@@ -88,6 +89,11 @@ class Routing:
         self._scaling = Scaling(bounds.min_workers, bounds.max_workers, bounds.idle_s)
         self._version = PolicyVersion(0)
         self._num_unexpected = 0
+
+    @property
+    def num_workers(self) -> int:
+        """Those that are up, also if they are about to end."""
+        return len(self._pool)
 
     @property
     def num_owed(self) -> int:
@@ -186,6 +192,8 @@ class Routing:
                 return self._news(message)
             case Progress(rollouts=rollouts):
                 return self._tell_progress(worker, rollouts)
+            case Drained():
+                return self._bury(WorkerDied(worker, "ended"))
         self._num_unexpected += 1
         return []
 
