@@ -72,7 +72,9 @@ def a_group(*ids: str) -> RunGroup:
 class Talk:
     """A core, and what it commands, sorted."""
 
-    def __init__(self, *workers: str, credits: int = 2, whole_groups: bool = False, **bounds: Any) -> None:
+    def __init__(
+        self, *workers: str, credits: int = 2, whole_groups: bool = False, **bounds: Any
+    ) -> None:
         self.core = Routing("env", Bounds(**bounds))
         self.now_s = 100.0
         self.on(Tick(self.now_s))
@@ -487,9 +489,9 @@ def test_workers_are_started_under_load_and_drained_when_idle() -> None:
     commands = talk.wait(6.0, A, B, WorkerName("c"), pings=(CLIENT,))
     retired = [one.worker for one in commands if isinstance(one, RetireWorker)]
     assert retired == ["c", "b"]
-    assert [one.worker for one in commands if isinstance(one, TellWorker) and one.message == Drain()] == (
-        retired
-    )
+    assert [
+        one.worker for one in commands if isinstance(one, TellWorker) and one.message == Drain()
+    ] == (retired)
     assert told(talk.on(WorkerDied(B)), WorkerLost) == [], "it ended as it was told to"
     assert runs(talk.say(a_run("u"))).keys() == {A}
 
@@ -527,7 +529,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = Routing("env", Bounds(lease_s=5.0, client_lease_s=20.0, max_waiting=12, max_workers=4))
+        self.core = Routing(
+            "env", Bounds(lease_s=5.0, client_lease_s=20.0, max_waiting=12, max_workers=4)
+        )
         self.asked: Counter[tuple[bytes, str]] = Counter()
         self.answered: Counter[tuple[bytes, str]] = Counter()
         self.at: dict[str, dict[str, int]] = {}

@@ -49,7 +49,8 @@ class Parts:
         try:
             await part.listen(self._on_stats, self._on_said)
             if part.name != MAY_END:
-                raise PartDied(f"{part.name} (pid {part.pid}) was stopped from outside", code=-signal.SIGTERM)
+                text = f"{part.name} (pid {part.pid}) was stopped from outside"
+                raise PartDied(text, code=-signal.SIGTERM)
         except PartDied as error:
             self._deaths.append((part, error))
             await asyncio.sleep(HINDSIGHT_S)
