@@ -10,6 +10,7 @@ import zmq
 import zmq.asyncio
 
 from ..errors import ProtocolError
+from ..loop.turns import Turns
 from ..payload.writer import SegmentWriter
 from ..records.rollout import Settled
 from ..wire.messages import (
@@ -54,6 +55,7 @@ class EnvClient:
         self._address = address
         self._wire = wire
         self._landing = landing
+        self._turns = Turns()
 
     async def send(self, message: Run | RunGroup | Cancel | NextTasks | NewPolicy | FrameTaken) -> None:
         await self._wire.send(encode(message))
@@ -70,6 +72,7 @@ class EnvClient:
 
     async def _next(self) -> Any:
         """The next message. Waiting takes none away, so that one that came too late is not lost."""
+        await self._turns.let_others()
         is_silent = False
         while True:
             with suppress(zmq.Again):

@@ -15,6 +15,7 @@ from ..config.parts import RouterPart
 from ..config.sections import EnvConfig
 from ..errors import ProtocolError
 from ..loop.part import Parent, as_it_is, run_part
+from ..loop.turns import Turns
 from ..records.ids import WorkerName
 from ..records.lag import ProcessStats
 from ..wire.messages import Stats, encode, for_router, split_frames
@@ -56,12 +57,20 @@ class Router:
         self._supervisor = supervisor
         self._num_bad = 0
         self._changed = asyncio.Event()
+        self._in_order = asyncio.Lock()
+        """What an event commands is performed before the next event is looked at."""
+        self._turns = Turns()
 
     @property
     def num_owed(self) -> int:
         return self._core.num_owed
 
     async def on(self, event: Event) -> None:
+        async with self._in_order:
+            await self._do(event)
+        self._changed.set()
+
+    async def _do(self, event: Event) -> None:
         dropped, late = self._core.num_dropped, self._core.num_late
         commands = self._core.on_event(event)
         if self._core.num_dropped > dropped:
@@ -70,18 +79,18 @@ class Router:
             log.info("dropped late end %d of an attempt that was given up", self._core.num_late)
         for command in commands:
             await self._perform(command)
-        self._changed.set()
+            await self._turns.let_others()
 
     async def _perform(self, command: Command) -> None:
         match command:
             case TellClient(client=client, message=message, frame=frame):
                 if not await self._send(self._clients, client, encode(message), frame):
-                    await self.on(Undelivered(command))
+                    await self._do(Undelivered(command))
             case TellWorker(worker=worker, message=message):
                 await self._send(self._workers, worker.encode(), encode(message))
             case KillWorker(worker=worker, silent_s=silent_s):
                 log.warning("%s was silent for %.1f s and is killed", worker, silent_s)
-                await self.on(self._supervisor.kill(worker, silent_s))
+                await self._do(self._supervisor.kill(worker, silent_s))
             case StartWorker():
                 log.info("work waits and every worker is full: one more is started")
                 self._supervisor.open_place()
@@ -95,12 +104,14 @@ class Router:
         while True:
             sender, message, _ = await self._receive(self._clients)
             await self.on(ClientSays(sender, message))
+            await self._turns.let_others()
 
     async def serve_workers(self) -> None:
         while True:
             sender, message, frame = await self._receive(self._workers)
             size = 0 if frame is None else len(frame)
             await self.on(WorkerSays(WorkerName(sender.decode()), message, frame, size))
+            await self._turns.let_others()
 
     async def hear_deaths(self) -> None:
         while True:

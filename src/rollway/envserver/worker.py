@@ -23,6 +23,7 @@ from ..loop.board import Board, owned_by
 from ..loop.lanes import ProcessLane
 from ..loop.memory import bounded
 from ..loop.part import Parent, run_part
+from ..loop.turns import Turns
 from ..payload.frames import FrameStore
 from ..payload.store import PayloadStore
 from ..payload.writer import SegmentWriter
@@ -103,7 +104,9 @@ class Worker:
         await self.send(Drained())
 
     async def _take(self, tasks: asyncio.TaskGroup) -> None:
+        turns = Turns()
         while True:
+            await turns.let_others()
             try:
                 message = for_worker(await self._wire.recv())
             except ProtocolError as error:
