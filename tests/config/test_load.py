@@ -96,3 +96,9 @@ def test_the_plan_refuses_what_cannot_train(overrides: dict[str, int], said: str
     )
     with pytest.raises(ConfigError, match=said):
         plan(config)
+
+
+def test_the_least_workers_are_no_more_than_the_most() -> None:
+    config = check({**MINIMAL, "env": [{"id": "x", "workers": 2, "min_workers": 3}]}, "run.toml")
+    with pytest.raises(ConfigError, match=r"'env.0.min_workers' = 3 is more than 'env.0.workers' = 2"):
+        plan(config)

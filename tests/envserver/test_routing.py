@@ -39,6 +39,7 @@ from rollway.records.turn import Sampling
 from rollway.wire.messages import (
     Cancel,
     Drain,
+    Drained,
     FrameTaken,
     Hello,
     NewPolicy,
@@ -494,6 +495,16 @@ def test_workers_are_started_under_load_and_drained_when_idle() -> None:
     ] == (retired)
     assert told(talk.on(WorkerDied(B)), WorkerLost) == [], "it ended as it was told to"
     assert runs(talk.say(a_run("u"))).keys() == {A}
+
+
+def test_a_drained_worker_says_so_behind_its_last_answer() -> None:
+    talk = Talk("a", credits=1)
+    (run,) = runs(talk.say(a_run("r")))[A]
+    talk.on(Stop())
+    assert len(ends(talk.settle(run, A))) == 1
+    assert talk.core.num_workers == 1
+    assert told(talk.on(WorkerSays(A, Drained())), WorkerLost) == []
+    assert talk.core.num_workers == 0
 
 
 def test_stopping_ends_what_waits_and_lets_the_rest_finish() -> None:
