@@ -136,7 +136,7 @@ def _signal(pid: int, one: signal.Signals) -> bool:
 async def chaos(url: str, folder: Path, args: Namespace) -> dict[str, object]:
     env = EnvConfig(
         id=talk.__file__, args={"turns": args.turns}, workers=args.workers, lease_s=LEASE_S,
-        concurrency=-(-args.rollouts // args.workers) * 2,
+        concurrency=-(-args.rollouts // args.workers),
     )  # fmt: skip
     async with env_server(env, url, folder) as server:
         calm = Crowd(server, args.turns)
@@ -153,6 +153,7 @@ async def chaos(url: str, folder: Path, args: Namespace) -> dict[str, object]:
         "undisturbed": calm.figures(),
         "under fire": wild.figures(),
         "workers lost": wild.num_lost_workers,
+        "late": (folder / "router.log").read_text().count("dropped late end"),
         "router MB before": before_mb,
         "router MB after": after_mb,
         "errors": wild.errors[:5],
@@ -178,7 +179,7 @@ def main() -> None:
         turns=(20, "turns of a rollout"), workers=(4, "workers"),
     )  # fmt: skip
     if args.full:
-        args.seconds = max(args.seconds, 120.0)
+        args.seconds = max(args.seconds, 60.0)
     folder = Path(mkdtemp(prefix="rollway-bench-"))
     try:
         write_tokenizer(folder)
@@ -189,7 +190,8 @@ def main() -> None:
         shutil.rmtree(folder)
     table({name: figures[name] for name in ("undisturbed", "under fire")}, COLUMNS)  # type: ignore[misc]
     print(
-        f"workers killed {figures.get('killed', 0)}, stopped {figures.get('stopped', 0)}; router "
+        f"workers killed {figures.get('killed', 0)}, stopped {figures.get('stopped', 0)}; "
+        f"{figures['late']} answers came late and were dropped; router "
         f"{figures['router MB before']:.1f} MB before, {figures['router MB after']:.1f} MB after"
     )
     found = violations(figures)

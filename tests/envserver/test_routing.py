@@ -107,8 +107,8 @@ class Talk:
         return self.on(WorkerSays(worker, Settled(run.rollout_id, run.attempt, worker, FAILED), *frame))
 
 
-def stats(worker: str) -> Stats:
-    return Stats(ProcessStats(worker, LagStats(), 0))
+def stats(worker: str, p99_s: float = 0.0) -> Stats:
+    return Stats(ProcessStats(worker, LagStats(p99=p99_s), 0))
 
 
 def runs(commands: list[Command]) -> dict[WorkerName, list[Run]]:
@@ -260,6 +260,17 @@ def test_runs_go_to_the_freest_worker_within_credits() -> None:
     commands = talk.settle(first, targets[0])
     assert ends(commands) == [Settled(RolloutId("r0"), 1, targets[0], FAILED)]
     assert [one.rollout_id for one in runs(commands)[targets[0]]] == ["r4#5"]
+
+
+def test_a_late_worker_gets_less_until_it_has_caught_up() -> None:
+    talk = Talk("a", "b", credits=4)
+    talk.on(WorkerSays(A, stats("a", p99_s=2.0)))
+    given = [worker for n in range(8) for worker in runs(talk.say(a_run(f"r{n}")))]
+    assert (given.count(A), given.count(B)) == (2, 4)
+    caught_up: list[Command] = []
+    for _ in range(10):
+        caught_up += talk.on(WorkerSays(A, stats("a")))
+    assert len(runs(caught_up)[A]) == 2, "what waited goes there without another nudge"
 
 
 def test_a_run_sent_twice_is_answered_once() -> None:
@@ -617,10 +628,18 @@ class AnyOrder(RuleBasedStateMachine):
                     self.do(ClientSays(client, Ping()))
             self.do(Tick(self.now_s))
 
-    @rule(worker=workers)
-    def speak(self, worker: str) -> None:
+    @rule(
+        worker=workers, p99_s=st.sampled_from([0.0, 0.0, 1.0]), rss=st.sampled_from([1 << 28, 1 << 32])
+    )
+    def speak(self, worker: str, p99_s: float, rss: int) -> None:
         if worker in self.at:
-            self.do(WorkerSays(WorkerName(worker), stats(worker)))
+            said = Stats(ProcessStats(worker, LagStats(p99=p99_s), rss))
+            self.do(WorkerSays(WorkerName(worker), said))
+
+    @invariant()
+    def nothing_waits_while_there_is_room(self) -> None:
+        size = self.core._dispatch.waiting.next_size()
+        assert not size or self.core._pool.freest(size) is None
 
     @invariant()
     def each_is_answered_once_and_none_forgotten(self) -> None:

@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 WORKER = "rollway.envserver.worker:main"
 MAX_NEVER_READY = 3
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
+"""Between two tries to start, each time twice as long, …"""
+LONGEST_AFTER_LIFE_S = 2.0
+"""… but no longer than this after a worker that had started: others wait for its place."""
 HEALTHY_S = 30.0
 """A worker that lived this long restarts without the back-off of those before it."""
 
@@ -47,7 +50,8 @@ class _Place:
     async def pause(self, lived_s: float) -> None:
         """Before the next start, longer each time; a place that closes waits for nothing."""
         pause_s = FIRST_PAUSE_S if lived_s > HEALTHY_S else self._pause_s
-        self._pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        longest_s = LONGEST_PAUSE_S if self.never_ready else LONGEST_AFTER_LIFE_S
+        self._pause_s = min(2 * pause_s, longest_s)
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await self.closed.wait()

@@ -188,8 +188,8 @@ class Routing:
                     return [TellClient(client, tasks)]
             case Stats(stats=stats):
                 if worker in self._pool:
-                    self._pool.note(worker, stats)
-                return self._news(message)
+                    self._pool.note(worker, stats)  # which may give it, or others, more room
+                return self._news(message) + self._dispatch.assign()
             case Progress(rollouts=rollouts):
                 return self._tell_progress(worker, rollouts)
             case Drained():
