@@ -94,9 +94,14 @@ class AdvantageError(RollwayError):
 
 
 class PartDied(RollwayError):
-    def __init__(self, message: str, *, was_killed: bool = False) -> None:
+    def __init__(self, message: str, *, code: int = 1) -> None:
         super().__init__(message)
-        self.was_killed = was_killed
+        self.code = code
+        """Its exit code, negative for a signal."""
+
+    @property
+    def was_killed(self) -> bool:
+        return self.code < 0
 
 
 class LaneError(RollwayError):

@@ -140,3 +140,9 @@ def test_a_run_may_point_at_a_server() -> None:
 def test_what_a_served_environment_requires(tree: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         plan(check(tree, "run.toml"))
+
+
+def test_the_least_workers_are_no_more_than_the_most() -> None:
+    config = check({**MINIMAL, "env": [{"id": "x", "workers": 2, "min_workers": 3}]}, "run.toml")
+    with pytest.raises(ConfigError, match=r"'env.0.min_workers' = 3 is more than 'env.0.workers' = 2"):
+        plan(config)

@@ -15,6 +15,7 @@ from rollway.envs.source import take_tasks
 from rollway.envs.strays import keep_track
 from rollway.envserver.policy import open_policy
 from rollway.envserver.rollout import RolloutRunner
+from rollway.envserver.track import Track
 from rollway.envserver.worker import Prepared, open_runner, prepare
 from rollway.loop.lag import LagMonitor
 from rollway.loop.run import Watch
@@ -63,7 +64,7 @@ class Stage:
         return Run(RolloutId(f"r{self._num}"), 1, task, Sampling(200), PolicyVersion(0))
 
     async def run(self, prompt: str = "1?") -> Outcome:
-        return await self.runner.run(self.order(prompt))
+        return await self.runner.run(self.order(prompt), Track())
 
     async def run_group(self, *prompts: str) -> list[Outcome]:
         runs = tuple(self.order(prompt) for prompt in prompts)
@@ -71,7 +72,7 @@ class Stage:
 
         async def member(run: Run) -> Outcome:
             try:
-                return await self.runner.run(run, group)
+                return await self.runner.run(run, Track(), group)
             finally:
                 group.leave(run.rollout_id)
 
@@ -82,7 +83,7 @@ class Stage:
 async def stage(
     folder: Path, model: Path, kind: str, latency_s: float = 0.0, **env: Any
 ) -> AsyncIterator[Stage]:
-    asyncio.get_running_loop().set_task_factory(keep_track)
+    keep_track(asyncio.get_running_loop())
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(
             scripted_engine(answer, latency_s=latency_s, folder=model)

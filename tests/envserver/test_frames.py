@@ -22,7 +22,7 @@ from rollway.payload.writer import SegmentWriter
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
 from rollway.records.payload import PayloadRef
 from rollway.records.rollout import Failed, RowSummary, Scored, Settled, Timing
-from rollway.wire.messages import FrameTaken, Hello, Stats, Welcome, encode, from_client
+from rollway.wire.messages import FrameTaken, Hello, Ping, Stats, Welcome, encode, from_client
 
 pytestmark = pytest.mark.anyio
 
@@ -111,8 +111,12 @@ class ServersEnd:
     async def __call__(self, message: Settled, *frames: bytes) -> tuple[Any, Any]:
         await self.raw([encode(message), *frames])
         heard = await self._client.receive()
-        answer = from_client((await self._wire.recv_multipart())[1]) if frames else None
-        return heard, answer
+        return heard, await self._answer() if frames else None
+
+    async def _answer(self) -> Any:
+        while isinstance(answer := from_client((await self._wire.recv_multipart())[1]), Ping):
+            pass
+        return answer
 
 
 @asynccontextmanager

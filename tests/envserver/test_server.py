@@ -105,10 +105,10 @@ def router_part(
 @asynccontextmanager
 async def serving(
     folder: Path, model: Path, kind: str, *, latency_s: float = 0.0, payload: PayloadConfig = FILES,
-    landing: SegmentWriter | None = None, **env: Any,
+    landing: SegmentWriter | None = None, file: str = ENVS, **env: Any,
 ) -> AsyncIterator[Server]:  # fmt: skip
     async with engine_double(model, plus_one, latency_s) as engine:
-        config = EnvConfig(id=ENVS, args={"kind": kind}, **{"workers": 1, "concurrency": 8, **env})
+        config = EnvConfig(id=file, args={"kind": kind}, **{"workers": 1, "concurrency": 8, **env})
         part = router_part(config, model, engine.url, folder, payload)
         async with start_part("test.router", ROUTER, part, log=folder / "router.log") as router:
             listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))

@@ -56,6 +56,8 @@ class WorkerPart(Struct, frozen=True):
 
     name: str
     address: str
+    board_fd: int
+    """An inherited file: where it shows whose code is running."""
     server: RouterPart
 
     @property

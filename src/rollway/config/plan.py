@@ -60,6 +60,12 @@ def plan(config: RunConfig) -> Plan:
             f"'warmup.topk' = {config.warmup.topk} is more than 'warmup.num_experts' = "
             f"{config.warmup.num_experts}"
         )
+    for index, env in enumerate(config.env):
+        if env.min_workers > env.workers:
+            raise ConfigError(
+                f"'env.{index}.min_workers' = {env.min_workers} is more than 'env.{index}.workers' = "
+                f"{env.workers}, the most there may be"
+            )
     names = [env_name(env.id) for env in config.env]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"two environments of 'env' are called {', '.join(twice)}; names must differ")

@@ -52,9 +52,21 @@ class EnvConfig(Section, frozen=True, kw_only=True):
     ratio: Positive = 1.0
     """Share of the groups, relative to the other environments."""
     workers: Count = 2
-    """Worker processes."""
+    """Worker processes, at most."""
+    min_workers: Natural = 0
+    """Worker processes at least: more start while work waits, and end when idle; 0 keeps all."""
+    idle_s: Positive = 60.0
+    """A worker beyond `min_workers` that runs nothing for so long is ended."""
     concurrency: Count = 64
     """Rollouts at a time in one worker."""
+    max_waiting: Count = 20_000
+    """Rollouts of one client that may wait for a worker; more fail at once."""
+    lease_s: Annotated[float, Meta(ge=2)] = 10.0
+    """A worker not heard of for so long is killed: what held its loop fails, the rest moves."""
+    client_lease_s: Annotated[float, Meta(ge=5)] = 30.0
+    """The rollouts of a client not heard of for so long are cancelled."""
+    drain_s: Positive = 30.0
+    """How long rollouts may go on once the server is told to end (SIGTERM)."""
     rollout_deadline_s: Positive = 300.0
     """A rollout that runs longer fails with boundary `deadline`."""
     scoring_processes: Count = 1
@@ -74,6 +86,8 @@ class EnvConfig(Section, frozen=True, kw_only=True):
     shares_payload: bool = False
     """The server at `address` writes into this run's `payload/` (`rollway serve --payload files
     --payload-dir …`). Without it `payload.store` must be `frames`."""
+    scoring_memory_mb: Count = 4096
+    """Memory a scoring process may take beyond what it has once the environment is loaded."""
 
 
 class SamplingConfig(Section, frozen=True, kw_only=True):

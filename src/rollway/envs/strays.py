@@ -1,7 +1,7 @@
 """Tasks that user code starts and does not wait for: they end with their rollout."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Generator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import Context, ContextVar
 from typing import Any
@@ -11,18 +11,28 @@ END_DEADLINE_S = 10.0
 _mine: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar("tasks of this rollout", default=None)
 
 
-def keep_track(
-    loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
-    *, context: Context | None = None, **options: Any,
-) -> asyncio.Task[Any]:  # fmt: skip
-    """A loop's task factory that remembers which rollout a task belongs to. Tasks that are given a
-    context of their own belong to none."""
-    task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, context=context, **options)
-    mine = _mine.get() if context is None else context.get(_mine)
-    if mine is not None:
-        mine.add(task)
-        task.add_done_callback(mine.discard)
-    return task
+def keep_track(loop: asyncio.AbstractEventLoop) -> None:
+    """From now on it is known of every task of a loop which rollout it belongs to. Tasks that are given
+    a context of their own belong to none."""
+    make: Any = loop.get_task_factory() or _task
+
+    def factory(
+        loop: asyncio.AbstractEventLoop, coro: Any, *, context: Context | None = None, **options: Any
+    ) -> asyncio.Task[Any]:
+        if context is not None:
+            options["context"] = context
+        task: asyncio.Task[Any] = make(loop, coro, **options)
+        mine = _mine.get() if context is None else context.get(_mine)
+        if mine is not None:
+            mine.add(task)
+            task.add_done_callback(mine.discard)
+        return task
+
+    loop.set_task_factory(factory)
+
+
+def _task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+    return asyncio.Task(coro, loop=loop, **options)
 
 
 @contextmanager

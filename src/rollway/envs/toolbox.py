@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
 
 from ..errors import LaneError, LaneRaised, ToolFailed
 from ..records.task import Message, ToolCall
@@ -11,15 +12,21 @@ from .tools import Toolset, ToolSpec, as_text, tool_specs
 
 CallPlain = Callable[[str, dict[str, Any]], Awaitable[Any]]
 """Runs a plain (not async) tool by name, somewhere it can do no harm."""
+Within = Callable[[Literal["tool"]], AbstractContextManager[None]]
+"""Notes where the rollout is for the length of a block."""
 
 
 class Toolbox:
     """Toolsets that are open, by the names of their tools."""
 
-    def __init__(self, toolsets: Sequence[Toolset], call_plain: CallPlain, deadline_s: float) -> None:
+    def __init__(
+        self, toolsets: Sequence[Toolset], call_plain: CallPlain, deadline_s: float,
+        within: Within = lambda phase: nullcontext(),
+    ) -> None:  # fmt: skip
         self.toolsets = tuple(toolsets)
         self._call_plain = call_plain
         self._deadline_s = deadline_s
+        self._within = within
         self._tools: dict[str, tuple[Toolset, ToolSpec]] = {}
         for toolset in self.toolsets:
             for spec in tool_specs(type(toolset)):
@@ -33,11 +40,12 @@ class Toolbox:
         strange = [type(one).__name__ for one in toolsets if one not in self.toolsets]
         if strange:
             raise ValueError(f"{strange[0]} is not open in this chat: borrow from chat.tools")
-        return Toolbox(toolsets, self._call_plain, self._deadline_s)
+        return Toolbox(toolsets, self._call_plain, self._deadline_s, self._within)
 
     async def answer(self, calls: Sequence[ToolCall], malformed: Sequence[str]) -> list[Message]:
         """Run all calls at the same time; their results, in the order they were asked for."""
-        results = await _all_of([self._call(one) for one in calls])
+        with self._within("tool"):
+            results = await _all_of([self._call(one) for one in calls])
         answers = [
             Message("tool", text, tool_call_id=call.id, name=call.function.name)
             for call, text in zip(calls, results, strict=True)

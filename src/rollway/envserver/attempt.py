@@ -64,6 +64,7 @@ class Attempt:
                     return held
                 rollout_s = time.monotonic() - start_s
                 rollout = self._finished(held)
+                self._talk.record.track.enter("scoring")
                 async with no_strays():
                     scores = await self._scoring.score(self._task, rollout, self._aside(held))
         except asyncio.CancelledError as error:
@@ -106,6 +107,7 @@ class Attempt:
     async def _roll_out(self, chat: Chat) -> None:
         """A stop condition or limit ends the rollout; updates come in any case."""
         for name in ("rollout", *hooks(type(self._env), "update")):
+            self._talk.record.track.enter("env" if name == "rollout" else "update")
             try:
                 await self._call(name, chat)
             except Exception as error:
@@ -143,7 +145,8 @@ class Attempt:
         async def call_plain(name: str, arguments: dict[str, object]) -> object:
             return await self._plain.call_tool(self._task, name, arguments, deadline_s)
 
-        return Toolbox(toolsets, call_plain, deadline_s)  # type: ignore[arg-type]
+        within = self._talk.record.track.within
+        return Toolbox(toolsets, call_plain, deadline_s, within)  # type: ignore[arg-type]
 
     async def _stop_condition(self, chat: Chat) -> str:
         for name in hooks(type(self._env), "stop"):

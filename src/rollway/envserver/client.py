@@ -4,7 +4,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import zmq
@@ -12,6 +12,7 @@ import zmq.asyncio
 
 from ..errors import KeysError, ProtocolError
 from ..loop.seldom import is_news
+from ..loop.turns import Turns
 from ..payload.writer import SegmentWriter
 from ..records.rollout import Settled
 from ..wire.handshake import Handshake
@@ -24,6 +25,7 @@ from ..wire.messages import (
     Hello,
     NewPolicy,
     NextTasks,
+    Ping,
     Refused,
     Run,
     RunGroup,
@@ -37,26 +39,33 @@ from .landing import land
 
 log = logging.getLogger(__name__)
 
-HELLO_DEADLINE_S = 30.0
+HELLO_DEADLINE_S = 120.0
+"""A worker may take long to load its environment."""
+PING_EVERY_S = 2.0
+SILENT_S = 60.0
+"""A server says something every second, if only how it does. One that does not is gone."""
 
 
 class EnvClient:
     """Sends runs and reads what comes back; who waits for what is the caller's business.
 
     Payload that comes as frames is written to `landing` before its Settled is passed on, one at a
-    time; only then may its worker send more.
+    time; only then may its worker send more. With `whole_groups` the environment wants the rollouts of
+    a task in one RunGroup.
     """
 
     def __init__(
-        self, env: str, wire: Any, landing: SegmentWriter | None, *,
+        self, env: str, address: str, wire: Any, landing: SegmentWriter | None, *,
         must_land: bool = False, whole_groups: bool = False,
     ) -> None:  # fmt: skip
         self.env = env
         self.whole_groups = whole_groups
         """Whether rollouts of a group must be sent as one RunGroup."""
+        self._address = address
         self._wire = wire
         self._landing = landing
         self._must_land = must_land
+        self._turns = Turns()
         self.num_bad = 0
 
     async def send(self, message: Run | RunGroup | Cancel | NextTasks | NewPolicy | FrameTaken) -> None:
@@ -71,7 +80,7 @@ class EnvClient:
     async def receive(self) -> ToClient:
         """The next message. What is none is counted and dropped."""
         while True:
-            frames = await self._wire.recv_multipart(copy=False)
+            frames = await self._next()
             try:
                 message, frame = split_frames(frames, for_client)
                 break
@@ -79,7 +88,6 @@ class EnvClient:
                 self.num_bad += 1
                 if is_news(self.num_bad - 1, self.num_bad):
                     log.warning("dropped bad frame %d from '%s': %s", self.num_bad, self.env, error)
-                await asyncio.sleep(0)  # a flood must not hold the loop
         if not isinstance(message, Settled):
             return message
         try:
@@ -88,6 +96,20 @@ class EnvClient:
         finally:
             if frame is not None:
                 await self.send(FrameTaken(message.worker, len(frame)))
+
+    async def _next(self) -> Any:
+        """The next message. Waiting takes none away, so that one that came too late is not lost."""
+        await self._turns.let_others()
+        is_silent = False
+        while True:
+            with suppress(zmq.Again):
+                return await self._wire.recv_multipart(zmq.NOBLOCK, copy=False)
+            if is_silent:
+                raise ProtocolError(
+                    f"the env server at {self._address} has said nothing for {SILENT_S:g} s: it has "
+                    "ended, or cannot be reached"
+                )
+            is_silent = not await self._wire.poll(SILENT_S * 1000)
 
 
 @asynccontextmanager
@@ -104,33 +126,53 @@ async def connect(
         wire.setsockopt(zmq.IPV6, "[" in address)
         if keys is not None:
             keys.secure(wire)
-        with Handshake(wire, has_keys=keys is not None) as handshake:
-            wire.connect(address)
-            await wire.send(encode(Hello("client", protocol=PROTOCOL)))
-            answer = await _answer(wire, handshake, address)
-        match answer:
-            case Welcome(env=env, whole_groups=whole_groups):
-                yield EnvClient(env, wire, landing, must_land=must_land, whole_groups=whole_groups)
-            case Refused(reason=reason):
-                raise ProtocolError(f"the env server at {address} refused: {reason}")
-            case _:
-                raise ProtocolError(f"the env server at {address} did not say welcome")
+        pinging = asyncio.create_task(_ping(wire))
+        try:
+            with Handshake(wire, has_keys=keys is not None) as handshake:
+                wire.connect(address)
+                await wire.send(encode(Hello("client", protocol=PROTOCOL)))
+                welcome = await _answer(wire, handshake, address)
+            yield EnvClient(
+                welcome.env, address, wire, landing,
+                must_land=must_land, whole_groups=welcome.whole_groups,
+            )  # fmt: skip
+        finally:
+            pinging.cancel()
 
 
-async def _answer(wire: Any, handshake: Handshake, address: str) -> ToClient:
-    """What the server says to Hello, or why it says nothing."""
-    answered = asyncio.ensure_future(wire.recv())
+async def _ping(wire: Any) -> None:
+    """Say that there is somebody, also while waiting to be welcomed."""
+    while True:
+        await asyncio.sleep(PING_EVERY_S)
+        await wire.send(encode(Ping()))
+
+
+async def _answer(wire: Any, handshake: Handshake, address: str) -> Welcome:
+    """The server's welcome, or why there is none."""
+    answered = asyncio.ensure_future(_welcomed(wire, address))
     refused = asyncio.ensure_future(handshake.refused())
     try:
         await asyncio.wait(
             [answered, refused], timeout=HELLO_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED
         )
         if answered.done():
-            return for_client(answered.result())
+            return answered.result()
         if refused.done():
             raise KeysError(f"the env server at {address} refused: {refused.result()}")
-        met = "something answers there, but says no welcome" if handshake.has_met else "nobody is there"
+        met = "nobody is there"
+        if handshake.has_met:
+            met = "something answers there, but says no welcome; the logs of its workers may say why"
         raise ProtocolError(f"no env server at {address}: {met} ({HELLO_DEADLINE_S:g} s)")
     finally:
         answered.cancel()
         refused.cancel()
+
+
+async def _welcomed(wire: Any, address: str) -> Welcome:
+    """The server's welcome, which it gives once it has a worker; what else it says is for later."""
+    while True:
+        match for_client(await wire.recv()):
+            case Welcome() as welcome:
+                return welcome
+            case Refused(reason=reason):
+                raise ProtocolError(f"the env server at {address} refused: {reason}")

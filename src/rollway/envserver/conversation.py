@@ -43,7 +43,7 @@ class Conversation:
         ids = await self._prompt(messages, tools)
         prompt = self._asked = prompt_of(ids, self._asked)
         start_s = time.monotonic()
-        with record.trace.place_for(ids) as place:
+        with record.trace.place_for(ids) as place, record.track.within("engine"):
             turn = await self._engine.complete(
                 prompt, self._sampling, self._renderer.stop_ids, place.routes_start
             )

@@ -29,7 +29,8 @@ class Dialogue:
     async def generate(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> Reply:
         """The policy's reply to `messages`."""
         start_s = time.monotonic()
-        drawn = await self._client.complete(messages, self._sampling, tools)
+        with self.record.track.within("engine"):
+            drawn = await self._client.complete(messages, self._sampling, tools)
         reply = Reply(
             text=drawn.content,
             reasoning=drawn.reasoning_content,

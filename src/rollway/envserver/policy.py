@@ -21,6 +21,7 @@ from ..records.turn import Sampling
 from .conversation import Conversation
 from .dialogue import Dialogue
 from .record import Record
+from .track import Track
 
 
 class Talk(Speaker, Protocol):
@@ -37,7 +38,7 @@ class Policy(Protocol):
 
     version: int
 
-    def talk(self, sampling: Sampling) -> Talk: ...
+    def talk(self, sampling: Sampling, track: Track) -> Talk: ...
 
 
 class TokenPolicy:
@@ -55,8 +56,8 @@ class TokenPolicy:
     def version(self, version: int) -> None:
         self._engine.version = version
 
-    def talk(self, sampling: Sampling) -> Conversation:
-        return Conversation(self._engine, self._renderer, sampling, Record())
+    def talk(self, sampling: Sampling, track: Track) -> Conversation:
+        return Conversation(self._engine, self._renderer, sampling, Record(track))
 
 
 class MessagePolicy:
@@ -66,8 +67,8 @@ class MessagePolicy:
         self._client = client
         self.version = 0
 
-    def talk(self, sampling: Sampling) -> Dialogue:
-        return Dialogue(self._client, sampling, self.version, Record())
+    def talk(self, sampling: Sampling, track: Track) -> Dialogue:
+        return Dialogue(self._client, sampling, self.version, Record(track))
 
 
 class Speech(Struct, frozen=True):

@@ -3,6 +3,7 @@
 from ..envs.reply import Reply
 from ..trace.row import Row
 from ..trace.trace import Trace
+from .track import Track
 
 
 class Record:
@@ -11,7 +12,8 @@ class Record:
     Where the engine speaks messages there are no tokens, and so no rows.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, track: Track | None = None) -> None:
+        self.track = track or Track()
         self.trace = Trace()
         self.versions: list[int] = []
         self.num_turns = 0
@@ -20,6 +22,7 @@ class Record:
         self.stop = "no turn"
 
     def count(self, reply: Reply, engine_s: float) -> None:
+        self.track.turned(reply.num_tokens)
         self.num_turns += 1
         self.num_sampled += reply.num_tokens
         self.engine_s += engine_s

@@ -22,6 +22,7 @@ from .policy import Policy
 from .record import Record
 from .scoring import Scores, Scoring
 from .toolkeeper import ToolKeeper
+from .track import Track
 
 
 class RolloutRunner:
@@ -45,9 +46,9 @@ class RolloutRunner:
         members = frozenset(run.rollout_id for run in runs)
         return GroupRun(runs[0].task, members, self._scoring)
 
-    async def run(self, run: Run, group: GroupRun | None = None) -> Outcome:
+    async def run(self, run: Run, track: Track, group: GroupRun | None = None) -> Outcome:
         """The rollout's end. Only cancellation and bugs of ours come out as exceptions."""
-        talk = self._policy.talk(run.sampling)
+        talk = self._policy.talk(run.sampling, track)
         attempt = Attempt(
             self._config, self._env, run.task, talk, self._plain, self._scoring, self._keeper,
             group.key if group else None,
@@ -61,6 +62,7 @@ class RolloutRunner:
             if isinstance(shared, Failed):
                 return shared
             scores = {**scores, **shared}
+        track.enter("committing")
         return await self._commit(talk.record, done, scores)
 
     async def _commit(self, record: Record, done: Done, scores: Scores) -> Outcome:

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import signal
 import socket
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -11,70 +13,106 @@ import zmq
 import zmq.asyncio
 
 from ..config.parts import RouterPart
-from ..config.plan import env_name
+from ..config.sections import EnvConfig
 from ..errors import ProtocolError
 from ..loop.part import Parent, as_it_is, run_part
 from ..loop.seldom import is_news
+from ..loop.turns import Turns
 from ..records.ids import WorkerName
 from ..records.lag import ProcessStats
 from ..wire.messages import Stats, ToRouter, encode, from_client, from_worker, split_frames
-from .core.routing import (
-    ClientGone,
+from .core.events import (
     ClientSays,
+    Command,
+    End,
     Event,
     Frame,
-    Routing,
+    KillWorker,
+    Note,
+    RetireWorker,
+    StartWorker,
+    Stop,
     TellClient,
     TellWorker,
-    WorkerDied,
+    Tick,
+    Undelivered,
     WorkerSays,
 )
+from .core.routing import Bounds, Routing
 from .ports import open_clients, open_workers
-from .supervisor import keep_alive
+from .supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
-TURN = 16
-"""Messages taken in a row before everything else on this loop has its turn: a flood must not hold it."""
+TICK_S = 0.25
+LAST_WORDS_MS = 1000
+"""How long answers may take to leave once the server has ended."""
 
 
 class Router:
     """Performs what the core decides. Bad frames are counted, logged and dropped."""
 
-    def __init__(self, env: str, clients: Any, workers: Any, listener: Parent | None = None) -> None:
+    def __init__(
+        self, core: Routing, clients: Any, workers: Any, supervisor: Supervisor,
+        listener: Parent | None = None,
+    ) -> None:  # fmt: skip
         """`listener` is a parent that has no wire to hear of this server's processes."""
-        self._core = Routing(env)
+        self._core = core
         self._listener = listener
         self._clients = clients
         self._workers = workers
-        self._num_taken = 0
+        self._supervisor = supervisor
         self._num_bad = 0
         self._num_gone = 0
+        self._changed = asyncio.Event()
+        self._in_order = asyncio.Lock()
+        """What an event commands is performed before the next event is looked at."""
+        self._turns = Turns()
 
     @property
     def num_owed(self) -> int:
         return self._core.num_owed
 
     async def on(self, event: Event) -> None:
-        dropped = self._core.num_dropped
+        async with self._in_order:
+            await self._do(event)
+        self._changed.set()
+
+    async def _do(self, event: Event) -> None:
+        dropped, late = self._core.num_dropped, self._core.num_late
         commands = self._core.on_event(event)
         if is_news(dropped, self._core.num_dropped):
-            log.warning("dropped message %d that nobody waits for", self._core.num_dropped)
+            log.warning("dropped message %d that nobody expected", self._core.num_dropped)
+        if is_news(late, self._core.num_late):
+            log.info("dropped late end %d of an attempt that was given up", self._core.num_late)
         for command in commands:
-            match command:
-                case TellClient(client=client, message=message, frame=frame):
-                    if not await self._send(self._clients, client, encode(message), frame):
-                        await self.on(ClientGone(client))
-                case TellWorker(worker=worker, message=message):
-                    await self._send(self._workers, worker.encode(), encode(message))
+            await self._perform(command)
+            await self._turns.let_others()
 
-    async def died(self, worker: WorkerName) -> None:
-        await self.on(WorkerDied(worker))
+    async def _perform(self, command: Command) -> None:
+        match command:
+            case TellClient(client=client, message=message, frame=frame):
+                if not await self._send(self._clients, client, encode(message), frame):
+                    await self._do(Undelivered(command))
+            case TellWorker(worker=worker, message=message):
+                await self._send(self._workers, worker.encode(), encode(message))
+            case KillWorker(worker=worker, silent_s=silent_s):
+                log.warning("%s was silent for %.1f s and is killed", worker, silent_s)
+                await self._do(self._supervisor.kill(worker, silent_s))
+            case StartWorker():
+                log.info("work waits and every worker is full: one more is started")
+                self._supervisor.open_place()
+            case RetireWorker(worker=worker):
+                log.info("%s has been idle for long and is ended", worker)
+                self._supervisor.close_place(worker)
+            case Note(text=text):
+                log.warning("%s", text)
 
     async def serve_clients(self) -> None:
         while True:
             sender, message, _ = await self._receive(self._clients, from_client)
             await self.on(ClientSays(sender, message))
+            await self._turns.let_others()
 
     async def serve_workers(self) -> None:
         while True:
@@ -84,6 +122,29 @@ class Router:
                 await self.overhear(message.stats)
             name = WorkerName(sender.decode(errors="replace"))
             await self.on(WorkerSays(name, message, frame, size))
+            await self._turns.let_others()
+
+    async def hear_deaths(self) -> None:
+        while True:
+            await self.on(await self._supervisor.deaths.get())
+
+    async def tick(self) -> None:
+        while True:
+            await self.on(Tick(time.monotonic()))
+            await asyncio.sleep(TICK_S)
+
+    async def drain(self, limit_s: float) -> None:
+        """Take nothing more, let rollouts finish, answer for those that do not."""
+        log.info("told to end: %d rollouts may take up to %g s more", self.num_owed, limit_s)
+        self._supervisor.close_all()
+        await self.on(Stop())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while self._core.num_workers:
+                    self._changed.clear()
+                    await self._changed.wait()
+        await self.on(End())
+        self._clients.setsockopt(zmq.LINGER, LAST_WORDS_MS)
 
     async def tell_stats(self, stats: ProcessStats) -> None:
         """This router's own statistics, for its clients."""
@@ -102,9 +163,7 @@ class Router:
         """Who speaks, what it says, and the raw frame beside it, neither copied nor looked at."""
         while True:
             sender, *frames = await wire.recv_multipart(copy=False)
-            self._num_taken += 1
-            if self._num_taken % TURN == 0:
-                await asyncio.sleep(0)
+            await self._turns.let_others()
             try:
                 return sender.bytes, *split_frames(frames, decode)
             except ProtocolError as error:
@@ -127,27 +186,70 @@ class Router:
         return True
 
 
+def bounds(env: EnvConfig) -> Bounds:
+    return Bounds(
+        lease_s=env.lease_s,
+        client_lease_s=env.client_lease_s,
+        max_waiting=env.max_waiting,
+        min_workers=env.min_workers or env.workers,
+        max_workers=env.workers,
+        idle_s=env.idle_s,
+    )
+
+
 async def router(part: RouterPart, parent: Parent) -> None:
-    """Bind, start the workers, pass messages until the parent is gone."""
+    """Bind, start the workers, pass messages until the parent is gone or a signal says so."""
+    signals: asyncio.Queue[None] = asyncio.Queue()
+    for one in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(one, signals.put_nowait, None)
     with ExitStack() as stack:
         context = stack.enter_context(zmq.asyncio.Context())
         clients = open_clients(context, stack, part.bind, part.keys)
         workers = open_workers(context, stack)
+        supervisor, limits = Supervisor(part, workers.address), bounds(part.env)
         listener = parent if part.tells_parent else None
-        me = Router(part.env.id, clients.wire, workers.wire, listener)
+        core = Routing(part.env.id, limits)
+        me = Router(core, clients.wire, workers.wire, supervisor, listener)
         parent.in_flight, parent.on_stats = lambda: me.num_owed, me.tell_stats
         async with asyncio.TaskGroup() as tasks:
-            jobs = [me.serve_clients(), me.serve_workers(), *(guard() for guard in clients.guards)]
-            jobs += [
-                keep_alive(f"{env_name(part.env.id)}.w{index}", part, workers.address, me.died)
-                for index in range(part.env.workers)
+            jobs = [
+                me.serve_clients(),
+                me.serve_workers(),
+                me.hear_deaths(),
+                me.tick(),
+                supervisor.run(),
+                *(guard() for guard in clients.guards),
             ]
             running = [tasks.create_task(job) for job in jobs]
+            for _ in range(limits.min_workers):
+                supervisor.open_place()
             await parent.ready(clients.address)
-            while await parent.told() is not None:
-                pass
+            await _until_told_to_end(me, parent, signals, part.env.drain_s)
             for task in running:
                 task.cancel()
+
+
+async def _until_told_to_end(
+    me: Router, parent: Parent, signals: "asyncio.Queue[None]", drain_s: float
+) -> None:
+    """A signal lets rollouts finish; a second one, or the parent's end, does not wait for that."""
+    async with asyncio.TaskGroup() as tasks:
+        gone = tasks.create_task(_gone(parent))
+        told = tasks.create_task(signals.get())
+        await asyncio.wait([gone, told], return_when=asyncio.FIRST_COMPLETED)
+        if not gone.done():
+            draining = tasks.create_task(me.drain(drain_s))
+            again = tasks.create_task(signals.get())
+            await asyncio.wait([gone, draining, again], return_when=asyncio.FIRST_COMPLETED)
+            draining.cancel()
+            again.cancel()
+        gone.cancel()
+        told.cancel()
+
+
+async def _gone(parent: Parent) -> None:
+    while await parent.told() is not None:
+        pass
 
 
 def main(name: str, sock: socket.socket) -> None:

@@ -1,6 +1,7 @@
 """A worker: runs rollouts of one environment, as many at a time as it has credits."""
 
 import asyncio
+import faulthandler
 import logging
 import socket
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
@@ -16,10 +17,13 @@ from ..envs.environment import Environment, needs_whole_groups
 from ..envs.source import EnvSpec, load_shared, take_tasks
 from ..envs.strays import keep_track
 from ..errors import LaneError, ProtocolError
+from ..loop.board import Board, owned_by
 from ..loop.lanes import ProcessLane
+from ..loop.memory import bounded
 from ..loop.part import Parent, run_part
 from ..loop.run import Watch
 from ..loop.seldom import is_news
+from ..loop.turns import Turns
 from ..payload.frames import FrameStore
 from ..payload.store import PayloadStore
 from ..payload.writer import SegmentWriter
@@ -29,28 +33,46 @@ from ..records.rollout import Cancelled, Failed, Outcome, Scored, Settled
 from ..trace.detect import Signs
 from ..wire.messages import (
     Cancel,
+    Drain,
+    Drained,
     FrameTaken,
     Hello,
     NewPolicy,
     NextTasks,
+    Progress,
     Run,
     RunGroup,
     Stats,
     Tasks,
+    ToWorker,
     encode,
     for_worker,
     unread_runs,
 )
+from .core.keys import serial_of
 from .group import GroupRun
 from .plain import PlainCode
 from .policy import Policy, Speech, load_speech, open_policy
+from .pulse import FailureLog, Pulse
 from .rollout import RolloutRunner
 from .scoring import Scoring
 from .toolkeeper import ToolKeeper
+from .track import Track, progress
 
 log = logging.getLogger(__name__)
 
 TASKS_DEADLINE_S = 300.0
+LAST_WORDS_MS = 2000
+"""How long what a drained worker said last may take to leave."""
+
+
+class _Running:
+    """A rollout in this worker: its coroutine once that has begun, and why it is cancelled, if it is."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.cancelled: str | None = None
+        self.track = Track()
 
 
 class Worker:
@@ -67,8 +89,13 @@ class Worker:
         self._policy = policy
         self._tasks_lane = tasks_lane
         self._store = store
-        self._running: dict[RolloutId, asyncio.Task[None] | None] = {}
-        self._why_cancelled: dict[RolloutId, str] = {}
+        self._running: dict[RolloutId, _Running] = {}
+        self._num_asked = 0
+        """For tasks, and not answered yet."""
+        self._is_draining = False
+        self._finished = asyncio.Event()
+        self._failures = FailureLog(spec.id)
+        self._pulse = Pulse(name)
         self._num_unread = 0
 
     @property
@@ -76,32 +103,55 @@ class Worker:
         return len(self._running)
 
     async def serve(self) -> None:
-        """Take messages until cancelled."""
+        """Take messages until told to drain and everything taken is finished."""
         async with asyncio.TaskGroup() as tasks:
-            while True:
-                frame = await self._wire.recv()
-                try:
-                    message = for_worker(frame)
-                except ProtocolError as error:
-                    await self._fail_unread(frame, str(error))
-                    continue
-                match message:
-                    case Run() as run:
-                        self._running[run.rollout_id] = None
-                        tasks.create_task(self._run(run), name=run.rollout_id)
-                    case RunGroup(runs=runs):
-                        group = self._runner.group_of(runs)
-                        for run in runs:
-                            self._running[run.rollout_id] = None
-                            tasks.create_task(self._run(run, group), name=run.rollout_id)
-                    case Cancel(rollout_id=id, reason=reason):
-                        self._cancel(id, reason)
-                    case NextTasks() as wanted:
-                        tasks.create_task(self._send_tasks(wanted))
-                    case NewPolicy(version=version):
-                        self._policy.version = version
-                    case FrameTaken(num_bytes=num_bytes):
-                        self._store.taken(num_bytes)
+            taking = tasks.create_task(self._take(tasks))
+            await self._finished.wait()
+            taking.cancel()
+        self._wire.setsockopt(zmq.LINGER, LAST_WORDS_MS)
+        await self.send(Drained())
+
+    async def _take(self, tasks: asyncio.TaskGroup) -> None:
+        turns = Turns()
+        while True:
+            await turns.let_others()
+            frame = await self._wire.recv()
+            try:
+                message = for_worker(frame)
+            except ProtocolError as error:
+                await self._fail_unread(frame, str(error))
+                continue
+            self._on(message, tasks)
+
+    def _on(self, message: ToWorker, tasks: asyncio.TaskGroup) -> None:
+        match message:
+            case Run() as run:
+                self._begin(run, tasks)
+            case RunGroup(runs=runs):
+                group = self._runner.group_of(runs)
+                for run in runs:
+                    self._begin(run, tasks, group)
+            case Cancel(rollout_id=id, reason=reason):
+                self._cancel(id, reason)
+            case NextTasks() as wanted:
+                self._num_asked += 1
+                tasks.create_task(self._send_tasks(wanted))
+            case NewPolicy(version=version):
+                self._policy.version = version
+            case FrameTaken(num_bytes=num_bytes):
+                self._store.taken(num_bytes)
+            case Drain():
+                self._is_draining = True
+                self._look_whether_finished()
+
+    def _begin(self, run: Run, tasks: asyncio.TaskGroup, group: GroupRun | None = None) -> None:
+        id = run.rollout_id
+        self._running[id] = _Running()
+        tasks.create_task(self._run(run, group), name=id, context=owned_by(serial_of(id)))
+
+    def _look_whether_finished(self) -> None:
+        if self._is_draining and not self._running and not self._num_asked:
+            self._finished.set()
 
     async def _fail_unread(self, frame: bytes, error: str) -> None:
         """A task may hold what cannot be read here; its rollouts settle all the same."""
@@ -114,30 +164,40 @@ class Worker:
 
     def _cancel(self, id: RolloutId, reason: str) -> None:
         """Reaches the coroutine if it has begun; if not, it will find the reason when it does."""
-        if id in self._running:
-            self._why_cancelled[id] = reason
-            if task := self._running[id]:
-                task.cancel()
+        running = self._running.get(id)
+        if running is not None:
+            running.cancelled = reason
+            if running.task is not None:
+                running.task.cancel()
 
-    async def _run(self, run: Run, group: GroupRun | None = None) -> None:
-        id = run.rollout_id
+    async def _run(self, run: Run, group: GroupRun | None) -> None:
         self._policy.version = max(self._policy.version, run.version)
+        mine = self._running[run.rollout_id]
         try:
-            if id not in self._why_cancelled:
-                self._running[id] = asyncio.current_task()
-                await self._settle(run, await self._runner.run(run, group))
-                return
-        except asyncio.CancelledError:
-            if id not in self._why_cancelled:
-                raise
+            await self._settle(run, await self._outcome(run, mine, group))
         finally:
             if group is not None:
-                group.leave(id)
-            del self._running[id]
-            reason = self._why_cancelled.pop(id, "")
-        await self._settle(run, Cancelled(reason))
+                group.leave(run.rollout_id)
+            del self._running[run.rollout_id]
+            self._look_whether_finished()
+
+    async def _outcome(self, run: Run, mine: _Running, group: GroupRun | None) -> Outcome:
+        """How it ends; cancellation that was asked for is an end like others."""
+        try:
+            if mine.cancelled is None:
+                mine.task = asyncio.current_task()
+                return await self._runner.run(run, mine.track, group)
+        except asyncio.CancelledError:
+            if mine.cancelled is None:
+                raise
+        finally:
+            mine.task = None  # from here on a cancel comes too late: the end must reach the router
+        assert mine.cancelled is not None
+        return Cancelled(mine.cancelled)
 
     async def _settle(self, run: Run, outcome: Outcome) -> None:
+        if isinstance(outcome, Failed):
+            self._failures.add(run, outcome)
         settled = encode(Settled(run.rollout_id, run.attempt, self._name, outcome))
         frame = self._store.frame_of(outcome.ref) if isinstance(outcome, Scored) else None
         if frame is None:
@@ -153,14 +213,22 @@ class Worker:
                 deadline_s=TASKS_DEADLINE_S,
             )  # fmt: skip
         except LaneError as error:
-            await self.send(Tasks(wanted.start, (), error=str(error), split=wanted.split))
-            return
-        exhausted = len(tasks) < wanted.count
-        await self.send(Tasks(wanted.start, tasks, exhausted, split=wanted.split))
+            answer = Tasks(wanted.start, (), error=str(error), split=wanted.split)
+        else:
+            exhausted = len(tasks) < wanted.count
+            answer = Tasks(wanted.start, tasks, exhausted=exhausted, split=wanted.split)
+        await self.send(answer)
+        self._num_asked -= 1
+        self._look_whether_finished()
 
     async def send_stats(self, stats: ProcessStats) -> None:
-        """Workers speak of themselves on the wire, so that remote clients hear it too."""
+        """Once a second, which also renews this worker's lease. Workers speak of themselves on the
+        wire, so that remote clients hear it too."""
+        self._pulse.beat(stats)
         await self.send(Stats(stats))
+        if self._running:
+            tracks = ((id, one.track) for id, one in self._running.items())
+            await self.send(Progress(self._name, progress(tracks)))
 
     async def send(self, message: msgspec.Struct) -> None:
         await self._wire.send(encode(message))
@@ -183,9 +251,11 @@ def prepare(part: WorkerPart) -> Prepared:
 
 async def worker(prepared: Prepared, parent: Parent) -> None:
     """Open what rollouts need, say Hello, serve until the router is gone."""
-    asyncio.get_running_loop().set_task_factory(keep_track)
     part, server = prepared.part, prepared.part.server
     name = WorkerName(part.name)
+    faulthandler.enable()
+    show_who_runs(part.board_fd, parent)
+    keep_track(asyncio.get_running_loop())
     async with AsyncExitStack() as stack:
         tasks_lane = await stack.enter_async_context(
             ProcessLane(f"{name}.tasks", size=1, what="task source", watch=parent.watch)
@@ -206,7 +276,7 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
         whole_groups = needs_whole_groups(prepared.env)
         await me.send(Hello(name, server.env.concurrency, whole_groups=whole_groups))
         await parent.ready()
-        await _until_parent_gone(me, parent)
+        await _until_finished(me, parent)
 
 
 async def open_runner(
@@ -217,8 +287,9 @@ async def open_runner(
     waiting = 4 * config.concurrency
     score_lane = await stack.enter_async_context(
         ProcessLane(
-            f"{name}.score", config.scoring_processes, warm=(load_shared, spec), what="reward",
-            watch=watch, max_waiting=config.concurrency,
+            f"{name}.score", config.scoring_processes, what="reward", watch=watch,
+            warm=(bounded, config.scoring_memory_mb, "env.scoring_memory_mb", load_shared, spec),
+            max_waiting=config.concurrency,
         )
     )  # fmt: skip
     plain_lane = await stack.enter_async_context(
@@ -255,12 +326,25 @@ def open_store(server: RouterPart, name: WorkerName) -> AbstractContextManager[P
     return SegmentWriter(folder, mine, wants.segment_mb << 20, wants.durability)
 
 
-async def _until_parent_gone(me: Worker, parent: Parent) -> None:
+def show_who_runs(board_fd: int, parent: Parent) -> None:
+    """From now on the router sees, even after this process has died, whose code was running."""
+    board = Board(board_fd)
+    board.mark_tasks_of(asyncio.get_running_loop())
+    parent.watch.show_holds(board.show_line)
+
+
+async def _until_finished(me: Worker, parent: Parent) -> None:
+    """Drained, or the parent is gone."""
     async with asyncio.TaskGroup() as tasks:
-        serving = tasks.create_task(me.serve())
-        while await parent.told() is not None:
-            pass
+        serving, gone = tasks.create_task(me.serve()), tasks.create_task(_gone(parent))
+        await asyncio.wait([serving, gone], return_when=asyncio.FIRST_COMPLETED)
         serving.cancel()
+        gone.cancel()
+
+
+async def _gone(parent: Parent) -> None:
+    while await parent.told() is not None:
+        pass
 
 
 def main(name: str, sock: socket.socket) -> None:

@@ -1,6 +1,7 @@
 """The parts of a run as one thing: if any of them dies, all end, and the reason is known."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -48,7 +49,8 @@ class Parts:
         try:
             await part.listen(self._on_stats, self._on_said)
             if part.name != MAY_END:
-                raise PartDied(f"{part.name} (pid {part.pid}) was stopped from outside", was_killed=True)
+                text = f"{part.name} (pid {part.pid}) was stopped from outside"
+                raise PartDied(text, code=-signal.SIGTERM)
         except PartDied as error:
             self._deaths.append((part, error))
             await asyncio.sleep(HINDSIGHT_S)

@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from ..wire.pipe import BlockingPipe
 from . import stacks
+from .memory import unbound
 
 STACK_SIGNAL = signal.SIGRTMAX if sys.platform == "linux" else signal.SIGUSR2
 """Not one that user code is likely to use: time limits inside rewards often take SIGALRM."""
@@ -35,6 +36,8 @@ class Answer(Struct, frozen=True):
     value: Any
     where: str = ""
     traceback: str = ""
+    is_spent: bool = False
+    """The process has run out of memory, and is of no more use."""
 
 
 class Question(Struct, frozen=True):
@@ -96,8 +99,19 @@ def _answer(frame: bytes) -> Answer:
     try:
         function, args = pickle.loads(frame)
         return Answer(True, function(*args))
+    except MemoryError as error:
+        return _out_of_memory(error)
     except Exception as error:
         return raised(error)
+
+
+def _out_of_memory(error: MemoryError) -> Answer:
+    bound = unbound()
+    line = stacks.culprit(stacks.of_traceback(error.__traceback__))
+    said = f"MemoryError at {line.where} in {line.function}" + (
+        f": its process may take {bound}" if bound else f": {error}"
+    )
+    return Answer(False, said, line.where, traceback.format_exc(), is_spent=True)
 
 
 def _packed(answer: Answer) -> bytes:

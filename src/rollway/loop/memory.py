@@ -1,7 +1,10 @@
-"""Tells the C allocator to keep what is freed: fresh pages cost more than the copies made into them."""
+"""Memory of one process: what is freed is kept for reuse, and what it may take can be bounded."""
 
 import ctypes
+import resource
 import sys
+from collections.abc import Callable
+from typing import Any
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Parameters of glibc's mallopt."""
@@ -23,3 +26,38 @@ def recycle_buffers() -> None:
         mallopt(M_MMAP_THRESHOLD, MAX_RECYCLED_BYTES)
         mallopt(M_TRIM_THRESHOLD, MAX_IDLE_BYTES)
         mallopt(M_ARENA_MAX, 2)  # each thread's own arena would keep its own
+
+
+_bound = ""
+
+
+def bounded(extra_mb: int, key: str, load: Callable[..., Any], *args: Any) -> None:
+    """Call `load`, then let this process take `extra_mb` more than it has, as the config's `key` says.
+
+    Beyond it the code that wants more gets a MemoryError. Where the system does not say what a process
+    has, nothing is bounded.
+    """
+    global _bound
+    load(*args)
+    taken = _data_bytes()
+    if taken:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (taken + (extra_mb << 20), hard))
+        _bound = f"{extra_mb} MB more than at its start ({key})"
+
+
+def unbound() -> str:
+    """Lift the bound, so that a process beyond it can still say so; what the bound was, if there was."""
+    if _bound:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    return _bound
+
+
+def _data_bytes() -> int:
+    """What counts against RLIMIT_DATA; 0 where it is not known."""
+    try:
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))
+    except (OSError, StopIteration):
+        return 0

@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -189,6 +189,11 @@ def first_cause(error: BaseException) -> BaseException:
     return error
 
 
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+
+
 class Part:
     """A started part, as its parent sees it."""
 
@@ -227,10 +232,14 @@ class Part:
         code = await self._process.wait()
         if code == 0 and self.was_ready:
             return
-        raise PartDied(error or self._post_mortem(code), was_killed=code < 0)
+        raise PartDied(error or self._post_mortem(code), code=code)
+
+    def kill(self) -> None:
+        """At once, also if it is stopped; `listen` hears of it."""
+        self._process.kill()
 
     def _post_mortem(self, code: int) -> str:
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        how = how_it_ended(code)
         lines = self._log.read_text(errors="replace").splitlines()[-LAST_LINES:] if self._log else []
         tail = "".join(f"\n  | {line}" for line in lines)
         return f"{self.name} (pid {self.pid}) {how}" + (
@@ -240,9 +249,9 @@ class Part:
 
 @asynccontextmanager
 async def start_part(
-    name: str, entry: str, config: Any, *, log: Path | None = None
+    name: str, entry: str, config: Any, *, log: Path | None = None, pass_fds: Sequence[int] = ()
 ) -> AsyncIterator[Part]:
     """Start a part and give it its config. Leaving the block ends it."""
-    async with child.start(name, entry, log=log) as process:
+    async with child.start(name, entry, log=log, pass_fds=pass_fds) as process:
         await process.pipe.send(encode(config))
         yield Part(process, log)

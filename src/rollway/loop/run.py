@@ -53,6 +53,10 @@ class Watch:
         if is_news(whole.count - 1, whole.count):
             log.warning("%s%s", stall_text(stall), f" (time {whole.count})" * (whole.count > 1))
 
+    def show_holds(self, show: Callable[[str], None]) -> None:
+        """Have `show` called with where the loop is held, while it is, from another thread."""
+        self._stalls.on_held = show
+
     def take(self, in_flight: int = 0) -> ProcessStats:
         """The window since the last call; says in the log if it was too late."""
         lag = self._lag.take()

@@ -71,7 +71,7 @@ class Slot:
         try:
             answer = await _ask(process, call[0], frame, deadline_s, self._watching, replier)
         finally:
-            if answer is None:
+            if answer is None or answer.is_spent:
                 await self.end()
         return _value(answer)
 

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from ..records.lag import Stall
 from . import stacks
@@ -38,6 +39,8 @@ class StallWatch:
         self._thread = threading.Thread(target=self._watch, name="stall-watch", daemon=True)
         self._lock = threading.Lock()
         self._stalls, self._brief, self._whole_life = Culprits(), Culprits(), Culprits()
+        self.on_held: Callable[[str], None] = lambda where: None
+        """Called by the watching thread while the loop is held, with where."""
 
     def __enter__(self) -> "StallWatch":
         self._thread.start()
@@ -73,7 +76,10 @@ class StallWatch:
         while self._beats_s[1] == started_s and not self._stopped.is_set():
             stack = stacks.of_frame(sys._current_frames().get(self._loop_thread))
             if stack and self._beats_s[1] == started_s:
-                seen[None if stacks.is_waiting(stack) else stacks.culprit(stack)] += 1
+                line = None if stacks.is_waiting(stack) else stacks.culprit(stack)
+                seen[line] += 1
+                if line is not None:
+                    self.on_held(f"{line.where} in {line.function}")
             self._stopped.wait(pause_s)
         line = max(seen, key=lambda one: seen[one], default=None)
         if line is None:

@@ -111,7 +111,7 @@ class Stage:
     async def __aenter__(self) -> "Stage":
         loop = asyncio.get_running_loop()
         if loop.get_task_factory() is None:
-            loop.set_task_factory(keep_track)  # which does nothing to tasks outside of rollouts
+            keep_track(loop)  # which does nothing to tasks outside of rollouts
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -81,7 +81,8 @@ class Tasks(Struct, frozen=True, tag="tasks"):
 
 
 class Run(Struct, frozen=True, tag="run"):
-    """Run one rollout. The task travels along, so that any worker can run it."""
+    """Run one rollout. The task travels along, so that any worker can run it. A client chooses ids that
+    differ among its own; towards workers the router makes them unique in the server."""
 
     rollout_id: Id
     attempt: Count
@@ -110,6 +111,10 @@ class Ping(Struct, frozen=True, tag="ping"):
 
 class Drain(Struct, frozen=True, tag="drain"):
     """Finish what you have, take nothing more, then end."""
+
+
+class Drained(Struct, frozen=True, tag="drained"):
+    """A worker that was told to has finished: nothing follows, it ends."""
 
 
 class RolloutProgress(Struct, frozen=True):
@@ -184,7 +189,7 @@ class _GroupHead(Struct, frozen=True, tag="run_group"):
 
 
 FromClient = Hello | NextTasks | Run | RunGroup | Cancel | Ping | NewPolicy | FrameTaken
-FromWorker = Hello | Tasks | Settled | Progress | Stats
+FromWorker = Hello | Tasks | Settled | Progress | Stats | Drained
 ToRouter = FromClient | FromWorker
 ToWorker = Run | RunGroup | Cancel | Drain | NextTasks | NewPolicy | FrameTaken
 ToClient = Welcome | Refused | Tasks | Settled | Progress | Stats | WorkerLost

@@ -1,263 +1,275 @@
-"""Which worker runs what, and what becomes of it when a worker dies. Pure.
+"""The router's decisions: what it is told in, what it commands out. Pure.
 
-Every Run a client sends is answered by exactly one Settled: by the worker that finished it, or by the
-router when it was cancelled while it waited or its task killed too many workers.
+Every Run a client sends is answered by exactly one Settled, whatever dies. Clients do not see each
+other: each hears of its own rollouts, under the ids it chose.
 """
 
-from collections import deque
-from typing import Any
+from collections.abc import Iterable
 
-import msgspec
 from msgspec import Struct
 
-from ...records.ids import PolicyVersion, RolloutId, WorkerName
-from ...records.rollout import Cancelled, Failed, Settled
+from ...records.ids import PolicyVersion, WorkerName
+from ...records.rollout import Settled
 from ...wire.messages import (
     PROTOCOL,
     Cancel,
+    Drain,
+    Drained,
     FrameTaken,
     Hello,
     NewPolicy,
     NextTasks,
+    Ping,
+    Progress,
     Refused,
+    RolloutProgress,
     Run,
+    RunGroup,
     Stats,
     Tasks,
     ToClient,
     ToRouter,
-    ToWorker,
     Welcome,
     WorkerLost,
 )
-from .frames import FramesOnTheirWay
-
-MAX_ATTEMPTS = 2
-"""A rollout whose worker died this many times fails: its task probably kills workers."""
-NO_WORKER = WorkerName("")
-
-Frame = Any
-"""Raw bytes beside a message: passed on as they came, never looked at. None where there are none."""
-
-
-class ClientSays(Struct, frozen=True):
-    client: bytes
-    message: ToRouter
-
-
-class WorkerSays(Struct, frozen=True):
-    worker: WorkerName
-    message: ToRouter
-    frame: Frame = None
-    num_bytes: int = 0
-    """Of the frame."""
-
-
-class WorkerDied(Struct, frozen=True):
-    worker: WorkerName
-
-
-class ClientGone(Struct, frozen=True):
-    """A client cannot be reached: what is on its way to it is lost."""
-
-    client: bytes
+from .asked import TasksAsked
+from .blame import Loss
+from .clients import Clients
+from .dispatch import Dispatch
+from .events import (
+    ClientSays,
+    Command,
+    End,
+    Event,
+    KillWorker,
+    RetireWorker,
+    StartWorker,
+    Stop,
+    TellClient,
+    TellWorker,
+    Tick,
+    Undelivered,
+    WorkerDied,
+    WorkerSays,
+    WorkerSilent,
+)
+from .leases import Leases
+from .pool import Pool
+from .scaling import Load, Scaling
+from .undelivered import Kept
 
 
-Event = ClientSays | WorkerSays | WorkerDied | ClientGone
+class Bounds(Struct, frozen=True):
+    """What one server is held to."""
 
-
-class TellClient(Struct, frozen=True):
-    client: bytes
-    message: ToClient
-    frame: Frame = None
-
-
-class TellWorker(Struct, frozen=True):
-    worker: WorkerName
-    message: ToWorker
-
-
-Command = TellClient | TellWorker
-
-
-class _Entry(Struct):
-    """A rollout the server owes an answer for."""
-
-    client: bytes
-    run: Run
-    worker: WorkerName = NO_WORKER
-    cancelled: str = ""
-
-
-class _Asked(Struct):
-    """Tasks a client waits for, and the worker that was asked for them."""
-
-    wanted: NextTasks
-    worker: WorkerName = NO_WORKER
-
-
-class _Worker(Struct):
-    credits: int
-    running: set[RolloutId]
-
-    @property
-    def free(self) -> int:
-        return self.credits - len(self.running)
+    lease_s: float = 10.0
+    client_lease_s: float = 30.0
+    max_waiting: int = 20_000
+    """Rollouts of one client that may wait for a worker."""
+    min_workers: int = 1
+    max_workers: int = 1
+    idle_s: float = 60.0
 
 
 class Routing:
     """The router's state. `on_event` is all there is."""
 
-    def __init__(self, env: str) -> None:
+    def __init__(self, env: str, bounds: Bounds) -> None:
         self._env = env
-        self._clients: set[bytes] = set()
-        self._absent: set[bytes] = set()
-        self._workers: dict[WorkerName, _Worker] = {}
-        self._entries: dict[RolloutId, _Entry] = {}
-        self._queue: deque[RolloutId] = deque()
-        self._asked: dict[tuple[bytes, int], _Asked] = {}
+        self._bounds = bounds
+        self._clients = Clients(bounds.client_lease_s)
+        self._kept = Kept()
+        self._unwelcomed: dict[bytes, None] = {}
+        self._is_known = False
+        """Whether a worker has said what the environment needs."""
+        self._pool = Pool()
+        self._leases: Leases[WorkerName] = Leases()
+        self._dispatch = Dispatch(self._pool, bounds.max_waiting)
+        self._asked = TasksAsked()
+        self._scaling = Scaling(bounds.min_workers, bounds.max_workers, bounds.idle_s)
         self._version = PolicyVersion(0)
-        self._frames = FramesOnTheirWay()
-        self.num_dropped = 0
+        self._num_unexpected = 0
+
+    @property
+    def num_workers(self) -> int:
+        """Those that are up, also if they are about to end."""
+        return len(self._pool)
 
     @property
     def num_owed(self) -> int:
-        return len(self._entries)
+        return len(self._dispatch.owed)
+
+    @property
+    def num_dropped(self) -> int:
+        """Messages that nobody expected."""
+        return self._num_unexpected + self._dispatch.num_twice
+
+    @property
+    def num_late(self) -> int:
+        """Ends of attempts that were given up before they came."""
+        return self._dispatch.num_late
 
     def on_event(self, event: Event) -> list[Command]:
         match event:
             case ClientSays(client=client, message=message):
-                return self._from_client(client, message)
-            case WorkerSays(message=Settled() as settled):
-                return self._settle(event, settled)
+                return [*self._kept.take(client), *self._from_client(client, message)]
             case WorkerSays(worker=worker, message=message):
+                if worker in self._pool:
+                    self._leases.renew(worker)
+                if isinstance(message, Settled):
+                    return self._dispatch.settle(event, message)
                 return self._from_worker(worker, message)
-            case WorkerDied(worker=worker):
-                return self._bury(worker)
-            case ClientGone(client=client):
-                self._absent.add(client)
-                lost = self._frames.lost_with(client)
-                return [TellWorker(worker, FrameTaken(worker, size)) for worker, size in lost]
-
-    @property
-    def _listeners(self) -> list[bytes]:
-        """Clients that were there when last spoken to; one that comes back is heard of again."""
-        return sorted(self._clients - self._absent)
+            case WorkerDied() | WorkerSilent():
+                return self._bury(event)
+            case Undelivered(told=told):
+                if self._clients.unreachable(told.client):
+                    self._kept.keep(told)
+                return []
+            case Tick(now_s=now_s):
+                return self._tick(now_s)
+            case Stop():
+                return self._stop()
+            case End():
+                return self._dispatch.end()
 
     def _from_client(self, client: bytes, message: ToRouter) -> list[Command]:
-        self._absent.discard(client)
         match message:
             case Hello(protocol=protocol) if protocol != PROTOCOL:
                 reason = f"this server speaks protocol {PROTOCOL}, the client {protocol}"
                 return [TellClient(client, Refused(reason))]
             case Hello():
-                self._clients.add(client)
-                return [TellClient(client, Welcome(self._env, len(self._workers)))]
-            case NextTasks() as wanted if client in self._clients:
-                self._asked[client, wanted.start] = _Asked(wanted)
-                return self._ask_tasks()
-            case Run() as run if client in self._clients and run.rollout_id not in self._entries:
-                self._entries[run.rollout_id] = _Entry(client, run)
-                self._queue.append(run.rollout_id)
-                return self._assign()
-            case Cancel(rollout_id=id, reason=reason) if client in self._clients:
-                return self._cancel(id, reason)
-            case NewPolicy(version=version) if client in self._clients:
-                self._version = version
-                return [TellWorker(worker, message) for worker in self._workers]
+                self._clients.hello(client)
+                self._unwelcomed[client] = None
+                return self._welcome()
             case FrameTaken(worker=worker, num_bytes=num_bytes):
-                taken = self._frames.taken(client, worker, num_bytes)
-                return [TellWorker(worker, FrameTaken(worker, taken))] if taken else []
-        self.num_dropped += 1
+                return self._dispatch.frame_taken(client, worker, num_bytes)
+            case _ if self._clients.heard(client):
+                return self._from_known(client, message)
+        self._num_unexpected += 1
         return []
+
+    def _from_known(self, client: bytes, message: ToRouter) -> list[Command]:
+        match message:
+            case Ping():
+                return []
+            case NextTasks() as wanted:
+                self._asked.add(client, wanted)
+                return self._ask_tasks()
+            case Run() as run:
+                return self._dispatch.take(client, (run,))
+            case RunGroup(runs=runs):
+                return self._dispatch.take(client, runs)
+            case Cancel(rollout_id=id, reason=reason):
+                return self._dispatch.cancel(client, id, reason)
+            case NewPolicy(version=version):
+                self._version = version
+                return [TellWorker(worker, message) for worker in self._pool]
+        self._num_unexpected += 1
+        return []
+
+    def _welcome(self) -> list[Command]:
+        """Those that wait for it, once it is known how they should send their runs."""
+        if not self._is_known:
+            return []
+        welcome = Welcome(self._env, len(self._pool), whole_groups=self._dispatch.whole_groups)
+        waited, self._unwelcomed = list(self._unwelcomed), {}
+        return [TellClient(client, welcome) for client in waited]
+
+    def _news(self, message: ToClient) -> list[Command]:
+        return [TellClient(client, message) for client in self._clients.listening()]
 
     def _from_worker(self, worker: WorkerName, message: ToRouter) -> list[Command]:
         match message:
-            case Hello(credits=credits):
-                self._workers[worker] = _Worker(credits, set())
-                news: list[Command] = [TellWorker(worker, NewPolicy(self._version))]
-                return news + self._ask_tasks() + self._assign()
-            case Tasks(start=start):
-                clients = [client for client, at in self._asked if at == start]
-                for client in clients:
-                    del self._asked[client, start]
-                return [TellClient(client, message) for client in clients]
-            case Stats():
-                return [TellClient(client, message) for client in self._listeners]
-        self.num_dropped += 1
+            case Hello(credits=credits, whole_groups=whole_groups):
+                return self._greet(worker, credits, whole_groups)
+            case Tasks() as tasks:
+                client = self._asked.answered(worker, tasks)
+                if client is not None:
+                    return [TellClient(client, tasks)]
+            case Stats(stats=stats):
+                if worker in self._pool:
+                    self._pool.note(worker, stats)  # which may give it, or others, more room
+                return self._news(message) + self._dispatch.assign()
+            case Progress(rollouts=rollouts):
+                return self._tell_progress(worker, rollouts)
+            case Drained():
+                return self._bury(WorkerDied(worker, "ended"))
+        self._num_unexpected += 1
         return []
 
-    def _settle(self, said: WorkerSays, settled: Settled) -> list[Command]:
-        """Pass an end on, once: a late answer of a lost attempt is dropped and counted."""
-        worker, size = said.worker, said.num_bytes
-        entry = self._entries.get(settled.rollout_id)
-        if entry is None or entry.worker != worker or entry.run.attempt != settled.attempt:
-            self.num_dropped += 1
-            return [TellWorker(worker, FrameTaken(worker, size))] if size else []
-        self._frames.sent(entry.client, worker, size)
-        del self._entries[settled.rollout_id]
-        self._workers[worker].running.discard(settled.rollout_id)
-        told: list[Command] = [TellClient(entry.client, settled, said.frame)]
-        return told + self._assign()
+    def _greet(self, worker: WorkerName, credits: int, whole_groups: bool) -> list[Command]:
+        self._is_known, self._dispatch.whole_groups = True, whole_groups
+        self._pool.add(worker, credits)
+        self._leases.renew(worker)
+        news: list[Command] = [TellWorker(worker, NewPolicy(self._version)), *self._welcome()]
+        if self._dispatch.is_stopping:
+            return news + self._drain(worker)
+        return news + self._ask_tasks() + self._dispatch.assign()
 
-    def _cancel(self, id: RolloutId, reason: str) -> list[Command]:
-        entry = self._entries.get(id)
-        if entry is None:
-            return []
-        if entry.worker:
-            entry.cancelled = reason or "cancelled"
-            return [TellWorker(entry.worker, Cancel(id, reason))]
-        self._queue.remove(id)
-        return [self._end_here(id, Cancelled(reason))]
+    def _tell_progress(self, worker: WorkerName, rollouts: Iterable[RolloutProgress]) -> list[Command]:
+        by_client = self._dispatch.progress(worker, rollouts)
+        return [
+            TellClient(client, Progress(worker, tuple(by_client[client])))
+            for client in self._clients.listening()
+            if client in by_client
+        ]
 
-    def _bury(self, worker: WorkerName) -> list[Command]:
-        """Move a dead worker's rollouts to others; those that lost a worker before fail."""
-        lost = self._workers.pop(worker, None)
+    def _bury(self, loss: Loss) -> list[Command]:
+        lost = self._pool.remove(loss.worker)
         if lost is None:
             return []
-        self._frames.forget(worker)
-        commands: list[Command] = []
-        moved = failed = 0
-        for id in sorted(lost.running):
-            entry = self._entries[id]
-            if entry.cancelled:
-                commands.append(self._end_here(id, Cancelled(entry.cancelled)))
-                continue
-            if entry.run.attempt >= MAX_ATTEMPTS:
-                error = f"its worker died {MAX_ATTEMPTS} times, last {worker}"
-                commands.append(self._end_here(id, Failed("worker", error)))
-                failed += 1
-                continue
-            entry.run = msgspec.structs.replace(entry.run, attempt=entry.run.attempt + 1)
-            entry.worker = NO_WORKER
-            self._queue.appendleft(id)
-            moved += 1
-        notice = WorkerLost(worker, moved, failed)
-        commands += [TellClient(client, notice) for client in self._listeners]
-        return commands + self._ask_tasks() + self._assign()
+        self._leases.end(loss.worker)
+        burial = self._dispatch.bury(lost.running, loss)
+        commands = burial.commands + self._ask_tasks()
+        if lost.is_draining and not lost.running:
+            return commands  # it ended as it was told to
+        notice = WorkerLost(loss.worker, burial.num_moved, burial.num_failed)
+        return commands + self._news(notice)
 
-    def _end_here(self, id: RolloutId, outcome: Cancelled | Failed) -> Command:
-        entry = self._entries.pop(id)
-        return TellClient(entry.client, Settled(id, entry.run.attempt, entry.worker, outcome))
-
-    def _assign(self) -> list[Command]:
-        """Give waiting rollouts to the workers with most room."""
+    def _tick(self, now_s: float) -> list[Command]:
+        self._clients.tick(now_s)
+        self._leases.tick(now_s)
         commands: list[Command] = []
-        while self._queue and self._workers:
-            worker = max(self._workers, key=lambda name: self._workers[name].free)
-            if self._workers[worker].free <= 0:
-                break
-            id = self._queue.popleft()
-            entry = self._entries[id]
-            entry.worker = worker
-            self._workers[worker].running.add(id)
-            commands.append(TellWorker(worker, entry.run))
+        for client in self._clients.silent():
+            commands += self._leave(client)
+        for worker in sorted(self._leases.silent(self._bounds.lease_s)):
+            commands.append(KillWorker(worker, self._leases.silence_s(worker)))
+            self._leases.end(worker)
+            self._pool.condemn(worker)
+        return commands if self._dispatch.is_stopping else commands + self._scale(now_s)
+
+    def _leave(self, client: bytes) -> list[Command]:
+        self._clients.away(client)
+        self._kept.take(client)
+        self._unwelcomed.pop(client, None)
+        self._asked.forget(client)
+        why = f"its client was silent for more than {self._bounds.client_lease_s:g} s"
+        return self._dispatch.leave(client, why)
+
+    def _scale(self, now_s: float) -> list[Command]:
+        workers, waiting = self._pool.open, self._dispatch.waiting
+        size = waiting.next_size()
+        load = Load(
+            num_waiting=len(waiting),
+            is_full=bool(size) and self._pool.freest(size) is None,
+            num_up=len(workers),
+            credits=min((one.credits for one in workers.values()), default=1),
+            idle=tuple(name for name, one in workers.items() if not one.running),
+        )
+        commands: list[Command] = [StartWorker() for _ in range(self._scaling.more(now_s, load))]
+        for worker in self._scaling.fewer(now_s, load):
+            commands += [RetireWorker(worker), *self._drain(worker)]
+        return commands
+
+    def _drain(self, worker: WorkerName) -> list[Command]:
+        self._pool.drain(worker)
+        return [TellWorker(worker, Drain())]
+
+    def _stop(self) -> list[Command]:
+        commands = self._dispatch.stop()
+        for worker in self._pool.open:
+            commands += self._drain(worker)
         return commands
 
     def _ask_tasks(self) -> list[Command]:
-        """One worker, always the same while it lives, walks through the tasks."""
-        commands: list[Command] = []
-        for asked in self._asked.values():
-            if self._workers and asked.worker not in self._workers:
-                asked.worker = min(self._workers)
-                commands.append(TellWorker(asked.worker, asked.wanted))
-        return commands
+        return [TellWorker(worker, wanted) for worker, wanted in self._asked.ask(self._pool)]

@@ -1,0 +1,48 @@
+"""An env server of rollway's for a bench, and a client of it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from loopback.report import QUIET
+from rollway.config.parts import RouterPart
+from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig
+from rollway.envserver import client as envs
+from rollway.loop.part import start_part
+from rollway.wire.messages import Stats
+
+ROUTER = "rollway.envserver.router:main"
+
+
+class Server:
+    """A server whose workers are all up."""
+
+    def __init__(self, client: envs.EnvClient, pid: int) -> None:
+        self.client = client
+        self.pid = pid
+
+
+@asynccontextmanager
+async def env_server(env: EnvConfig, url: str, folder: Path) -> AsyncIterator[Server]:
+    part = RouterPart(
+        env=env,
+        model=ModelConfig(path=str(folder), renderer="qwen3", template={"enable_thinking": False}),
+        engine=EngineConfig(request_deadline_s=600),
+        engine_url=url,
+        payload=PayloadConfig(),
+        payload_dir=str(folder),
+        log_dir=str(folder),
+        seed=0,
+        watch=QUIET,
+    )
+    async with start_part("bench.router", ROUTER, part, log=folder / "router.log") as router:
+        listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
+        async with envs.connect(await router.ready()) as client:
+            up: set[str] = set()
+            while len(up) < env.workers:
+                match await client.receive():
+                    case Stats(stats=stats) if ".w" in stats.process:
+                        up.add(stats.process)
+            yield Server(client, router.pid)
+        listening.cancel()

@@ -1,0 +1,49 @@
+"""Tasks that clients wait for. Pure."""
+
+from msgspec import Struct
+
+from ...records.ids import WorkerName
+from ...wire.messages import NextTasks, Split, Tasks
+from .owed import NO_WORKER
+from .pool import Pool
+
+_Question = tuple[bytes, Split, int]
+
+
+class _Asked(Struct):
+    wanted: NextTasks
+    worker: WorkerName = NO_WORKER
+
+
+class TasksAsked:
+    """One worker, always the same while it lives, walks through the tasks: going back costs."""
+
+    def __init__(self) -> None:
+        self._asked: dict[_Question, _Asked] = {}
+
+    def add(self, client: bytes, wanted: NextTasks) -> None:
+        self._asked[client, wanted.split, wanted.start] = _Asked(wanted)
+
+    def forget(self, client: bytes) -> None:
+        for question in [one for one in self._asked if one[0] == client]:
+            del self._asked[question]
+
+    def ask(self, pool: Pool) -> list[tuple[WorkerName, NextTasks]]:
+        """Questions no living worker was asked yet."""
+        if not pool.open:
+            return []
+        walker = min(pool.open)
+        orders = []
+        for asked in self._asked.values():
+            if asked.worker not in pool:
+                asked.worker = walker
+                orders.append((walker, asked.wanted))
+        return orders
+
+    def answered(self, worker: WorkerName, tasks: Tasks) -> bytes | None:
+        """The client whose question this answers: of several that are alike, the first."""
+        for question, asked in self._asked.items():
+            if question[1:] == (tasks.split, tasks.start) and asked.worker == worker:
+                del self._asked[question]
+                return question[0]
+        return None

@@ -1,0 +1,103 @@
+"""Environments in which task 1, and only that, does something it should not."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+import rollway as rw
+
+BAD = "1"
+
+
+class Base(rw.Environment):
+    def tasks(self) -> Iterator[rw.Task]:
+        yield from (rw.Task(id=str(n), prompt=f"{n}?", answer=str(n + 1)) for n in range(100))
+
+    @rw.reward
+    async def right(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        return float(rollout.reply == task.answer)
+
+
+class HoldsLoop(Base):
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        await chat.say(task.prompt)
+        if task.id == BAD:
+            hold_on()
+        await asyncio.sleep(0.5)
+
+
+def hold_on() -> None:
+    time.sleep(60)
+
+
+class HoldsInChild(Base):
+    """In a task of the rollout's, not in the rollout itself."""
+
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        await asyncio.gather(chat.say(task.prompt), self.other(task))
+
+    async def other(self, task: rw.Task) -> None:
+        await asyncio.sleep(0.2)
+        if task.id == BAD:
+            hold_on()
+
+
+class Exits(Base):
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        await chat.say(task.prompt)
+        if task.id == BAD:
+            os._exit(9)
+        await asyncio.sleep(0.3)
+
+
+class Quits(Base):
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        await chat.say(task.prompt)
+        if task.id == BAD:
+            await asyncio.ensure_future(self.quit())
+        await asyncio.sleep(0.3)
+
+    async def quit(self) -> None:
+        sys.exit("enough")
+
+
+class Scorers(Base):
+    """Rewards that spin, take all memory, or end their process, by task."""
+
+    @rw.reward
+    def judged(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        if task.id == "1":
+            spin()
+        if task.id == "2":
+            hoard()
+        if task.id == "3":
+            os._exit(7)
+        return 1.0
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def hoard() -> None:
+    kept = []
+    while True:
+        kept.append(bytearray(8 << 20))
+
+
+class Patient(Base):
+    """Sleeps as many seconds as its task's number says."""
+
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        await chat.say(task.prompt)
+        await asyncio.sleep(int(task.id))
+
+
+def load_environment(kind: str) -> rw.Environment:
+    if kind == "NeverLoads":
+        time.sleep(60)
+    env: rw.Environment = globals()[kind]()
+    return env

@@ -1,0 +1,73 @@
+"""How many workers there should be."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollway.envserver.core.scaling import PRESSED_S, Load, Scaling
+from rollway.records.ids import WorkerName
+
+
+def load(waiting: int = 0, *, full: bool = False, up: int = 1, idle: tuple[str, ...] = ()) -> Load:
+    return Load(waiting, full, up, 4, tuple(WorkerName(one) for one in idle))
+
+
+def test_more_only_after_work_has_waited_for_seconds() -> None:
+    scaling = Scaling(1, 4, idle_s=10.0)
+    assert scaling.more(0.0, load(6, full=True)) == 0
+    assert scaling.more(PRESSED_S - 0.1, load(6, full=True)) == 0
+    assert scaling.more(PRESSED_S, load(6, full=True)) == 2
+    assert scaling.num_places == 3
+
+
+def test_a_pause_starts_the_count_anew() -> None:
+    scaling = Scaling(1, 4, idle_s=10.0)
+    scaling.more(0.0, load(6, full=True))
+    scaling.more(1.0, load(0))
+    assert scaling.more(PRESSED_S, load(6, full=True)) == 0
+    assert scaling.more(2 * PRESSED_S, load(6, full=True)) == 2
+
+
+def test_never_more_than_the_most_and_not_while_some_are_starting() -> None:
+    scaling = Scaling(1, 2, idle_s=10.0)
+    scaling.more(0.0, load(100, full=True))
+    assert scaling.more(PRESSED_S, load(100, full=True)) == 1
+    for second in range(20):
+        assert scaling.more(PRESSED_S + second, load(100, full=True, up=1)) == 0
+        assert scaling.more(PRESSED_S + second, load(100, full=True, up=2)) == 0
+
+
+def test_idle_ones_go_the_last_names_first_and_the_least_stay() -> None:
+    scaling = Scaling(1, 3, idle_s=10.0)
+    scaling.num_places = 3
+    all_idle = load(up=3, idle=("w0", "w1", "w2"))
+    assert scaling.fewer(0.0, all_idle) == []
+    assert scaling.fewer(9.9, all_idle) == []
+    assert scaling.fewer(10.0, all_idle) == ["w2", "w1"]
+    assert scaling.fewer(30.0, load(up=1, idle=("w0",))) == []
+
+
+def test_one_that_worked_in_between_is_not_idle() -> None:
+    scaling = Scaling(1, 2, idle_s=10.0)
+    scaling.num_places = 2
+    scaling.fewer(0.0, load(up=2, idle=("w0", "w1")))
+    scaling.fewer(5.0, load(up=2, idle=("w0",)))
+    assert scaling.fewer(10.0, load(up=2, idle=("w0", "w1"))) == ["w0"]
+
+
+SECONDS = st.lists(
+    st.tuples(st.integers(0, 50), st.booleans(), st.integers(0, 5), st.integers(0, 5)), max_size=60
+)
+
+
+@given(SECONDS, st.integers(1, 3), st.integers(0, 3))
+def test_always_between_least_and_most(seconds: list[Any], least: int, more: int) -> None:
+    scaling = Scaling(least, least + more, idle_s=2.0)
+    for now_s, (waiting, full, up, idle) in enumerate(seconds):
+        names = tuple(f"w{n}" for n in range(min(up, idle)))
+        now = load(waiting, full=full, up=min(up, scaling.num_places), idle=names)
+        opened = scaling.more(float(now_s), now)
+        closed = scaling.fewer(float(now_s), now)
+        assert not (opened and closed)
+        assert least <= scaling.num_places <= least + more

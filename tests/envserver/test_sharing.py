@@ -1,0 +1,155 @@
+"""Clients that share a server, leave it, or ask too much of it; and the size of its pool."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+from tests.envserver.test_losses import UNRULY, unruly
+from tests.envserver.test_server import ROUTER, Server, router_part, serving
+
+from rollway.config.sections import EnvConfig
+from rollway.envserver import client as envs
+from rollway.errors import ProtocolError
+from rollway.loop.part import start_part
+from rollway.records.ids import RolloutId
+from rollway.records.rollout import Cancelled, Scored
+from rollway.wire.messages import Cancel, NextTasks, Settled, Stats, Tasks
+
+pytestmark = pytest.mark.anyio
+
+
+def address(server: Server) -> str:
+    found: str = server.client._wire.getsockopt(zmq.LAST_ENDPOINT).decode()
+    return found
+
+
+async def test_two_clients_use_the_same_ids(tmp_path: Path, tiny_moe: Path) -> None:
+    async with (
+        unruly(tmp_path, tiny_moe, "Patient", latency_s=0.5) as one,
+        envs.connect(address(one)) as client,
+    ):
+        two = Server(client, one.engine, one.pid, tmp_path)
+        for server, task in ((one, "0"), (two, "1")):
+            await server.client.send(NextTasks(int(task), 1))
+            for n in range(4):
+                await server.run(f"r{n}", task)
+        await two.client.send(Cancel(RolloutId("r0"), "mine alone"))
+        for server, task in ((one, "0"), (two, "1")):
+            assert [task.id for task in (await server.hear(Tasks)).tasks] == [task]
+            for n in range(4):
+                end = await server.outcome(f"r{n}")
+                if server is two and n == 0:
+                    assert end == Cancelled("mine alone")
+                else:
+                    assert isinstance(end, Scored)
+            assert all(len(ends) == 1 for ends in server.settled.values())
+
+
+async def test_a_client_that_vanishes_leaves_nothing_running(tmp_path: Path, tiny_moe: Path) -> None:
+    async with unruly(tmp_path, tiny_moe, "Patient", latency_s=300, client_lease_s=5.0) as server:
+        async with envs.connect(address(server)) as client:
+            gone = Server(client, server.engine, server.pid, tmp_path)
+            for n in range(12):  # 8 run, 4 wait
+                await gone.run(f"r{n}", "0")
+            await server.engine.until_running(8)
+        await server.engine.until_running(0)
+        assert server.engine.num_aborted == 8
+        while server.stats[-1].in_flight or ".w" not in server.stats[-1].process:
+            await server.hear(Stats)
+
+
+async def test_a_hundred_cancelled_rollouts_leave_nothing_running(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
+    async with unruly(tmp_path, tiny_moe, "Patient", latency_s=300, concurrency=100) as server:
+        for n in range(100):
+            await server.run(f"r{n}", "0")
+        await server.engine.until_running(100)
+        for n in range(100):
+            await server.client.send(Cancel(RolloutId(f"r{n}"), "enough"))
+        ends = [await server.outcome(f"r{n}") for n in range(100)]
+        assert ends == [Cancelled("enough")] * 100
+        async with asyncio.timeout(2.0):
+            await server.engine.until_running(0)
+        assert server.engine.num_aborted == 100
+        server.stats.clear()
+        while not any(one.in_flight == 0 and ".w" in one.process for one in server.stats):
+            await server.hear(Stats)
+
+
+async def test_workers_come_with_load_and_go_when_idle(tmp_path: Path, tiny_moe: Path) -> None:
+    size = {"workers": 3, "min_workers": 1, "concurrency": 1, "idle_s": 2.0}
+    async with serving(tmp_path, tiny_moe, "Patient", file=UNRULY, latency_s=30, **size) as server:
+        await server.all_up(1)
+        assert len(server.workers()) == 1
+        for n in range(3):
+            await server.run(f"r{n}", "0")
+        await server.engine.until_running(3)
+        for n in range(3):
+            await server.client.send(Cancel(RolloutId(f"r{n}"), "enough"))
+        ends = [await server.outcome(f"r{n}") for n in range(3)]
+        assert ends == [Cancelled("enough")] * 3
+        assert len({ends[0].worker for ends in server.settled.values()}) == 3
+        while len(server.workers()) > 1:
+            await server.hear(Stats)
+        assert not server.lost, "they ended because they were told to"
+        await server.run("again", "0")
+        await server.engine.until_running(1)
+
+
+async def test_sigterm_lets_rollouts_finish_and_takes_no_more(tmp_path: Path, tiny_moe: Path) -> None:
+    async with unruly(tmp_path, tiny_moe, "Patient", latency_s=3.0, concurrency=4) as server:
+        router = psutil.Process(server.pid)
+        children = router.children(recursive=True)
+        for n in range(8):
+            await server.run(f"r{n}", "0")
+        await server.engine.until_running(4)
+        os.kill(server.pid, signal.SIGTERM)
+        ends = [await server.outcome(f"r{n}") for n in range(8)]
+        assert sum(isinstance(one, Scored) for one in ends) == 4
+        assert ends.count(Cancelled("the env server is ending")) == 4
+        psutil.wait_procs(children, timeout=10)
+        assert not [one for one in children if one.is_running()]
+
+
+async def test_a_drain_has_an_end(tmp_path: Path, tiny_moe: Path) -> None:
+    async with unruly(tmp_path, tiny_moe, "Patient", latency_s=300, drain_s=1.0) as server:
+        await server.run("r", "0")
+        await server.engine.until_running(1)
+        os.kill(server.pid, signal.SIGTERM)
+        assert await server.outcome("r") == Cancelled("the env server is ending")
+        await server.engine.until_running(0)
+
+
+async def test_a_server_that_ended_is_noticed(
+    tmp_path: Path, tiny_moe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(envs, "SILENT_S", 2.0)
+    async with unruly(tmp_path, tiny_moe, "Patient") as server:
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(ProtocolError, match="has said nothing for 2 s"):
+                await server.hear(Settled)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+
+
+async def test_connecting_says_what_is_missing(
+    tmp_path: Path, tiny_moe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(envs, "HELLO_DEADLINE_S", 3.0)
+    with pytest.raises(ProtocolError, match=r"no env server answers at tcp://127\.0\.0\.1:9"):
+        async with envs.connect("tcp://127.0.0.1:9"):
+            pass
+    env = EnvConfig(id=UNRULY, args={"kind": "NeverLoads"}, workers=1)
+    part = router_part(env, tiny_moe, "http://127.0.0.1:9", tmp_path)
+    async with start_part("test.router", ROUTER, part, log=tmp_path / "router.log") as router:
+        listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
+        with pytest.raises(ProtocolError, match="none of its workers has started within 3 s"):
+            async with envs.connect(await router.ready()):
+                pass
+        listening.cancel()
