@@ -94,7 +94,7 @@ async def stage(
             engine=EngineConfig(), engine_url=engine.url, payload=PayloadConfig(),
             payload_dir=str(folder), log_dir=str(folder), seed=0, watch=WatchConfig(),
         )  # fmt: skip
-        prepared = prepare(WorkerPart("w", "", server))
+        prepared = prepare(WorkerPart("w", "", -1, server))
         stalls = stack.enter_context(StallWatch(0.01, 1.0))
         watch = Watch("w", server.watch, stack.enter_context(LagMonitor(0.01)), stalls)
         policy = await stack.enter_async_context(open_policy("w", server, prepared.speech, watch))

@@ -203,15 +203,15 @@ async def test_an_engine_that_is_gone_fails_the_rollout_not_the_worker(
 async def test_payload_that_cannot_be_written_fails_its_rollout_and_nothing_else(
     tmp_path: Path, tiny_moe: Path
 ) -> None:
-    taken = tmp_path / "envs.w0.0-0000.seg"
-    taken.write_bytes(b"somebody else's")
+    gone = tmp_path / "envs.w0.0-0000.seg"
+    gone.symlink_to(tmp_path / "nowhere" / "at all")
     async with serving(tmp_path, tiny_moe, "Counting") as server:
         await server.run("bad", "0")
         failed = await server.outcome("bad")
         assert isinstance(failed, Failed)
         assert failed.boundary == "worker"
-        assert f"to {taken}: File exists" in failed.error
-        taken.unlink()
+        assert f"to {gone}: File exists" in failed.error
+        gone.unlink()
         await server.run("good", "0")
         scored = await server.outcome("good")
         assert isinstance(scored, Scored)

@@ -35,6 +35,32 @@ def env_name(id: str) -> str:
 def plan(config: RunConfig) -> Plan:
     """Derive the plan, and refuse combinations that could never train."""
     wants = config.orchestrator
+    _check(config)
+    started = [env for env in config.env if not env.address]
+    outstanding = wants.batch_size * (1 + wants.max_off_policy_steps)
+    slots = sum(env.workers * env.concurrency for env in started)
+    bounds = {
+        "orchestrator.max_in_flight": wants.max_in_flight,
+        "orchestrator.batch_size × (1 + max_off_policy_steps)": outstanding,
+    }
+    if len(started) == len(config.env):
+        bounds["env.workers × env.concurrency"] = slots
+    if not config.engine.url:
+        bounds["engine.max_batch"] = config.engine.max_batch
+    return Plan(
+        run_dir=str(Path(config.output_dir) / config.name),
+        groups_per_batch=wants.batch_size // wants.group_size,
+        max_outstanding=outstanding,
+        max_in_flight=wants.max_in_flight,
+        num_workers=sum(env.workers for env in started),
+        worker_slots=slots,
+        engine=config.engine.url or "embedded",
+        binds=min(bounds, key=lambda name: bounds[name]),
+    )
+
+
+def _check(config: RunConfig) -> None:
+    wants = config.orchestrator
     if config.engine.speaks == "messages":
         raise ConfigError(
             "'engine.speaks' = 'messages': a chat endpoint gives no token ids, and nothing can be "
@@ -60,6 +86,10 @@ def plan(config: RunConfig) -> Plan:
             f"'warmup.topk' = {config.warmup.topk} is more than 'warmup.num_experts' = "
             f"{config.warmup.num_experts}"
         )
+    _check_envs(config)
+
+
+def _check_envs(config: RunConfig) -> None:
     for index, env in enumerate(config.env):
         if env.min_workers > env.workers:
             raise ConfigError(
@@ -71,27 +101,6 @@ def plan(config: RunConfig) -> Plan:
         raise ConfigError(f"two environments of 'env' are called {', '.join(twice)}; names must differ")
     for index, env in enumerate(config.env):
         _check_served(config, env, f"env.{index}")
-    started = [env for env in config.env if not env.address]
-    outstanding = wants.batch_size * (1 + wants.max_off_policy_steps)
-    slots = sum(env.workers * env.concurrency for env in started)
-    bounds = {
-        "orchestrator.max_in_flight": wants.max_in_flight,
-        "orchestrator.batch_size × (1 + max_off_policy_steps)": outstanding,
-    }
-    if len(started) == len(config.env):
-        bounds["env.workers × env.concurrency"] = slots
-    if not config.engine.url:
-        bounds["engine.max_batch"] = config.engine.max_batch
-    return Plan(
-        run_dir=str(Path(config.output_dir) / config.name),
-        groups_per_batch=wants.batch_size // wants.group_size,
-        max_outstanding=outstanding,
-        max_in_flight=wants.max_in_flight,
-        num_workers=sum(env.workers for env in started),
-        worker_slots=slots,
-        engine=config.engine.url or "embedded",
-        binds=min(bounds, key=lambda name: bounds[name]),
-    )
 
 
 def _check_served(config: RunConfig, env: EnvConfig, where: str) -> None:

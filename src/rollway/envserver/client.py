@@ -149,7 +149,8 @@ async def _ping(wire: Any) -> None:
 
 async def _answer(wire: Any, handshake: Handshake, address: str) -> Welcome:
     """The server's welcome, or why there is none."""
-    answered = asyncio.ensure_future(_welcomed(wire, address))
+    heard: list[ToClient] = []
+    answered = asyncio.ensure_future(_welcomed(wire, address, heard))
     refused = asyncio.ensure_future(handshake.refused())
     try:
         await asyncio.wait(
@@ -159,20 +160,25 @@ async def _answer(wire: Any, handshake: Handshake, address: str) -> Welcome:
             return answered.result()
         if refused.done():
             raise KeysError(f"the env server at {address} refused: {refused.result()}")
-        met = "nobody is there"
-        if handshake.has_met:
-            met = "something answers there, but says no welcome; the logs of its workers may say why"
+        if heard:
+            raise ProtocolError(
+                f"the env server at {address} answers, but none of its workers has started within "
+                f"{HELLO_DEADLINE_S:g} s: their logs say why"
+            )
+        met = "something answers there, but says no welcome" if handshake.has_met else "nobody is there"
         raise ProtocolError(f"no env server at {address}: {met} ({HELLO_DEADLINE_S:g} s)")
     finally:
         answered.cancel()
         refused.cancel()
 
 
-async def _welcomed(wire: Any, address: str) -> Welcome:
-    """The server's welcome, which it gives once it has a worker; what else it says is for later."""
+async def _welcomed(wire: Any, address: str, heard: list[ToClient]) -> Welcome:
+    """The server's welcome, which it gives once it has a worker. What else it says is `heard`."""
     while True:
         match for_client(await wire.recv()):
             case Welcome() as welcome:
                 return welcome
             case Refused(reason=reason):
                 raise ProtocolError(f"the env server at {address} refused: {reason}")
+            case other:
+                heard[:] = [other]
