@@ -24,6 +24,7 @@ from rollway.orchestrator.core.events import (
     Credited,
     Started,
     TasksArrived,
+    Tick,
     VersionPublished,
     WeightsApplied,
 )
@@ -94,7 +95,9 @@ class World(RuleBasedStateMachine):
             drop_zero_advantage=drop, asks_for_credit=asks, payload_bytes=64 * (3 * batch + spare),
         )  # fmt: skip
         self.num_tasks = num_tasks
-        self.limits = msgspec.structs.replace(self.limits, enforced=frozenset({"gibberish"}))
+        self.limits = msgspec.structs.replace(
+            self.limits, enforced=frozenset({"gibberish"}), patience_s=60
+        )
         self.core = Core(self.limits, {"a": 3.0, "b": 1.0}, Step(1), {})
         self.running: dict[RolloutId, Dispatch] = {}
         self.settled: set[str] = set()
@@ -107,6 +110,7 @@ class World(RuleBasedStateMachine):
         self.dispatched: dict[str, int] = {"a": 0, "b": 0}
         self.engine = 0
         self.count = 0
+        self.now_s = 1e5
         self.done = False
         self.hear(Started())
 
@@ -219,6 +223,12 @@ class World(RuleBasedStateMachine):
     def apply(self) -> None:
         self.engine = self.to_apply.pop()
         self.hear(WeightsApplied(PolicyVersion(self.engine)))
+
+    @precondition(lambda self: not self.done)
+    @rule(seconds=st.floats(0, 100))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.hear(Tick(self.now_s))
 
     @precondition(lambda self: self.done)
     @rule()
@@ -436,3 +446,32 @@ def test_environments_are_mixed_by_ratio() -> None:
     envs = [one.env for one in orders if isinstance(one, Dispatch)]
     assert len(envs) == 400
     assert envs.count("a") == 300
+
+
+def test_others_train_on_without_an_environment_that_never_answers() -> None:
+    core = Core(
+        limits(max_off_policy_steps=0, max_outstanding=8, patience_s=60, max_steps=3),
+        {"dead": 1.0, "good": 1.0}, Step(1), {},
+    )  # fmt: skip
+    orders: list[Dispatch] = []
+    for pull in play(core, Started()):
+        tasks = tuple(Task(id=str(n), prompt="?") for n in range(100))
+        orders += [one for one in play(core, TasksArrived(pull.env, 0, tasks)) if is_order(one)]
+    play(core, Tick(1000.0))
+    number = 0
+    for second in range(1001, 1400, 10):
+        commands = play(core, Tick(float(second)))
+        for order in [one for one in orders if one.env == "good"]:
+            number += 1
+            commands += settle(core, order, scored(number % 2, core.applied_version, number))
+        for ship in [one for one in commands if isinstance(one, Ship)]:
+            version = PolicyVersion(ship.manifest.step)
+            commands += play(core, VersionPublished(version, "p"))
+            commands += play(core, WeightsApplied(version))
+        orders = [one for one in commands if is_order(one)]
+    assert core.next_step == 4, "all steps were shipped"
+    assert core.silent_envs == ("dead",)
+
+
+def is_order(command: Any) -> bool:
+    return isinstance(command, Dispatch)

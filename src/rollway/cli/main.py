@@ -6,7 +6,7 @@ import typer
 
 from ..errors import RollwayError
 from ..loop.part import first_cause
-from . import engine, envs, evaluate, init, keys, payload, serve, train
+from . import engine, envs, evaluate, init, keys, payload, serve, train, why
 from .train import INTERRUPTED
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 app.command()(train.train)
 app.command("eval")(evaluate.evaluate)
+app.command()(why.why)
 app.command()(envs.envs)
 app.command()(init.init)
 app.command()(engine.engine)

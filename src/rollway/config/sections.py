@@ -137,6 +137,9 @@ class OrchestratorConfig(Section, frozen=True, kw_only=True):
     """How many versions older than the trained weights a rollout may be; 0 is synchronous."""
     max_in_flight: Count = 256
     """Rollouts running at a time."""
+    env_patience_s: Positive = 120.0
+    """An environment none of whose rollouts settles for so long gets no more of them until one does, and
+    the others train without it."""
     max_fruitless_groups: Count = 500
     """Groups in a row that give nothing to train on before the run stops as stuck."""
     advantage: Annotated[str, Meta(min_length=1)] = "grpo"

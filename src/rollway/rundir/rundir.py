@@ -27,6 +27,7 @@ class RunDir:
         self.config = self.path / "config.toml"
         self.ledger = self.path / "run.db"
         self.metrics = self.path / "metrics.jsonl"
+        self.now = self.path / "now.json"
         self.logs = self.path / "logs"
         self.payload = self.path / "payload"
         self.batches = self.path / "batches"

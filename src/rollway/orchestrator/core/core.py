@@ -10,10 +10,11 @@ import msgspec
 from msgspec import Struct
 
 from ...records.group import ClosedGroup, Fate, Group
-from ...records.ids import GroupId, PolicyVersion, Step, rollout_id
+from ...records.ids import GroupId, PolicyVersion, RolloutId, Step, rollout_id
 from ...records.payload import PayloadRef
 from ...records.restored import Restored
 from ...records.rollout import Detection, Scored, Settled
+from ...records.task import Task
 from ..batching.manifest import plan_batch
 from ..credit.baselines import BASELINES
 from ..credit.length import shortened
@@ -30,9 +31,18 @@ from .commands import (
     Ship,
     UpdateWeights,
 )
-from .events import Credited, Event, Started, TasksArrived, VersionPublished, WeightsApplied
+from .events import (
+    Credited,
+    Event,
+    Started,
+    TasksArrived,
+    Tick,
+    VersionPublished,
+    WeightsApplied,
+)
 from .governor import ByteGovernor
 from .groups import OpenGroups
+from .patience import Patience
 from .tasks import TaskMix
 
 MIN_SCORED = 2
@@ -52,6 +62,8 @@ class Limits(Struct, frozen=True):
     micro_batch_tokens: int
     payload_bytes: int
     drop_zero_advantage: bool
+    patience_s: float = float("inf")
+    """Silence of an environment after which others train without it."""
     enforced: frozenset[Detection] = frozenset()
     """Signs that keep a rollout from training."""
     asks_for_credit: bool = False
@@ -73,6 +85,8 @@ class Core:
         self._tasks = TaskMix(ratios, cursors, ahead)
         self._groups = OpenGroups()
         self._governor = ByteGovernor(limits.payload_bytes)
+        self._patience = Patience(limits.patience_s)
+        self._most = _most_in_flight(limits, ratios)
         self._next_group = GroupId(0)
         self._crediting: dict[GroupId, Group] = {}
         self._ready: deque[ClosedGroup] = deque()
@@ -116,12 +130,34 @@ class Core:
     def applied_version(self) -> PolicyVersion:
         return self._applied
 
+    @property
+    def waits_for(self) -> str:
+        """What the next step is waiting for, in words."""
+        if self._next_step > self._limits.max_steps:
+            return "the trainer: the last batch is shipped"
+        if self.is_full:
+            return f"the trainer: it has published version {self._published}"
+        if self._crediting:
+            return f"advantages of {len(self._crediting)} groups"
+        if self.is_held_back:
+            return "payload to be trained: payload.budget_mb is used up"
+        if self._groups.num_in_flight:
+            return "rollouts"
+        if self._updating is not None:
+            return f"the engine to load version {self._updating.version}"
+        if self._shipped:
+            return "the trainer"
+        return "tasks of the environments"
+
     def on_event(self, event: Event) -> list[Command]:
         if self.finished:
             return []
         match event:
             case Started(restored=restored):
                 commands: list[Command] = self._restore(restored)
+            case Tick(now_s=now_s):
+                self._patience.tick(now_s)
+                commands = []
             case TasksArrived(env=env, start=start, tasks=tasks, exhausted=exhausted):
                 self._tasks.arrived(env, start, tasks, exhausted)
                 commands = []
@@ -148,7 +184,7 @@ class Core:
                     self._governor.hold(member.scored.ref.length)
         commands: list[Command] = []
         for group in restored.groups:
-            self._groups.open(group.id, group.env, group.task, self._applied, list(group.ids))
+            self._open(group.id, group.env, group.task, list(group.ids))
             for settled in group.settled:
                 commands += self._on_settled(settled)
             ended = {settled.rollout_id for settled in group.settled}
@@ -164,6 +200,7 @@ class Core:
             return []  # a duplicate
         if isinstance(event.outcome, Scored):
             self._governor.hold(event.outcome.ref.length)
+        self._patience.heard(self._groups.env_of(event.rollout_id))
         group = self._groups.settle(event)
         return self._credit(group) if group else []
 
@@ -281,20 +318,41 @@ class Core:
         """Start whole groups while every bound leaves room for one."""
         commands: list[Command] = []
         while self._has_room():
-            taken = self._tasks.take()
+            taken = self._tasks.take(self.silent_envs, self._full_envs)
             if taken is None:
                 break
             env, task, position = taken
             group_id = self._next_group
             self._next_group = GroupId(group_id + 1)
             ids = [rollout_id(group_id, member) for member in range(self._limits.group_size)]
-            self._groups.open(group_id, env, task, self._applied, ids)
+            self._open(group_id, env, task, ids)
             commands += [Dispatch(env, group_id, id, task, self._applied, position) for id in ids]
         return commands + (list(self._tasks.pull()) if self._next_step <= self._limits.max_steps else [])
 
+    @property
+    def silent_envs(self) -> tuple[str, ...]:
+        """Environments that others do not wait for."""
+        return tuple(
+            env for env in self._most
+            if self._groups.in_flight_of(env) and self._patience.is_lost_with(env)
+        )  # fmt: skip
+
+    @property
+    def _full_envs(self) -> tuple[str, ...]:
+        """Environments with no room for a group: one that never answers must not take all there is."""
+        size = self._limits.group_size
+        return tuple(
+            env for env, most in self._most.items() if self._groups.in_flight_of(env) + size > most
+        )
+
+    def _open(self, id: GroupId, env: str, task: Task, ids: list[RolloutId]) -> None:
+        self._patience.began(env, was_idle=not self._groups.in_flight_of(env))
+        self._groups.open(id, env, task, self._applied, ids)
+
     def _has_room(self) -> bool:
         limits, size = self._limits, self._limits.group_size
-        unshipped = self._groups.num_rollouts + self._num_crediting() + self.num_ready
+        lost = sum(self._groups.in_flight_of(env) for env in self.silent_envs)
+        unshipped = self._groups.num_rollouts - lost + self._num_crediting() + self.num_ready
         steps_left = limits.max_steps - self._next_step + 1
         wanted = (
             self._groups.num_in_flight + size <= limits.max_in_flight
@@ -342,6 +400,16 @@ class Core:
             return []
         self.finished = True
         return [GiveUp(reason)]
+
+
+def _most_in_flight(limits: Limits, ratios: dict[str, float]) -> dict[str, int]:
+    """What may run of each environment: a slow one needs more than its share, but leaves the others a
+    quarter of theirs."""
+    size, whole = limits.group_size, sum(ratios.values())
+    quarters = {env: limits.max_in_flight * ratio / whole / 4 for env, ratio in ratios.items()}
+    reserved = {env: max(size, int(quarter) // size * size) for env, quarter in quarters.items()}
+    taken = sum(reserved.values())
+    return {env: max(size, limits.max_in_flight - taken + reserved[env]) for env in ratios}
 
 
 def _why_fruitless(closed: ClosedGroup) -> str:

@@ -37,10 +37,16 @@ class WeightsApplied(Struct, frozen=True):
     version: PolicyVersion
 
 
+class Tick(Struct, frozen=True):
+    """Time passes."""
+
+    now_s: float
+
+
 class Started(Struct, frozen=True):
     """Everything is up: go, from where the run was before."""
 
     restored: Restored = Restored()
 
 
-Event = Started | TasksArrived | Settled | Credited | VersionPublished | WeightsApplied
+Event = Started | Tick | TasksArrived | Settled | Credited | VersionPublished | WeightsApplied

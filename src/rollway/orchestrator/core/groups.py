@@ -1,5 +1,7 @@
 """Groups that are still open: which rollouts they wait for."""
 
+from collections import Counter
+
 from msgspec import Struct, field
 
 from ...records.group import Group, Member
@@ -23,6 +25,7 @@ class OpenGroups:
     def __init__(self) -> None:
         self._open: dict[GroupId, _Open] = {}
         self._group_of: dict[RolloutId, GroupId] = {}
+        self._by_env: Counter[str] = Counter()
 
     @property
     def num_in_flight(self) -> int:
@@ -38,6 +41,13 @@ class OpenGroups:
     ) -> None:
         self._open[id] = _Open(id, env, task, version, set(ids))
         self._group_of.update(dict.fromkeys(ids, id))
+        self._by_env[env] += len(ids)
+
+    def in_flight_of(self, env: str) -> int:
+        return self._by_env[env]
+
+    def env_of(self, id: RolloutId) -> str:
+        return self._open[self._group_of[id]].env
 
     def waits_for(self, id: RolloutId) -> bool:
         return id in self._group_of
@@ -46,6 +56,7 @@ class OpenGroups:
         """Take the end of a rollout in flight; the group if it was the last one it waited for."""
         id = self._group_of.pop(settled.rollout_id)
         group = self._open[id]
+        self._by_env[group.env] -= 1
         group.waiting.remove(settled.rollout_id)
         group.settled.append(settled)
         if group.waiting:

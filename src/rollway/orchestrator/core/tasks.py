@@ -1,6 +1,7 @@
 """Which task comes next: environments mixed by ratio, each in its own order, pulled ahead of need."""
 
 from collections import deque
+from collections.abc import Collection
 
 from msgspec import Struct, field
 
@@ -41,12 +42,21 @@ class TaskMix:
         """An environment that has no tasks at all."""
         return next((env for env, source in self._sources.items() if source.size == 0), None)
 
-    def take(self) -> tuple[str, Task, int] | None:
+    def take(
+        self, silent: Collection[str] = (), full: Collection[str] = ()
+    ) -> tuple[str, Task, int] | None:
         """The next task of the environment that is furthest behind its share, and the position of the
-        one after it; None: wait for it."""
-        env = min(self._sources, key=lambda name: (self._sources[name].behind, name))
+        one after it; None: wait for it. Silent environments get none, and do not catch up later; for
+        one that is full it is waited."""
+        heard = [name for name in self._sources if name not in silent]
+        if not heard:
+            return None
+        env = min(heard, key=lambda name: (self._sources[name].behind, name))
         source = self._sources[env]
-        if not source.buffer:
+        for name in silent:
+            other = self._sources[name]
+            other.num_taken = max(other.num_taken, int(source.behind * other.ratio))
+        if not source.buffer or env in full:
             return None
         source.num_taken += 1
         source.next += 1

@@ -3,10 +3,13 @@
 import asyncio
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ...config.parts import EnvAddress, OrchestratorPart
 from ...config.plan import env_name
@@ -19,18 +22,19 @@ from ...ledger.ledger import open_ledger
 from ...loop.lanes import thread
 from ...loop.part import Parent, as_it_is, run_part
 from ...observe.lags import Lags
-from ...observe.report import Progress
+from ...observe.report import Notice, Progress
 from ...payload.writer import SegmentWriter
 from ...records.ids import PolicyVersion
 from ...records.lag import ProcessStats
 from ...records.rollout import Detection
-from ...rundir.rundir import RunDir
+from ...rundir.rundir import RunDir, write_whole
 from ...wire.keys import client_keys
 from ...wire.messages import NewPolicy
 from ..core.commands import Command, Dispatch
 from ..core.core import Core, Limits
-from ..core.events import Event, Started
+from ..core.events import Event, Started, Tick
 from .advantage import credit_lane, is_built_in
+from .lookout import Lookout
 from .perform import Performer, together
 from .phases import Phases
 from .sources import Events, from_env, from_parent, from_trainer
@@ -38,6 +42,7 @@ from .steplog import StepLog
 
 MAX_EVENTS = 10_000
 PROGRESS_EVERY_S = 0.25
+LOOK_EVERY_S = 1.0
 
 
 async def drive(
@@ -72,9 +77,11 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
         }
         max_groups = part.max_outstanding
         credit = await enter(credit_lane(part.orchestrator, parent.watch, max_groups))
+        lookout = Lookout(core, part.orchestrator.batch_size)
         performer = Performer(
-            run, clients, engine, ledger, events, part.sampling, part.orchestrator, credit, phases
-        )
+            run, clients, engine, ledger, events, part.sampling, part.orchestrator, credit, phases,
+            lookout,
+        )  # fmt: skip
         steps = StepLog(run, parent, lags, lambda: gauges(core), phases)
         parent.in_flight, parent.on_stats = lambda: core.num_in_flight, tell_stats(parent, lags)
         await parent.ready()
@@ -83,6 +90,7 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
                 *(from_env(id, one, events, performer, lags, parent) for id, one in clients.items()),
                 from_trainer(run, part.first_step, part.max_steps, events, performer, steps),
                 tell_progress(core, part.orchestrator.batch_size, parent),
+                look_out(run, lookout, events, parent),
             ]
             running = [tasks.create_task(source) for source in sources]
             driving = tasks.create_task(drive(core, events, phases, performer.perform))
@@ -142,6 +150,7 @@ def limits(part: OrchestratorPart) -> Limits:
         max_steps=part.max_steps,
         micro_batch_tokens=part.micro_batch_tokens,
         payload_bytes=part.payload.budget_mb << 20,
+        patience_s=wants.env_patience_s,
         drop_zero_advantage=part.filters.zero_advantage == "enforce",
         enforced=enforced(part.filters),
         asks_for_credit=not is_built_in(wants.advantage),
@@ -184,6 +193,17 @@ async def tell_progress(core: Core, batch_size: int, parent: Parent) -> None:
                 held_back=core.is_held_back,
             )
         )  # fmt: skip
+
+
+async def look_out(run: RunDir, lookout: Lookout, events: Events, parent: Parent) -> None:
+    """Keep the picture that `rollway why` reads, and speak up when a step takes long."""
+    while True:
+        await asyncio.sleep(LOOK_EVERY_S)
+        picture = msgspec.json.encode(lookout.situation())
+        await thread(write_whole, run.now, picture)
+        await events.put(Tick(time.monotonic()))
+        if remark := lookout.remark():
+            await parent.say(Notice(remark))
 
 
 def main(name: str, sock: socket.socket) -> None:

@@ -21,7 +21,7 @@ from ...records.rollout import Scored, Settled
 from ...records.turn import Sampling
 from ...rundir.rundir import RunDir
 from ...transport import filesystem
-from ...wire.messages import Cancel, NewPolicy, NextTasks, Run, RunGroup
+from ...wire.messages import Cancel, NewPolicy, NextTasks, Progress, Run, RunGroup
 from ..core.commands import (
     CancelRollout,
     Command,
@@ -37,6 +37,7 @@ from ..core.commands import (
 )
 from ..core.events import Credited, Event, WeightsApplied
 from .advantage import CreditLane
+from .lookout import Lookout
 from .phases import Phases
 from .saver import forget_trained, save
 
@@ -47,7 +48,7 @@ class Performer:
     def __init__(
         self, run: RunDir, clients: Mapping[str, EnvClient], engine: Engine, ledger: Ledger,
         events: "asyncio.Queue[Event]", sampling: Sampling, config: OrchestratorConfig,
-        credit: CreditLane | None, phases: Phases,
+        credit: CreditLane | None, phases: Phases, lookout: Lookout,
     ) -> None:  # fmt: skip
         self._run = run
         self._clients = clients
@@ -58,6 +59,7 @@ class Performer:
         self._config = config
         self._credit = credit
         self._phases = phases
+        self._lookout = lookout
         self._live = LiveRefs()
         self._segments: PayloadSource = SegmentReader(run.payload)
         self._saving = asyncio.Lock()
@@ -111,6 +113,7 @@ class Performer:
         for order in orders:
             id, env, task, version = order.rollout_id, order.env, order.task, order.version
             await self._ledger.dispatched(id, order.group_id, env, task.id, version)
+            self._lookout.started(id, order.group_id, env, task)
             runs.append(Run(id, 1, task, self._sampling, version))
         if client.whole_groups:
             await client.send(RunGroup(tuple(runs)))
@@ -133,9 +136,13 @@ class Performer:
 
     async def settled(self, settled: Settled) -> None:
         """Note a rollout's end before the core hears of it."""
+        self._lookout.settled(settled.rollout_id)
         if isinstance(settled.outcome, Scored) and self._live.hold(settled.outcome.ref):
             await self._sweep()
         await self._ledger.settled(settled)
+
+    def moved(self, progress: Progress) -> None:
+        self._lookout.moved(progress)
 
     async def _ship(self, ship: Ship) -> None:
         """The ledger knows what is in a batch before the trainer sees it; the rest is written while it
@@ -157,6 +164,7 @@ class Performer:
         ship = await self._shipped_of(step)
         del self._shipped[step]
         await self._ledger.published(step)
+        self._lookout.published()
         return ship
 
     def _shipped_of(self, step: int) -> "asyncio.Future[Ship]":

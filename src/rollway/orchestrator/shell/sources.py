@@ -16,6 +16,7 @@ from ...records.lag import ProcessStats
 from ...records.rollout import Failed, Scored, Settled
 from ...rundir.rundir import RunDir
 from ...transport import filesystem
+from ...wire.messages import Progress as EnvProgress
 from ...wire.messages import Stats, Tasks, WorkerLost
 from ..core.events import Event, TasksArrived, VersionPublished
 from .perform import Performer
@@ -47,6 +48,8 @@ async def from_env(
                 raise RunStuck(f"environment '{env}' cannot give tasks: {error}")
             case Tasks(start=start, tasks=tasks, exhausted=exhausted):
                 await events.put(TasksArrived(env, start, tasks, exhausted))
+            case EnvProgress() as moved:
+                performer.moved(moved)
             case Stats(stats=stats):
                 lags.add(stats)
                 await parent.stats(stats)

@@ -1,0 +1,46 @@
+"""`rollway why`: what the current step of a run waits for."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from ..errors import RunDirError
+from ..observe.why import lines
+from ..records.situation import Situation
+from ..rundir.rundir import RunDir
+
+FRESH_S = 10.0
+
+
+def why(
+    run: Annotated[Path, typer.Argument(help="Run directory: outputs/<name>.")],
+    as_json: Annotated[bool, typer.Option("--json", help="The whole picture as JSON.")] = False,
+) -> None:
+    """Say what the current step waits for, oldest first: rollout, phase, worker, age.
+
+    Of a run that goes on, as it is now; of one that has ended, as it was then.
+    """
+    now = read(RunDir(run))
+    if as_json:
+        typer.echo(msgspec.json.encode(now).decode())
+        return
+    old_s = time.time() - now.time_s
+    if old_s > FRESH_S:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now.time_s))
+        typer.echo(f"The run does not go on: this is how it was at {stamp}, {old_s:.0f} s ago.")
+    for line in lines(now):
+        typer.echo(line)
+
+
+def read(run: RunDir) -> Situation:
+    if not run.exists:
+        raise RunDirError(f"{run.path} is not a run directory")
+    try:
+        return msgspec.json.decode(run.now.read_bytes(), type=Situation)
+    except FileNotFoundError:
+        raise RunDirError(f"{run.path} has not begun: its orchestrator never came up") from None
+    except msgspec.MsgspecError as error:
+        raise RunDirError(f"{run.now} cannot be read: {error}") from None

@@ -1,0 +1,44 @@
+"""A situation in words: what the current step waits for, oldest first."""
+
+from ..records.situation import Held, Situation
+
+MAX_LINES = 15
+
+
+def first_line(now: Situation) -> str:
+    """The one thing to know."""
+    text = f"step {now.step} waits for {now.waits_for} ({now.ready} of {now.batch_size} ready, "
+    text += f"{now.in_flight} in flight)"
+    silent = [
+        (one.silent_s, name) for name, one in now.envs.items() if one.in_flight and one.silent_s > 10
+    ]
+    if now.oldest:
+        text += f"; oldest: {held(now.oldest[0])}"
+    if len(now.envs) > 1 and silent:
+        seconds, name = max(silent)
+        text += f"; no rollout of '{name}' has settled for {seconds:.0f} s"
+    return text
+
+
+def held(one: Held) -> str:
+    """One rollout: where it is and for how long."""
+    where = f" in {one.worker}" if one.worker else ""
+    text = f"{one.rollout_id} of '{one.env}' (task '{one.task_id}'), {one.age_s:.0f} s old, "
+    text += f"{one.phase} for {one.phase_s:.0f} s{where}"
+    if one.num_turns:
+        text += f", {one.num_turns} turns and {one.num_tokens} tokens so far"
+    return text
+
+
+def lines(now: Situation) -> list[str]:
+    """Everything that is known, most important first."""
+    told = [f"{first_line(now)}; version {now.version}, {now.step_s:.0f} s since the last was published"]
+    for name, one in sorted(now.envs.items(), key=lambda item: -item[1].silent_s):
+        told.append(
+            f"  environment '{name}': {one.in_flight} in flight, {one.num_settled} settled, the last "
+            f"{one.silent_s:.0f} s ago"
+        )
+    told += [f"  {held(one)}" for one in now.oldest[:MAX_LINES]]
+    if len(now.oldest) > MAX_LINES:
+        told.append(f"  … and {now.in_flight - MAX_LINES} younger ones")
+    return told

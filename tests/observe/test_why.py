@@ -1,0 +1,63 @@
+"""What a step waits for, in words."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from rollway.cli.main import app
+from rollway.observe.why import first_line, lines
+from rollway.records.ids import GroupId, RolloutId, WorkerName
+from rollway.records.situation import EnvState, Held, Situation
+
+
+def held(number: int, env: str = "dead") -> Held:
+    id = RolloutId(f"g{number}.0")
+    return Held(
+        id, GroupId(number), env, str(number), 60 - number, "engine", 50, WorkerName("w1"), 3, 70, 1
+    )
+
+
+NOW = Situation(
+    time_s=0, step=7, waits_for="rollouts", in_flight=40, ready=24, batch_size=64, version=6, step_s=61,
+    envs={"dead": EnvState(20, 0, 61), "good": EnvState(20, 900, 0.2)},
+    oldest=tuple(held(number) for number in range(20)),
+)  # fmt: skip
+
+
+def test_the_first_line_names_the_oldest_and_who_is_silent() -> None:
+    assert first_line(NOW) == (
+        "step 7 waits for rollouts (24 of 64 ready, 40 in flight); oldest: g0.0 of 'dead' (task '0'), "
+        "60 s old, engine for 50 s in w1, 3 turns and 70 tokens so far; no rollout of 'dead' has "
+        "settled for 61 s"
+    )
+
+
+def test_the_oldest_come_first_and_not_all_are_told() -> None:
+    told = lines(NOW)
+    assert "environment 'dead': 20 in flight, 0 settled, the last 61 s ago" in told[1]
+    assert "g0.0" in told[3]
+    assert told[-1] == "  … and 25 younger ones"
+
+
+def test_of_a_run_that_has_ended_it_says_when_that_was(tmp_path: Path) -> None:
+    cli = CliRunner()
+    assert "not a run directory" in str(cli.invoke(app, ["why", str(tmp_path)]).exception)
+    (tmp_path / "config.toml").write_text("")
+    assert "never came up" in str(cli.invoke(app, ["why", str(tmp_path)]).exception)
+    (tmp_path / "now.json").write_bytes(msgspec.json.encode(NOW))
+    result = cli.invoke(app, ["why", str(tmp_path)])
+    assert result.exit_code == 0
+    assert "does not go on: this is how it was at 1970-01-01" in result.output
+    assert "step 7 waits for rollouts" in result.output
+    picture = cli.invoke(app, ["why", str(tmp_path), "--json"])
+    assert msgspec.json.decode(picture.output, type=Situation) == NOW
+
+
+@pytest.mark.parametrize("text", ["{", '{"step": 1}'])
+def test_a_picture_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.toml").write_text("")
+    (tmp_path / "now.json").write_text(text)
+    said = str(CliRunner().invoke(app, ["why", str(tmp_path)]).exception)
+    assert "now.json cannot be read" in said
