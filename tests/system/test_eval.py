@@ -143,7 +143,7 @@ def check_results(folder: Path) -> None:
 async def test_a_token_endpoint(tmp_path: Path, tiny_moe: Path) -> None:
     async with engine_double(tiny_moe, lambda said: str(number(said))) as double:
         done = await run(
-            tmp_path, ENVS, "-m", "double", "--base-url", double.url, "--tokens", "--args",
+            tmp_path, ENVS, "-m", "scripted", "--base-url", double.url, "--tokens", "--args",
             '{"kind": "ThreeTurns"}', "--tokenizer", str(tiny_moe), "--renderer", "qwen3",
             "--template", '{"enable_thinking": false}', "-n", "2", "-r", "2", "--output", "here",
         )  # fmt: skip
