@@ -244,6 +244,28 @@ class MetricsConfig(Section, frozen=True, kw_only=True):
     """Address the port is bound to; `0.0.0.0` lets other machines scrape."""
 
 
+class SimulateConfig(Section, frozen=True, kw_only=True):
+    """Mean durations for `rollway simulate`, where there is no past run to take them from."""
+
+    turns: Positive = 1.0
+    """Turns of a rollout."""
+    turn_s: Positive = 5.0
+    """The engine's time for one turn."""
+    tool_s: NonNegative = 0.0
+    """The environment's time between two turns."""
+    scoring_s: NonNegative = 0.1
+    train_s: Positive = 30.0
+    """From a batch being shipped to its weights being published."""
+    update_s: NonNegative = 2.0
+    """The engine's loading of weights."""
+    spread: NonNegative = 0.5
+    """Of all durations: the standard deviation of their logarithm."""
+    rollout_bytes: Natural = 1_000_000
+    rollout_tokens: Count = 1000
+    fails: Fraction = 0.0
+    """Rollouts that fail."""
+
+
 class RunConfig(Section, frozen=True, kw_only=True):
     """A whole run file."""
 
@@ -265,3 +287,4 @@ class RunConfig(Section, frozen=True, kw_only=True):
     payload: PayloadConfig = PayloadConfig()
     watch: WatchConfig = WatchConfig()
     metrics: MetricsConfig = MetricsConfig()
+    simulate: SimulateConfig = SimulateConfig()

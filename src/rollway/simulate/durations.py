@@ -1,0 +1,112 @@
+"""How long things take: drawn around a mean, or as they were in a past run."""
+
+import math
+import random
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from statistics import fmean
+
+import msgspec
+from msgspec import Struct
+
+from ..config.sections import SimulateConfig
+from ..errors import RunDirError
+from ..records.rollout import Scored, Settled
+from ..rundir.rundir import RunDir
+
+Seconds = Sequence[float]
+
+
+class Durations(Struct, frozen=True):
+    """What a simulated rollout and step are drawn from: measured samples, or made ones."""
+
+    rollout_s: Seconds
+    """A rollout from its start in a worker to its end."""
+    train_s: Seconds
+    """From a manifest being written to the version it makes being published."""
+    update_s: Seconds
+    ship_s: Seconds
+    num_bytes: Sequence[int]
+    num_tokens: Sequence[int]
+    rewards: Seconds
+    fails: float
+
+    def draw(self, rng: random.Random) -> float:
+        return rng.choice(self.rollout_s)
+
+
+def from_config(wants: SimulateConfig, seed: int, count: int = 2000) -> Durations:
+    """Turns, tools and scoring around their means, with the spread the config gives."""
+    rng = random.Random(seed)
+
+    def around(mean: float) -> float:
+        """Log-normal: never negative, with a tail."""
+        if not mean:
+            return 0.0
+        sigma = wants.spread
+        return mean * math.exp(rng.gauss(0, sigma) - sigma * sigma / 2)
+
+    def rollout() -> float:
+        turns = max(1, round(around(wants.turns)))
+        return sum(around(wants.turn_s) + around(wants.tool_s) for _ in range(turns)) + around(
+            wants.scoring_s
+        )
+
+    return Durations(
+        rollout_s=[rollout() for _ in range(count)],
+        train_s=[around(wants.train_s) for _ in range(count)],
+        update_s=[around(wants.update_s) for _ in range(count)],
+        ship_s=[0.01],
+        num_bytes=[wants.rollout_bytes],
+        num_tokens=[wants.rollout_tokens],
+        rewards=[0.0, 1.0],
+        fails=wants.fails,
+    )
+
+
+class _Line(Struct):
+    step_time: float = msgspec.field(name="time/step", default=0.0)
+    train: float = msgspec.field(name="time/train", default=0.0)
+    publish: float = msgspec.field(name="time/publish", default=0.0)
+    open: float = msgspec.field(name="time/open", default=0.0)
+    ship: float = msgspec.field(name="time/ship", default=0.0)
+    update: float = msgspec.field(name="time/update_weights", default=0.0)
+
+
+def from_run(run: RunDir) -> Durations:
+    """As they were measured; the first tenth of the steps, when everything warms up, is left out."""
+    lines = _metrics(run)
+    steady = lines[len(lines) // 10 :]
+    ends = _ends(run)
+    scored = [end.outcome for end in ends if isinstance(end.outcome, Scored)]
+    if not scored or not steady:
+        raise RunDirError(f"{run.path} has no trained steps to measure")
+    return Durations(
+        rollout_s=[one.timing.total_s for one in scored],
+        train_s=[line.open + line.train + line.publish for line in steady],
+        update_s=[line.update for line in steady if line.update] or [0.0],
+        ship_s=[line.ship for line in steady],
+        num_bytes=[one.ref.length for one in scored],
+        num_tokens=[one.num_tokens for one in scored],
+        rewards=[one.reward for one in scored],
+        fails=1 - len(scored) / len(ends),
+    )
+
+
+def measured_step_s(run: RunDir) -> float:
+    """The mean step of a past run, its warm-up left out."""
+    lines = _metrics(run)
+    return fmean(line.step_time for line in lines[len(lines) // 10 :])
+
+
+def _metrics(run: RunDir) -> list[_Line]:
+    if not run.metrics.exists():
+        raise RunDirError(f"{run.path} is not a run that trained: it has no {run.metrics.name}")
+    return [msgspec.json.decode(line, type=_Line) for line in run.metrics.read_bytes().splitlines()]
+
+
+def _ends(run: RunDir) -> list[Settled]:
+    with closing(sqlite3.connect(f"file:{run.ledger}?mode=ro", uri=True)) as db:
+        rows = db.execute("SELECT record FROM rollouts WHERE outcome IN ('scored', 'failed')")
+        return [msgspec.msgpack.decode(record, type=Settled) for (record,) in rows]

@@ -1,0 +1,193 @@
+"""Everything around the core, under a virtual clock: slots that run rollouts, a trainer, an engine."""
+
+import heapq
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+
+from msgspec import Struct
+
+from ..orchestrator.core.commands import (
+    CancelRollout,
+    Command,
+    Credit,
+    Discard,
+    Dispatch,
+    Finish,
+    GiveUp,
+    PullTasks,
+    Release,
+    Ship,
+    UpdateWeights,
+)
+from ..orchestrator.core.core import Core
+from ..orchestrator.core.events import (
+    Credited,
+    Event,
+    Started,
+    TasksArrived,
+    VersionPublished,
+    WeightsApplied,
+)
+from ..orchestrator.credit.baselines import grpo
+from ..records.ids import PolicyVersion, RolloutId, WorkerName
+from ..records.payload import PayloadRef
+from ..records.rollout import Cancelled, Failed, Outcome, RowSummary, Scored, Settled, Timing
+from ..records.task import Task
+from .durations import Durations
+
+NOBODY = WorkerName("simulated")
+
+
+class Tally(Struct):
+    """What happened, for the report."""
+
+    now_s: float = 0.0
+    steps_s: list[float] = []
+    staleness: Counter[int] = Counter()
+    num_settled: int = 0
+    busy_s: float = 0.0
+    """Slots in use, times seconds."""
+    training_s: float = 0.0
+    waits: Counter[str] = Counter()
+    """Seconds by what the next step waited for."""
+    most_bytes: int = 0
+    most_in_flight: int = 0
+    gave_up: str = ""
+
+
+class World:
+    """Feeds the core events in the order their time comes, and obeys its commands."""
+
+    def __init__(self, core: Core, durations: Durations, slots: int, seed: int) -> None:
+        self._core = core
+        self._durations = durations
+        self._slots = slots
+        self._rng = random.Random(seed)
+        self._agenda: list[tuple[float, int, Callable[[], Event | None]]] = []
+        self._order = count()
+        self._queue: deque[Dispatch] = deque()
+        self._running: dict[RolloutId, Dispatch] = {}
+        self._manifests: deque[Ship] = deque()
+        self._is_training = False
+        self._version = 0
+        self._offset = 0
+        self._published_s = 0.0
+        self.tally = Tally()
+
+    def run(self, max_settled: int) -> Tally:
+        """Until the core has finished, or so many rollouts have settled."""
+        self._hear(Started())
+        while self._agenda and not self._core.finished and self.tally.num_settled < max_settled:
+            at_s, _, happens = heapq.heappop(self._agenda)
+            self._pass_time(at_s)
+            event = happens()
+            if event is not None:
+                self._hear(event)
+        return self.tally
+
+    def _pass_time(self, at_s: float) -> None:
+        passed_s = at_s - self.tally.now_s
+        self.tally.busy_s += passed_s * len(self._running)
+        self.tally.training_s += passed_s * self._is_training
+        self.tally.waits[_kind(self._core.waits_for)] += round(passed_s * 1e6)
+        self.tally.now_s = at_s
+
+    def _later(self, seconds: float, happens: Callable[[], Event | None]) -> None:
+        heapq.heappush(self._agenda, (self.tally.now_s + seconds, next(self._order), happens))
+
+    def _hear(self, event: Event) -> None:
+        commands = deque(self._core.on_event(event))
+        while commands:
+            answer = self._obey(commands.popleft())
+            if answer is not None:
+                commands.extend(self._core.on_event(answer))
+        self._fill_slots()
+        self.tally.most_bytes = max(self.tally.most_bytes, self._core.live_bytes)
+        self.tally.most_in_flight = max(self.tally.most_in_flight, self._core.num_in_flight)
+
+    def _obey(self, command: Command) -> Event | None:
+        match command:
+            case PullTasks(env=env, start=start, count=wanted):
+                tasks = tuple(Task(id=str(n), prompt="") for n in range(start, start + wanted))
+                return TasksArrived(env, start, tasks)
+            case Dispatch():
+                self._queue.append(command)
+            case CancelRollout(rollout_id=id):
+                return self._cancel(id)
+            case Credit(group_id=id, rewards=rewards):
+                return Credited(id, grpo(rewards))
+            case Ship():
+                self._manifests.append(command)
+                self._later(self._rng.choice(self._durations.ship_s), self._train_next)
+            case UpdateWeights(version=version):
+                seconds = self._rng.choice(self._durations.update_s)
+                self._later(seconds, lambda: self._applied(version))
+            case GiveUp(reason=reason):
+                self.tally.gave_up = reason
+            case Discard() | Release() | Finish():
+                pass
+        return None
+
+    def _fill_slots(self) -> None:
+        while self._queue and len(self._running) < self._slots:
+            order = self._queue.popleft()
+            self._running[order.rollout_id] = order
+            ending = partial(self._end, order, self._version)
+            self._later(self._durations.draw(self._rng), ending)
+
+    def _end(self, order: Dispatch, version: int) -> Event | None:
+        if self._running.pop(order.rollout_id, None) is None:
+            return None  # it was cancelled
+        self.tally.num_settled += 1
+        outcome: Outcome = Failed("env", "simulated")
+        if self._rng.random() >= self._durations.fails:
+            outcome = self._scored(version)
+        return Settled(order.rollout_id, 1, NOBODY, outcome)
+
+    def _scored(self, version: int) -> Scored:
+        length = self._rng.choice(self._durations.num_bytes)
+        tokens = self._rng.choice(self._durations.num_tokens)
+        reward = self._rng.choice(self._durations.rewards)
+        self._offset += length
+        ref = PayloadRef("s.0-0.seg", self._offset, length)
+        return Scored(
+            reward, {}, {}, (RowSummary(tokens, tokens // 2),), ref, 1, "stop",
+            PolicyVersion(version), PolicyVersion(self._version), Timing(0, 0, 0, 0),
+        )  # fmt: skip
+
+    def _cancel(self, id: RolloutId) -> Event | None:
+        self._running.pop(id, None)
+        self._queue = deque(one for one in self._queue if one.rollout_id != id)
+        return Settled(id, 1, NOBODY, Cancelled("simulated"))
+
+    def _train_next(self) -> Event | None:
+        """One batch at a time."""
+        if self._manifests and not self._is_training:
+            self._is_training = True
+            ship = self._manifests.popleft()
+            self._later(self._rng.choice(self._durations.train_s), lambda: self._publish(ship))
+        return None
+
+    def _publish(self, ship: Ship) -> Event:
+        self._is_training = False
+        self.tally.steps_s.append(self.tally.now_s - self._published_s)
+        self._published_s = self.tally.now_s
+        for one in ship.closed:
+            if one.fate == "trained":
+                for member in one.group.members:
+                    stale = ship.manifest.trains_version - member.scored.first_version
+                    self.tally.staleness[stale] += 1
+        self._train_next()
+        return VersionPublished(PolicyVersion(ship.manifest.step), "")
+
+    def _applied(self, version: PolicyVersion) -> Event:
+        self._version = version
+        return WeightsApplied(version)
+
+
+def _kind(what: str) -> str:
+    """What is waited for, without its numbers."""
+    return what.partition(":")[0].partition(" to load version")[0]

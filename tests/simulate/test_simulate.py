@@ -1,0 +1,87 @@
+"""Simulated runs obey the bounds of real ones, and durations of a past run give its steps back."""
+
+import random
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rollway.cli.main import app
+from rollway.config.sections import SimulateConfig
+from rollway.orchestrator.core.core import Core, Limits
+from rollway.records.ids import Step
+from rollway.simulate.durations import Durations, from_config
+from rollway.simulate.world import Tally, World
+
+
+def limits(off_policy: int, max_in_flight: int = 64) -> Limits:
+    return Limits(
+        batch_size=32, group_size=4, max_in_flight=max_in_flight, max_outstanding=32 * (1 + off_policy),
+        max_off_policy_steps=off_policy, max_fruitless_groups=500, max_steps=200,
+        micro_batch_tokens=4096, payload_bytes=1 << 30, drop_zero_advantage=True,
+    )  # fmt: skip
+
+
+def simulated(off_policy: int, durations: Durations, slots: int = 64) -> Tally:
+    core = Core(limits(off_policy), {"a": 3.0, "b": 1.0}, Step(1), {})
+    return World(core, durations, slots, seed=1).run(100_000)
+
+
+def fixed(rollout_s: float, train_s: float, fails: float = 0.0) -> Durations:
+    return Durations([rollout_s], [train_s], [0.0], [0.0], [100], [10], [0.0, 1.0], fails)
+
+
+def test_a_synchronous_run_takes_the_sum_of_its_parts() -> None:
+    """Rewards are of two kinds, so some groups teach nothing and are made up for by another wave."""
+    tally = simulated(0, fixed(2.0, 3.0))
+    assert len(tally.steps_s) == 200
+    assert set(tally.staleness) == {0}
+    assert all((step - 3.0) % 2.0 == pytest.approx(0) for step in tally.steps_s)
+    assert tally.training_s == pytest.approx(600.0)
+
+
+@pytest.mark.parametrize("off_policy", [1, 2])
+def test_off_policy_runs_overlap_and_stay_within_their_bound(off_policy: int) -> None:
+    tally = simulated(off_policy, fixed(2.0, 3.0))
+    assert max(tally.staleness) <= off_policy
+    assert sum(tally.steps_s) < 200 * 4.5
+    assert tally.most_in_flight <= 64
+
+
+def test_fewer_slots_make_longer_steps() -> None:
+    durations = from_config(SimulateConfig(turns=3, turn_s=1, tool_s=0.5, train_s=1), seed=0)
+    few, many = simulated(1, durations, slots=8), simulated(1, durations, slots=64)
+    assert sum(few.steps_s) > 2 * sum(many.steps_s)
+
+
+def test_means_are_those_of_the_config() -> None:
+    wants = SimulateConfig(turns=4, turn_s=2, tool_s=1, scoring_s=0.5, train_s=20)
+    durations = from_config(wants, seed=random.Random(0).randrange(100))
+    mean = sum(durations.rollout_s) / len(durations.rollout_s)
+    assert mean == pytest.approx(4 * 3 + 0.5, rel=0.1)
+    assert sum(durations.train_s) / len(durations.train_s) == pytest.approx(20, rel=0.05)
+
+
+def test_failures_are_lived_with() -> None:
+    tally = simulated(1, fixed(1.0, 1.0, fails=0.3))
+    assert len(tally.steps_s) == 200
+    assert not tally.gave_up
+
+
+def test_the_command_says_what_binds(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "reverse-text" / "run.toml"
+    result = CliRunner().invoke(app, ["simulate", str(example), "--rollouts", "3000"])
+    assert result.exit_code == 0, result.output
+    for word in (
+        "step  ",
+        "engine idle",
+        "trainer idle",
+        "staleness",
+        "payload",
+        "bound by",
+        "wait for",
+    ):
+        assert word in result.output
+    (tmp_path / "config.toml").write_text("")
+    bad = CliRunner().invoke(app, ["simulate", str(example), "--from", str(tmp_path)])
+    assert "has no metrics.jsonl" in str(bad.exception)
