@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "evals": BASE | {"config", "loop", "wire", "envs", "payload", "envserver", "rundir", "observe",
                      "launch"},
     "cli": BASE | {"config", "loop", "envs", "model", "payload", "rundir", "observe", "ledger",
-                   "trainer", "launch", "orchestrator", "evals", "wire", "simulate"},
+                   "trainer", "launch", "orchestrator", "evals", "wire", "simulate", "inference"},
     "simulate": BASE | {"config", "rundir", "orchestrator"},
 }  # fmt: skip
 PURE = ["trace", "orchestrator/core", "orchestrator/credit", "orchestrator/filters",

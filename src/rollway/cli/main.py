@@ -6,7 +6,7 @@ import typer
 
 from ..errors import RollwayError
 from ..loop.part import first_cause
-from . import engine, envs, evaluate, init, keys, payload, serve, simulate, train, why
+from . import engine, envs, evaluate, init, keys, payload, serve, show, simulate, train, why
 from .train import INTERRUPTED
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 app.command()(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command()(why.why)
+app.command()(show.show)
 app.command()(simulate.simulate)
 app.command()(envs.envs)
 app.command()(init.init)

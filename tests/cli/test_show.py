@@ -1,0 +1,88 @@
+"""Saved rollouts as a table and one by one, with their tokens while those are there."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from rollway.cli.main import app
+from rollway.ledger.ledger import open_ledger
+from rollway.model.tiny import write_tokenizer
+from rollway.payload.blob import build
+from rollway.payload.writer import SegmentWriter
+from rollway.records.ids import GroupId, PolicyVersion, RolloutId, WorkerName
+from rollway.records.payload import PayloadRef
+from rollway.records.rollout import RowSummary, Scored, Settled, Timing
+from rollway.rundir.rundir import RunDir
+
+SAID = [{"role": "user", "content": "Sort: ba"}, {"role": "assistant", "content": "[ab]"}]
+HEAD = {"group": 3, "env": "sort", "task": "7", "fate": "trained"}
+LINES = [
+    {**HEAD, "rollout": "g3.0", "outcome": "scored", "reward": 1.0, "rewards": {"exact": 1.0},
+     "advantage": 0.5, "num_turns": 1, "num_tokens": 9, "stop": "stop", "first_version": 1,
+     "last_version": 2, "timing": {"engine_s": 0.5}, "messages": SAID},
+    {**HEAD, "rollout": "g3.1", "outcome": "failed", "boundary": "env", "error": "KeyError('x')"},
+    {**HEAD, "rollout": "g3.2", "outcome": "cancelled", "reason": "too old"},
+]  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "run")
+    run.make_folders()
+    write_tokenizer(tmp_path)
+    run.config.write_text(f'[model]\npath = "{tmp_path}"\n')
+    for step, lines in ((1, LINES[:1]), (2, LINES)):
+        path = run.rollouts / f"step_{step}" / "train.jsonl"
+        path.parent.mkdir()
+        path.write_bytes(b"\n".join(map(msgspec.json.encode, lines)) + b'\n{"torn')
+    asyncio.run(settle(run))
+    return run
+
+
+async def settle(run: RunDir) -> None:
+    columns = {
+        "row0.token_ids": [np.array([65, 66, 67], np.int32)],
+        "row0.loss_mask": [np.array([0, 1, 1], np.uint8)],
+        "row0.logprobs": [np.array([0, -0.1, -9], np.float32)],
+    }
+    with SegmentWriter(run.payload, "w.0", 1 << 20) as writer:
+        ref: PayloadRef = await writer.append(build(columns))
+    scored = Scored(1.0, {}, {}, (RowSummary(3, 2),), ref, 1, "stop", PolicyVersion(1), PolicyVersion(2),
+                    Timing(0, 0, 0, 0))  # fmt: skip
+    id = RolloutId("g3.0")
+    async with open_ledger(run.ledger) as ledger:
+        await ledger.dispatched(id, GroupId(3), "sort", "7", PolicyVersion(1))
+        await ledger.settled(Settled(id, 1, WorkerName("w"), scored))
+
+
+def said(*args: str) -> str:
+    result = CliRunner().invoke(app, ["show", *args], env={"COLUMNS": "160"})
+    return result.output if result.exception is None else str(result.exception)
+
+
+def test_the_last_step_is_listed(run: RunDir) -> None:
+    told = said(str(run.path))
+    assert "step 2: 3 rollouts" in told
+    for word in ("g3.0", "0.500", "failed: env", "cancelled: too old"):
+        assert word in told
+    assert "step 1: 1 rollouts" in said(str(run.path), "--step", "1")
+    assert "steps 1 to 2, not 9" in said(str(run.path), "--step", "9")
+
+
+def test_one_rollout_with_its_tokens_while_they_are_there(run: RunDir) -> None:
+    told = said(str(run.path), "--rollout", "g3.0")
+    for word in ("reward 1 (exact 1)", "advantage 0.500", "versions 1 to 2", "Sort: ba", "[ab]", "row0"):
+        assert word in told
+    for segment in run.payload.glob("*.seg"):
+        segment.unlink()
+    assert "released" in said(str(run.path), "--rollout", "g3.0")
+    assert "KeyError('x')" in said(str(run.path), "--rollout", "g3.1")
+
+
+def test_what_is_not_there_is_named(run: RunDir, tmp_path: Path) -> None:
+    assert "no saved rollout 'g3.9'" in said(str(run.path), "--rollout", "g3.9")
+    assert "is not a run directory" in said(str(tmp_path / "nowhere"))
