@@ -38,7 +38,7 @@ class Trained:
     """A run directory, and the command that trains in it."""
 
     def __init__(self, folder: Path, name: str, args: Namespace) -> None:
-        quick = ["--set", "warmup.max_steps=20", "--set", "filters.zero_advantage=monitor"]
+        quick = ["--set", "warmup.solve_rate=0", "--set", "filters.zero_advantage=monitor"]
         warmup = [] if args.full else quick
         self._command = [
             sys.executable, "-m", "rollway", "train", str(EXAMPLE),

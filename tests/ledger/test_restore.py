@@ -1,5 +1,7 @@
 """What a restart finds: nothing trains twice, nothing that settled and is intact is lost."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +117,9 @@ async def test_everything_is_trained_waits_or_runs_again(
     found = restore(path, trained, shipped, lambda ref: ref not in told.torn)
     again = restore(path, trained, shipped, lambda ref: ref not in told.torn)
     assert again == found, "restoring twice is the same as once"
+    with closing(sqlite3.connect(path)) as db:
+        published = [step for (step,) in db.execute("SELECT step FROM steps WHERE published_s NOT NULL")]
+    assert published == [1] * bool(trained or tells)
 
     batch_is_whole = not any(told.refs[id] in told.torn for id in told.members("shipped"))
     assert len(found.batches) == bool(shipped and batch_is_whole)

@@ -18,6 +18,8 @@ from ..records.rollout import Cancelled, Failed, Scored, Settled
 from ..records.task import Task
 from .ledger import SCHEMA, TRAINED
 
+PUBLISHED = "UPDATE steps SET published_s = coalesce(published_s, ?) WHERE step = ?"
+
 IsIntact = Callable[[PayloadRef], bool]
 """Whether the columns of a ref can still be read, and are what was written."""
 
@@ -38,6 +40,7 @@ def restore(
         for manifest in trained:
             _note(db, manifest)
             db.execute(TRAINED, (manifest.step,))
+            db.execute(PUBLISHED, (time.time(), manifest.step))
         groups = _groups(db, is_intact)
         batches: list[RestoredBatch] = []
         for manifest in shipped:
