@@ -107,7 +107,8 @@ class TrainerPart(Struct, frozen=True):
 
     trainer: TrainerConfig
     weights: str
-    checkpoint: str
+    optimizer: str
+    """File with the state to go on with; empty for a new one."""
     first_step: Step
     max_steps: int
     run_dir: str

@@ -7,7 +7,7 @@ from ..errors import PayloadError, RunDirError
 from ..ledger.restore import restore
 from ..payload.reader import SegmentReader
 from ..records.batch import BatchManifest
-from ..records.ids import Step
+from ..records.ids import PolicyVersion, Step
 from ..records.payload import PayloadRef
 from ..records.restored import Restored
 from ..rundir.rundir import RunDir
@@ -16,7 +16,7 @@ from .run import StartPoint
 
 
 def resume_point(config: RunConfig, run: RunDir) -> StartPoint:
-    """From the last version that was published, with the optimizer of the last checkpoint.
+    """From the last version that was published, with the optimizer that made it.
 
     What is half-written is removed: weights, batches that lost payload, payload nobody will read.
     """
@@ -36,14 +36,22 @@ def resume_point(config: RunConfig, run: RunDir) -> StartPoint:
         if manifest.step not in kept:
             run.forget_batch(manifest.step)
     _remove_unused(reader, restored)
-    checkpoint = run.last_checkpoint()
     return StartPoint(
         first_step=Step(last + 1),
         weights=str(weights),
-        checkpoint=str(run.checkpoint(checkpoint)) if checkpoint else "",
+        optimizer=_optimizer(run, published),
         restored=restored,
         generation=run.next_generation(),
     )
+
+
+def _optimizer(run: RunDir, published: PolicyVersion) -> str:
+    """As it was at that version; of the last checkpoint if that is gone; none before the first step."""
+    path = run.optimizer_of(published)
+    if not path.exists():
+        checkpoint = run.last_checkpoint()
+        path = run.checkpoint(checkpoint) / "optimizer.pt" if checkpoint else path
+    return str(path) if path.exists() else ""
 
 
 def _check_envs(config: RunConfig, run: RunDir, restored: Restored) -> None:

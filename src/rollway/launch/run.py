@@ -32,7 +32,7 @@ class StartPoint(Struct, frozen=True):
 
     first_step: Step
     weights: str
-    checkpoint: str
+    optimizer: str
     restored: Restored = Restored()
     generation: int = 0
     """How often the run was resumed."""
@@ -70,7 +70,7 @@ def trainer_part(config: RunConfig, run: RunDir, start: StartPoint) -> TrainerPa
     return TrainerPart(
         trainer=config.trainer,
         weights=start.weights,
-        checkpoint=start.checkpoint,
+        optimizer=start.optimizer,
         first_step=start.first_step,
         max_steps=config.max_steps,
         run_dir=str(run.path),
@@ -127,7 +127,7 @@ def orchestrator_part(
         ),
         engine_url=engine_url,
         push_weights=start.weights if config.engine.url else "",
-        has_weights_if=() if start.checkpoint else UNTOUCHED,
+        has_weights_if=() if start.first_step > 1 else UNTOUCHED,
         engine_model=config.engine.model,
         engine_key_var=config.engine.key_var,
         request_deadline_s=config.engine.request_deadline_s,

@@ -34,6 +34,7 @@ class RunDir:
         self.rollouts = self.path / "rollouts"
         self.weights = self.path / "weights"
         self.checkpoints = self.path / "checkpoints"
+        self.optimizer = self.path / "optimizer"
         self.keys = self.path / "keys"
 
     @property
@@ -64,7 +65,8 @@ class RunDir:
 
     def make_folders(self) -> None:
         for folder in (
-            self.logs, self.payload, self.batches, self.rollouts, self.weights, self.checkpoints
+            self.logs, self.payload, self.batches, self.rollouts, self.weights, self.checkpoints,
+            self.optimizer,
         ):  # fmt: skip
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -79,6 +81,17 @@ class RunDir:
 
     def weights_of(self, version: PolicyVersion) -> Path:
         return self.weights / f"step_{version}"
+
+    def optimizer_of(self, version: PolicyVersion) -> Path:
+        """The optimizer as it was when it made this version."""
+        return self.optimizer / f"step_{version}.pt"
+
+    def prune_optimizer(self, newest: int) -> None:
+        """Remove the states of versions up to `newest`."""
+        for path in self.optimizer.glob("step_*.pt"):
+            number = path.stem.removeprefix("step_")
+            if number.isdigit() and int(number) <= newest:
+                path.unlink()
 
     def checkpoint(self, step: Step) -> Path:
         return self.checkpoints / f"step_{step}"

@@ -24,6 +24,8 @@ from .step import Learner
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 OPTIMIZER = "optimizer.pt"
+KEPT_OPTIMIZERS = 2
+"""States of the last versions: the last may be half-published."""
 
 
 class TrainerCore:
@@ -39,8 +41,8 @@ class TrainerCore:
         if part.trainer.replay_routes:
             check_replay(model)
         self._learner = Learner(model, part.trainer)
-        if part.checkpoint:
-            self._restore(Path(part.checkpoint) / OPTIMIZER)
+        if part.optimizer:
+            self._restore(Path(part.optimizer))
 
     def train(self, manifest_path: Path) -> Published:
         """One step; its weights lie complete in the returned path."""
@@ -52,6 +54,7 @@ class TrainerCore:
         trained_s = time.monotonic()
         folder = self._run.weights_of(PolicyVersion(manifest.step))
         self._save_model(folder)
+        self._save_optimizer(PolicyVersion(manifest.step))
         every = self._part.trainer.checkpoint_every
         if manifest.step == self._part.max_steps or (every and manifest.step % every == 0):
             self._checkpoint(manifest.step)
@@ -66,6 +69,15 @@ class TrainerCore:
             source = Path(self._part.weights) / name
             if source.exists():
                 shutil.copy(source, folder / name)
+
+    def _save_optimizer(self, version: PolicyVersion) -> None:
+        """What a resume from this version goes on with; there before the version is published."""
+        final = self._run.optimizer_of(version)
+        final.parent.mkdir(exist_ok=True)
+        partial = final.with_suffix(".partial")
+        torch.save(self._learner.optimizer.state_dict(), partial)
+        os.replace(partial, final)
+        self._run.prune_optimizer(version - KEPT_OPTIMIZERS)
 
     def _checkpoint(self, step: Step) -> None:
         """Everything a resume needs, under its name only once it is whole."""
@@ -82,7 +94,7 @@ class TrainerCore:
         try:
             state = torch.load(path, weights_only=True)
         except (OSError, RuntimeError) as error:
-            raise ModelError(f"cannot read checkpoint {path}: {error}") from None
+            raise ModelError(f"cannot read the optimizer's state {path}: {error}") from None
         self._learner.optimizer.load_state_dict(state)
 
 
