@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -253,5 +253,6 @@ async def start_part(
 ) -> AsyncIterator[Part]:
     """Start a part and give it its config. Leaving the block ends it."""
     async with child.start(name, entry, log=log, pass_fds=pass_fds) as process:
-        await process.pipe.send(encode(config))
+        with suppress(ConnectionError):  # it died first: whoever listens to it hears how
+            await process.pipe.send(encode(config))
         yield Part(process, log)
