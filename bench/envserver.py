@@ -21,15 +21,14 @@ from loopback import talk
 from loopback.control import tick
 from loopback.engine import EngineSpec, serve
 from loopback.processes import Started, children, cpu_s, peak_bytes, started
-from loopback.report import QUIET, arguments, finish, lag_figures, table
+from loopback.report import arguments, finish, lag_figures, table
+from loopback.server import env_server
 from loopback.threads import WorkerSpec, threads_worker
 
 import rollway as rw
-from rollway.config.parts import RouterPart
-from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig
+from rollway.config.sections import EnvConfig
 from rollway.envserver import client as envs
 from rollway.loop.lag import merge
-from rollway.loop.part import start_part
 from rollway.records.ids import PolicyVersion, RolloutId
 from rollway.records.lag import LagStats
 from rollway.records.rollout import Scored, Settled
@@ -118,38 +117,14 @@ def _drain(sink: zmq.Socket, seconds: float) -> None:
             sink.recv(copy=False)
 
 
-def server(case: Case, url: str, folder: Path, rollouts: int) -> RouterPart:
-    return RouterPart(
-        env=EnvConfig(
-            id=talk.__file__, args={"turns": case.turns, "chars": case.chars},
-            workers=case.workers, concurrency=rollouts // case.workers,
-        ),
-        model=ModelConfig(path=str(folder), renderer="qwen3", template={"enable_thinking": False}),
-        engine=EngineConfig(request_deadline_s=600),
-        engine_url=url,
-        payload=PayloadConfig(),
-        payload_dir=str(folder),
-        log_dir=str(folder),
-        seed=0,
-        watch=QUIET,
-    )  # fmt: skip
-
-
 async def rollway(case: Case, engine: Started, url: str, folder: Path, args: Namespace):
-    part = server(case, url, folder, args.rollouts)
-    entry = "rollway.envserver.router:main"
-    async with start_part("bench.router", entry, part, log=folder / "router.log") as router:
-        listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
-        async with envs.connect(await router.ready()) as client:
-            up: set[str] = set()
-            while len(up) < case.workers:
-                match await client.receive():
-                    case Stats(stats=stats) if ".w" in stats.process:
-                        up.add(stats.process)
-            driver = Driver(client, case, args.rollouts, folder)
-            figures = await driver.measure(engine, children(router.pid), args.seconds)
-        listening.cancel()
-    return figures
+    env = EnvConfig(
+        id=talk.__file__, args={"turns": case.turns, "chars": case.chars},
+        workers=case.workers, concurrency=args.rollouts // case.workers,
+    )  # fmt: skip
+    async with env_server(env, url, folder) as server:
+        driver = Driver(server.client, case, args.rollouts, folder)
+        return await driver.measure(engine, children(server.pid), args.seconds)
 
 
 class Driver:

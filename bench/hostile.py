@@ -25,14 +25,13 @@ from loopback import talk
 from loopback.control import tick
 from loopback.engine import EngineSpec, serve
 from loopback.processes import Started, rss_bytes, started
-from loopback.report import QUIET, arguments, finish, lag_figures, table
+from loopback.report import arguments, finish, lag_figures, table
+from loopback.server import LOG, env_server
 
 import rollway as rw
-from rollway.config.parts import RouterPart
-from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig
+from rollway.config.sections import EnvConfig
 from rollway.envserver import client as envs
 from rollway.loop.lag import merge
-from rollway.loop.part import start_part
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
 from rollway.records.lag import LagStats, ProcessStats
 from rollway.records.rollout import Cancelled, Scored, Settled
@@ -164,47 +163,28 @@ class Real:
             self.wrong += [f"{id}: never settled" for id in sorted(self._open)]
 
 
-def server(url: str, folder: Path, args: Namespace) -> RouterPart:
-    return RouterPart(
-        env=EnvConfig(id=talk.__file__, args={"turns": 1}, workers=1, concurrency=args.rollouts),
-        model=ModelConfig(path=str(folder), renderer="qwen3", template={"enable_thinking": False}),
-        engine=EngineConfig(request_deadline_s=600),
-        engine_url=url,
-        payload=PayloadConfig(),
-        payload_dir=str(folder),
-        log_dir=str(folder),
-        seed=0,
-        watch=QUIET,
-    )
-
-
 async def under_fire(
     url: str, folder: Path, control: Started, args: Namespace
 ) -> tuple[dict[str, dict[str, float]], list[str]]:
-    log = folder / "router.log"
-    part = server(url, folder, args)
-    entry = "rollway.envserver.router:main"
-    async with start_part("bench.router", entry, part, log=log) as router:
-        listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
-        address = await router.ready()
-        each = args.frames // args.peers
-        peers = [Started(throw, (address, each, seed, seed == 0)) for seed in range(args.peers)]
+    env = EnvConfig(id=talk.__file__, args={"turns": 1}, workers=1, concurrency=args.rollouts)
+    each = args.frames // args.peers
+    async with env_server(env, url, folder) as server:
+        peers = [Started(throw, (server.address, each, seed, seed == 0)) for seed in range(args.peers)]
         try:
-            async with envs.connect(address) as client:
-                real = Real(client, args.rollouts)
-                await real.run([], WARM_S)
-                before = rss_bytes(router.pid)
-                control.ask()
-                await real.run(peers, 0.0)
-                fire_s = max(peer.pipe.recv() for peer in peers)
-                beside = lag_figures(control.ask())
-                await real.serve(AFTER_S)
-                await real.finish()
-                after = rss_bytes(router.pid)
+            real = Real(server.client, args.rollouts)
+            await real.run([], WARM_S)
+            before = rss_bytes(server.pid)
+            control.ask()
+            await real.run(peers, 0.0)
+            fire_s = max(peer.pipe.recv() for peer in peers)
+            beside = lag_figures(control.ask())
+            await real.serve(AFTER_S)
+            await real.finish()
+            after = rss_bytes(server.pid)
         finally:
             for peer in peers:
                 peer.end()
-        listening.cancel()
+    log = folder / LOG
     figures = {
         "frames/s": each * args.peers / fire_s,
         "MB before": before / 1e6,

@@ -13,13 +13,15 @@ from rollway.loop.part import start_part
 from rollway.wire.messages import Stats
 
 ROUTER = "rollway.envserver.router:main"
+LOG = "router.log"
 
 
 class Server:
     """A server whose workers are all up."""
 
-    def __init__(self, client: envs.EnvClient, pid: int) -> None:
+    def __init__(self, client: envs.EnvClient, address: str, pid: int) -> None:
         self.client = client
+        self.address = address
         self.pid = pid
 
 
@@ -36,13 +38,14 @@ async def env_server(env: EnvConfig, url: str, folder: Path) -> AsyncIterator[Se
         seed=0,
         watch=QUIET,
     )
-    async with start_part("bench.router", ROUTER, part, log=folder / "router.log") as router:
+    async with start_part("bench.router", ROUTER, part, log=folder / LOG) as router:
         listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
-        async with envs.connect(await router.ready()) as client:
+        address = await router.ready()
+        async with envs.connect(address) as client:
             up: set[str] = set()
             while len(up) < env.workers:
                 match await client.receive():
                     case Stats(stats=stats) if ".w" in stats.process:
                         up.add(stats.process)
-            yield Server(client, router.pid)
+            yield Server(client, address, router.pid)
         listening.cancel()
