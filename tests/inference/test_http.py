@@ -256,6 +256,27 @@ async def test_what_a_sink_can_do_without_stays_in_the_kernel(num_pieces: int) -
             assert sink.num_skipped > 8 << 20
 
 
+@pytest.mark.parametrize("length", [3 << 20, 600 << 10, 400 << 10])
+async def test_a_body_that_filled_the_kernels_buffer_is_thrown_away_too(length: int) -> None:
+    """Its server can send nothing more until enough was read: nothing may wait for more to come."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request_of(reader)
+        writer.write(OK + f"Content-Length: {length}\r\n\r\n".encode() + b"-" * length)
+        await writer.drain()
+        await reader.read()
+
+    async def wait_and_read(client: HttpClient) -> int:
+        sink = Middle(1000, 1 << 30)
+        async with client.request("GET", "/") as reply:
+            await asyncio.sleep(0.3)
+            await reply.read(sink.feed, sink)
+        return len(sink.kept) + sink.num_skipped
+
+    async with served_by(serve) as client, asyncio.timeout(20):
+        assert await asyncio.gather(*(wait_and_read(client) for _ in range(4))) == [length] * 4
+
+
 @pytest.mark.parametrize("ends", [True, False])
 async def test_a_server_that_hangs_up_while_its_words_are_thrown_away(ends: bool) -> None:
     body = b"a" * 1000 + b"-" * (4 << 20)

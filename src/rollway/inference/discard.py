@@ -12,8 +12,9 @@ MIN_BYTES = 256 << 10
 """Fewer are read and forgotten: that is less work than to set this up."""
 MAX_BYTES = 4 << 20
 """What one call throws away."""
-WAKE_BYTES = 512 << 10
-"""How much should have arrived before the loop is woken."""
+WAKE_SHARE = 16
+"""The loop is woken when one part in so many of the socket's buffer has arrived. Never wait for more
+than a window holds: the peer sends no more then, and both would wait for ever."""
 
 
 class Discard:
@@ -28,7 +29,9 @@ class Discard:
         self._sock = socket.fromfd(sock.fileno(), sock.family, sock.type)
         self._asked = self._left = num_bytes
         self._on_end = on_end
-        self._wake_at(WAKE_BYTES)
+        room = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        self._wake_bytes = max(1, room // WAKE_SHARE)
+        self._wake_at(min(num_bytes, self._wake_bytes))
         self._loop.add_reader(self._sock, self._throw)
 
     def _throw(self) -> None:
@@ -42,7 +45,7 @@ class Discard:
         if not thrown or not self._left:
             self.close()
             self._on_end(self._asked - self._left)
-        elif self._left < WAKE_BYTES:
+        elif self._left < self._wake_bytes:
             self._wake_at(self._left)
 
     def _wake_at(self, num_bytes: int) -> None:
