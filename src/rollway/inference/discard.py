@@ -12,9 +12,9 @@ MIN_BYTES = 256 << 10
 """Fewer are read and forgotten: that is less work than to set this up."""
 MAX_BYTES = 4 << 20
 """What one call throws away."""
-WAKE_SHARE = 16
-"""The loop is woken when one part in so many of the socket's buffer has arrived. Never wait for more
-than a window holds: the peer sends no more then, and both would wait for ever."""
+WAKE_SHARE = 5
+"""The loop is woken when one part in so many of the socket's buffer has arrived: less than what its
+window holds when it is empty. A peer sends no more than that, and both would wait for ever."""
 
 
 class Discard:
@@ -33,8 +33,11 @@ class Discard:
         self._wake_bytes = max(1, room // WAKE_SHARE)
         self._wake_at(min(num_bytes, self._wake_bytes))
         self._loop.add_reader(self._sock, self._throw)
+        self._loop.call_soon(self._throw)  # what is there already may have closed the window
 
     def _throw(self) -> None:
+        if self._sock.fileno() < 0:
+            return
         try:
             thrown = self._sock.recv_into(_NOWHERE, min(self._left, MAX_BYTES), socket.MSG_TRUNC)
         except (BlockingIOError, InterruptedError):
