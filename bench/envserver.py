@@ -204,9 +204,7 @@ class Driver:
                 del self._segments[old]
 
 
-def measure(
-    case: Case, args: Namespace
-) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+def measure(case: Case, args: Namespace) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     """Baselines and candidate one after the other, against one engine and beside one control."""
     with (
         started(serve, case.engine) as engine,

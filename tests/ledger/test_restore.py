@@ -76,7 +76,7 @@ class Story:
         async with open_ledger(path) as ledger:
             for group, kinds in enumerate(self.ends):
                 id, task = GroupId(group), Task(id=str(group), prompt="?")
-                await ledger.opened(id, "env", task, PolicyVersion(0), group + 1)
+                await ledger.opened(id, "env", task, PolicyVersion(0), group + 1, "train")
                 for member in range(len(kinds)):
                     one = rollout_id(id, member)
                     await ledger.dispatched(one, id, "env", str(group), PolicyVersion(0))

@@ -7,12 +7,15 @@ from ..records.restored import Restored
 from ..records.turn import Sampling
 from .address import ANY_LOOPBACK_PORT
 from .sections import (
+    DifficultyConfig,
     EngineConfig,
     EnvConfig,
+    EvalConfig,
     FiltersConfig,
     ModelConfig,
     OrchestratorConfig,
     PayloadConfig,
+    RetriesConfig,
     TrainerConfig,
     WarmupConfig,
     WatchConfig,
@@ -98,6 +101,9 @@ class OrchestratorPart(Struct, frozen=True):
     run_dir: str
     watch: WatchConfig
     filters: FiltersConfig = FiltersConfig()
+    retries: RetriesConfig = RetriesConfig()
+    difficulty: DifficultyConfig = DifficultyConfig()
+    eval: EvalConfig = EvalConfig()
     restored: Restored = Restored()
     generation: int = 0
 

@@ -86,7 +86,23 @@ def _check(config: RunConfig) -> None:
             f"'warmup.topk' = {config.warmup.topk} is more than 'warmup.num_experts' = "
             f"{config.warmup.num_experts}"
         )
+    _check_evals(config)
     _check_envs(config)
+
+
+def _check_evals(config: RunConfig) -> None:
+    wants = config.eval
+    if not wants.every:
+        return
+    if wants.num_rollouts > config.orchestrator.max_in_flight:
+        raise ConfigError(
+            f"'eval.num_rollouts' = {wants.num_rollouts} is more than 'orchestrator.max_in_flight' = "
+            f"{config.orchestrator.max_in_flight}: the rollouts of one task could never run"
+        )
+    known = [env.id for env in config.env]
+    for id in wants.envs:
+        if id not in known:
+            raise ConfigError(f"'eval.envs' names '{id}', but the run's environments are {known}")
 
 
 def _check_envs(config: RunConfig) -> None:

@@ -131,12 +131,27 @@ class OrchestratorConfig(Section, frozen=True, kw_only=True):
 
     batch_size: Count = 64
     """Rollouts of one optimizer step."""
+    batch_tokens: Natural = 0
+    """Tokens of one optimizer step, prompts included; a batch is shipped once it has as many, whatever
+    the number of rollouts. 0 counts rollouts; `batch_size` is then only where the estimate starts."""
     group_size: Annotated[int, Meta(ge=2)] = 8
     """Rollouts of one task."""
     max_off_policy_steps: Natural = 1
     """How many versions older than the trained weights a rollout may be; 0 is synchronous."""
     max_in_flight: Count = 256
     """Rollouts running at a time."""
+    adapt_in_flight: bool = False
+    """Run fewer than `max_in_flight` while the engine says that more requests wait than run or that its
+    cache is nearly full, or while workers' loops are late; more again when there is room."""
+    rollouts_a_minute: NonNegative = 0.0
+    """Rollouts started a minute, at most, for tools and judges that are limited; 0 sets no limit."""
+    stragglers_after: Fraction = 1.0
+    """Once this share of a group has settled, the rest of it has `stragglers_wait_s` left and is
+    cancelled then; the group trains without. It favours short rollouts. 1 waits for all."""
+    stragglers_wait_s: NonNegative = 30.0
+    max_quiet_s: Positive = 3600.0
+    """If for so long no rollout settles, no version is published and no weights are loaded, the run
+    stops and says what it waited for."""
     env_patience_s: Positive = 120.0
     """An environment none of whose rollouts settles for so long gets no more of them until one does, and
     the others train without it."""
@@ -158,6 +173,54 @@ class OrchestratorConfig(Section, frozen=True, kw_only=True):
     """Write every settled rollout to `rollouts/step_N/train.jsonl`."""
     keep_weights: Annotated[int, Meta(ge=1)] = 2
     """How many versions stay on disk once the engine has newer ones."""
+
+
+class RetriesConfig(Section, frozen=True, kw_only=True):
+    """How often a rollout that failed runs again, by the boundary at which it did. Environments that
+    run groups as one are left out."""
+
+    env: Natural = 0
+    engine: Natural = 2
+    scorer: Natural = 0
+    deadline: Natural = 0
+    worker: Natural = 1
+    budget: Fraction = 0.1
+    """Retries of all rollouts started, at most: where everything fails, trying all of it again only
+    adds load."""
+
+
+class DifficultyConfig(Section, frozen=True, kw_only=True):
+    """Tasks that are always solved, or never, teach little: they get a pool of their own and come up
+    seldom. One group that goes otherwise brings a task back."""
+
+    easy_at: float | None = None
+    """A task whose group has a mean reward of at least this is easy; without it none is."""
+    hard_at: float | None = None
+    """A task whose group has a mean reward of at most this is hard; without it none is."""
+    easy_share: Fraction = 0.05
+    """Groups of easy tasks, of all groups."""
+    hard_share: Fraction = 0.1
+    """Groups of hard tasks, of all groups."""
+
+
+class EvalConfig(Section, frozen=True, kw_only=True):
+    """Evaluations between the steps, on the environments' split `eval`. They never train."""
+
+    every: Natural = 0
+    """Steps from one evaluation to the next; the last version is evaluated too. 0 evaluates none."""
+    at_start: bool = True
+    """Evaluate the model before its first step as well."""
+    num_tasks: Count = 64
+    """Tasks of each environment."""
+    num_rollouts: Count = 4
+    """Rollouts of each task."""
+    share: Annotated[float, Meta(gt=0, le=1)] = 0.25
+    """Of the rollouts that run at a time, at most this part is evaluation."""
+    envs: tuple[str, ...] = ()
+    """Ids of the environments; all if empty."""
+    temperature: Positive = 1.0
+    max_tokens: Natural = 0
+    """Tokens of one turn; 0 takes `sampling.max_tokens`."""
 
 
 class FiltersConfig(Section, frozen=True, kw_only=True):
@@ -282,6 +345,9 @@ class RunConfig(Section, frozen=True, kw_only=True):
     sampling: SamplingConfig = SamplingConfig()
     engine: EngineConfig = EngineConfig()
     orchestrator: OrchestratorConfig = OrchestratorConfig()
+    retries: RetriesConfig = RetriesConfig()
+    difficulty: DifficultyConfig = DifficultyConfig()
+    eval: EvalConfig = EvalConfig()
     filters: FiltersConfig = FiltersConfig()
     trainer: TrainerConfig = TrainerConfig()
     payload: PayloadConfig = PayloadConfig()

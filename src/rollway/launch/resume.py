@@ -35,6 +35,7 @@ def resume_point(config: RunConfig, run: RunDir) -> StartPoint:
     for manifest in shipped:
         if manifest.step not in kept:
             run.forget_batch(manifest.step)
+    run.forget_evals(-1 if restored.evaluated is None else restored.evaluated)
     _remove_unused(reader, restored)
     return StartPoint(
         first_step=Step(last + 1),

@@ -85,9 +85,14 @@ def engine_part(config: RunConfig, start: StartPoint) -> EnginePart:
         engine=config.engine,
         weights=start.weights,
         version=start.first_step - 1,
-        seed=config.seed,
+        seed=engine_seed(config.seed, start),
         watch=config.watch,
     )
+
+
+def engine_seed(seed: int, start: StartPoint) -> int:
+    """Each time a run goes on it draws anew: the same numbers once more would not average out."""
+    return seed + 7919 * (start.generation + 1000 * (start.first_step - 1))
 
 
 def router_part(
@@ -141,4 +146,7 @@ def orchestrator_part(
         run_dir=str(run.path),
         watch=config.watch,
         filters=config.filters,
+        retries=config.retries,
+        difficulty=config.difficulty,
+        eval=config.eval,
     )

@@ -7,9 +7,17 @@ from ..loop.lag import merge
 from ..loop.part import STATS_EVERY_S, Part
 from ..loop.run import Watch
 from ..loop.seldom import is_news
-from ..observe.console import Screen, lag_line, late_line, stall_line, status_line, step_line
+from ..observe.console import (
+    Screen,
+    eval_line,
+    lag_line,
+    late_line,
+    stall_line,
+    status_line,
+    step_line,
+)
 from ..observe.prometheus import Exporter
-from ..observe.report import Notice, Progress, StepDone, decode_report
+from ..observe.report import EvalDone, Notice, Progress, StepDone, decode_report
 from ..records.lag import LagStats, ProcessStats, Stall
 
 NO_WIRE = ("launcher", "engine", "trainer")
@@ -73,6 +81,9 @@ class RunWatch:
                 self._rewards.append(done.metrics.get("reward/all/mean", 0.0))
                 self.exporter.on_step(done)
                 self._screen.line(step_line(done, self._max_steps))
+            case EvalDone() as done:
+                self.exporter.on_eval(done)
+                self._screen.line(eval_line(done))
             case Progress() as progress:
                 self.exporter.on_progress(progress)
                 self._screen.status(status_line(progress, self._max_steps, self._now))

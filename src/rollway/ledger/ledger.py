@@ -14,7 +14,7 @@ from ..loop.lanes import thread, thread_to_the_end
 from ..records.group import Fate
 from ..records.ids import GroupId, PolicyVersion, RolloutId, Step
 from ..records.rollout import Cancelled, Failed, Scored, Settled
-from ..records.task import Task
+from ..records.task import Pool, Split, Task
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
@@ -23,7 +23,7 @@ CREATE TABLE IF NOT EXISTS groups (
     task BLOB NOT NULL,        -- msgpack: what a restart gives to rollouts that it runs again
     version INTEGER NOT NULL,
     position INTEGER NOT NULL, -- of the environment's next task, after this one
-    fate TEXT                  -- NULL while it is open or waits to be shipped
+    fate TEXT                  -- NULL while it is open or waits to be shipped; eval: never trains
 );
 CREATE TABLE IF NOT EXISTS rollouts (
     rollout_id TEXT PRIMARY KEY,
@@ -47,6 +47,17 @@ CREATE TABLE IF NOT EXISTS rollouts (
     step INTEGER               -- the step it trained in
 );
 CREATE INDEX IF NOT EXISTS rollouts_by_group ON rollouts (group_id);
+CREATE TABLE IF NOT EXISTS pools (
+    env TEXT NOT NULL,
+    task_id TEXT NOT NULL,
+    pool TEXT NOT NULL,        -- easy, hard; a task that is in neither has no line
+    task BLOB NOT NULL,
+    PRIMARY KEY (env, task_id)
+);
+CREATE TABLE IF NOT EXISTS evals (
+    version INTEGER PRIMARY KEY,
+    reported_s REAL NOT NULL
+);
 CREATE TABLE IF NOT EXISTS steps (
     step INTEGER PRIMARY KEY,
     shipped_s REAL NOT NULL,
@@ -70,17 +81,38 @@ class Ledger:
         self._failed: sqlite3.Error | None = None
 
     async def opened(
-        self, group_id: GroupId, env: str, task: Task, version: PolicyVersion, position: int
+        self,
+        group_id: GroupId,
+        env: str,
+        task: Task,
+        version: PolicyVersion,
+        position: int,
+        split: Split,
     ) -> None:
         """A group's rollouts are about to start, or some of them once more."""
         await self.write(
-            "INSERT OR REPLACE INTO groups (group_id, env, task, version, position) "
-            "VALUES (?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO groups (group_id, env, task, version, position, fate) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
             group_id, env, msgspec.msgpack.encode(task), version, position,
+            "eval" if split == "eval" else None,
         )  # fmt: skip
 
     async def closed(self, group_id: GroupId, fate: Fate) -> None:
         await self.write("UPDATE groups SET fate = ? WHERE group_id = ?", fate, group_id)
+
+    async def pooled(self, env: str, task: Task, pool: Pool | None) -> None:
+        """A task is in this pool from now on; None: in none."""
+        if pool is None:
+            await self.write("DELETE FROM pools WHERE env = ? AND task_id = ?", env, task.id)
+            return
+        await self.write(
+            "INSERT OR REPLACE INTO pools (env, task_id, pool, task) VALUES (?, ?, ?, ?)",
+            env, task.id, pool, msgspec.msgpack.encode(task),
+        )  # fmt: skip
+
+    async def evaluated(self, version: PolicyVersion) -> None:
+        """The evaluation of a version is over and told."""
+        await self.write("INSERT OR REPLACE INTO evals VALUES (?, ?)", version, time.time())
 
     async def dispatched(
         self, id: RolloutId, group_id: GroupId, env: str, task_id: str, version: PolicyVersion

@@ -13,12 +13,18 @@ from ..records.batch import BatchManifest
 from ..records.group import ClosedGroup, Group, Member
 from ..records.ids import GroupId, RolloutId
 from ..records.payload import PayloadRef
-from ..records.restored import Restored, RestoredBatch, RestoredGroup
+from ..records.restored import Restored, RestoredBatch, RestoredGroup, RestoredTask
 from ..records.rollout import Cancelled, Failed, Scored, Settled
 from ..records.task import Task
 from .ledger import SCHEMA, TRAINED
 
 PUBLISHED = "UPDATE steps SET published_s = coalesce(published_s, ?) WHERE step = ?"
+CURSORS = "SELECT env, position, max(group_id) FROM groups WHERE fate IS NOT 'eval' GROUP BY env"
+UNFINISHED_EVALS = (
+    "UPDATE rollouts SET outcome = 'cancelled', error = 'the run was interrupted' WHERE outcome IS NULL "
+    "AND group_id IN (SELECT group_id FROM groups WHERE fate = 'eval')"
+)
+"""An evaluation that was interrupted is made anew."""
 
 IsIntact = Callable[[PayloadRef], bool]
 """Whether the columns of a ref can still be read, and are what was written."""
@@ -52,11 +58,17 @@ def restore(
             for one in batch.closed:
                 del groups[one.group.id]
         _forget(db, {batch.manifest.step for batch in batches}, [one.step for one in shipped])
-        newest = db.execute("SELECT env, position, max(group_id) FROM groups GROUP BY env")
+        db.execute(UNFINISHED_EVALS)
+        newest = db.execute(CURSORS)
         cursors = {env: position for env, position, _ in newest}
         last = db.execute("SELECT max(group_id) FROM groups").fetchone()[0]
+        evaluated = db.execute("SELECT max(version) FROM evals").fetchone()[0]
+        pooled = tuple(
+            RestoredTask(env, msgspec.msgpack.decode(task, type=Task), pool)
+            for env, task, pool in db.execute("SELECT env, task, pool FROM pools ORDER BY rowid")
+        )
     next_group = GroupId(0 if last is None else last + 1)
-    return Restored(tuple(groups.values()), tuple(batches), cursors, next_group)
+    return Restored(tuple(groups.values()), tuple(batches), cursors, next_group, pooled, evaluated)
 
 
 def _note(db: sqlite3.Connection, manifest: BatchManifest) -> None:

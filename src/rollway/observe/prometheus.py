@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from ..records.lag import LAG_STATS, ProcessStats
 from .metrics import DECLARED, Metric, stall_metrics
-from .report import Progress, StepDone
+from .report import EvalDone, Progress, StepDone
 
 UNITS = {"s": "seconds", "bytes": "bytes", "fraction": "ratio"}
 _LABEL = re.compile(r"\{(\w+)\}")
@@ -77,6 +77,9 @@ class Exporter:
         })  # fmt: skip
 
     def on_step(self, done: StepDone) -> None:
+        self._set(self._by_step, done.metrics)
+
+    def on_eval(self, done: EvalDone) -> None:
         self._set(self._by_step, done.metrics)
 
     def _set(self, exported: list[_Exported], values: Mapping[str, float]) -> None:

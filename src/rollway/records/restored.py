@@ -6,7 +6,7 @@ from .batch import BatchManifest
 from .group import ClosedGroup
 from .ids import GroupId, RolloutId
 from .rollout import Settled
-from .task import Task
+from .task import Pool, Task
 
 
 class RestoredGroup(Struct, frozen=True):
@@ -26,6 +26,14 @@ class RestoredBatch(Struct, frozen=True):
     closed: tuple[ClosedGroup, ...]
 
 
+class RestoredTask(Struct, frozen=True):
+    """A task that was not in the normal pool."""
+
+    env: str
+    task: Task
+    pool: Pool
+
+
 class Restored(Struct, frozen=True):
     """Everything a run needs to go on where it was."""
 
@@ -33,3 +41,6 @@ class Restored(Struct, frozen=True):
     batches: tuple[RestoredBatch, ...] = ()
     cursors: dict[str, int] = {}
     next_group: GroupId = GroupId(0)
+    pooled: tuple[RestoredTask, ...] = ()
+    evaluated: int | None = None
+    """The last version whose evaluation was over."""

@@ -27,6 +27,7 @@ class RunDir:
         self.config = self.path / "config.toml"
         self.ledger = self.path / "run.db"
         self.metrics = self.path / "metrics.jsonl"
+        self.evals = self.path / "evals.jsonl"
         self.now = self.path / "now.json"
         self.logs = self.path / "logs"
         self.payload = self.path / "payload"
@@ -99,6 +100,9 @@ class RunDir:
     def saved_rollouts(self, step: Step) -> Path:
         return self.rollouts / f"step_{step}" / "train.jsonl"
 
+    def saved_evals(self, version: PolicyVersion) -> Path:
+        return self.rollouts / f"step_{version}" / "eval.jsonl"
+
     def last_checkpoint(self) -> Step | None:
         """The newest complete checkpoint; half-written ones have another name."""
         steps = [step for step, _ in _steps(self.checkpoints)]
@@ -128,6 +132,16 @@ class RunDir:
         for folder in (self.batches, self.rollouts):
             shutil.rmtree(folder / f"step_{step}", ignore_errors=True)
 
+    def forget_evals(self, last: int) -> None:
+        """Remove what was told of evaluations after that of version `last`: they are made anew."""
+        for version, folder in _steps(self.rollouts):
+            if version > last:
+                (folder / "eval.jsonl").unlink(missing_ok=True)
+        if self.evals.exists():
+            lines = self.evals.read_bytes().splitlines(keepends=True)
+            kept = [line for line in lines if _number_in(line, "version") <= last]
+            write_whole(self.evals, b"".join(kept))
+
     def next_generation(self) -> int:
         """How often the run was resumed, this time included: the segments there are tell."""
         starts = [one.name.partition(".")[0] for one in self.payload.glob("r*.seg")]
@@ -143,7 +157,8 @@ class RunDir:
                     shutil.rmtree(one)
         if self.metrics.exists():
             lines = self.metrics.read_bytes().splitlines(keepends=True)
-            write_whole(self.metrics, b"".join(line for line in lines if _step_of(line) <= step))
+            kept = [line for line in lines if _number_in(line, "step") <= step]
+            write_whole(self.metrics, b"".join(kept))
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -160,15 +175,11 @@ def _steps(folder: Path) -> list[tuple[int, Path]]:
     return [(int(number), one) for number, one in found if number.isdigit()]
 
 
-def _step_of(line: bytes) -> float:
+def _number_in(line: bytes, key: str) -> float:
     try:
-        return msgspec.json.decode(line, type=_Line).step
-    except msgspec.MsgspecError:
+        return float(msgspec.json.decode(line, type=dict[str, Any])[key])
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
         return float("inf")  # half-written by a crash
-
-
-class _Line(msgspec.Struct):
-    step: float
 
 
 def without_none(tree: Any) -> Any:

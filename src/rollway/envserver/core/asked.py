@@ -3,7 +3,8 @@
 from msgspec import Struct
 
 from ...records.ids import WorkerName
-from ...wire.messages import NextTasks, Split, Tasks
+from ...records.task import Split
+from ...wire.messages import NextTasks, Tasks
 from .owed import NO_WORKER
 from .pool import Pool
 

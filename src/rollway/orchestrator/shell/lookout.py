@@ -43,9 +43,8 @@ class _Env(Struct):
 class Lookout:
     """Told what starts, moves and settles; asked for the picture."""
 
-    def __init__(self, core: Core, batch_size: int) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
-        self._batch_size = batch_size
         self._seen: dict[RolloutId, _Seen] = {}
         self._envs: dict[str, _Env] = {}
         self._published_s = time.monotonic()
@@ -89,7 +88,7 @@ class Lookout:
             waits_for=core.waits_for,
             in_flight=core.num_in_flight,
             ready=core.num_ready,
-            batch_size=self._batch_size,
+            batch_size=core.rollouts_a_batch,
             version=core.applied_version,
             step_s=now_s - self._published_s,
             envs={

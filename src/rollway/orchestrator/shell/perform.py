@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 
 from ...config.sections import OrchestratorConfig
 from ...envserver.client import EnvClient
@@ -18,6 +19,7 @@ from ...records.ids import GroupId, PolicyVersion, Step
 from ...records.payload import PayloadRef
 from ...records.restored import Restored
 from ...records.rollout import Scored, Settled
+from ...records.task import Split
 from ...records.turn import Sampling
 from ...rundir.rundir import RunDir
 from ...transport import filesystem
@@ -28,10 +30,13 @@ from ..core.commands import (
     Credit,
     Discard,
     Dispatch,
+    Evaluated,
     Finish,
     GiveUp,
+    Pooled,
     PullTasks,
     Release,
+    ReportEval,
     Ship,
     UpdateWeights,
 )
@@ -40,6 +45,7 @@ from .advantage import CreditLane
 from .lookout import Lookout
 from .phases import Phases
 from .saver import forget_trained, save
+from .steplog import StepLog
 
 
 class Performer:
@@ -47,8 +53,8 @@ class Performer:
 
     def __init__(
         self, run: RunDir, clients: Mapping[str, EnvClient], engine: Engine, ledger: Ledger,
-        events: "asyncio.Queue[Event]", sampling: Sampling, config: OrchestratorConfig,
-        credit: CreditLane | None, phases: Phases, lookout: Lookout,
+        events: "asyncio.Queue[Event]", sampling: Mapping[Split, Sampling], config: OrchestratorConfig,
+        credit: CreditLane | None, phases: Phases, lookout: Lookout, steps: StepLog,
     ) -> None:  # fmt: skip
         self._run = run
         self._clients = clients
@@ -60,6 +66,7 @@ class Performer:
         self._credit = credit
         self._phases = phases
         self._lookout = lookout
+        self._steps = steps
         self._live = LiveRefs()
         self._segments: PayloadSource = SegmentReader(run.payload)
         self._saving = asyncio.Lock()
@@ -69,8 +76,8 @@ class Performer:
         match command:
             case tuple():
                 await self._dispatch(command)
-            case PullTasks(env=env, start=start, count=count):
-                await self._clients[env].send(NextTasks(start, count))
+            case PullTasks(env=env, start=start, count=count, split=split):
+                await self._clients[env].send(NextTasks(start, count, split))
             case CancelRollout(env=env, rollout_id=id, reason=reason):
                 await self._clients[env].send(Cancel(id, reason))
             case Credit():
@@ -80,11 +87,19 @@ class Performer:
             case UpdateWeights(version=version, path=path):
                 await self._update_weights(version, path)
             case Discard(step=step, closed=closed):
-                await self._save(step, [closed])
+                await self._save(self._run.saved_rollouts(step), [closed])
                 await self._ledger.closed(closed.group.id, closed.fate)
                 await self._release([member.scored.ref for member in closed.group.members])
             case Release(refs=refs):
                 await self._release(refs)
+            case Pooled(env=env, task=task, pool=pool):
+                await self._ledger.pooled(env, task, pool)
+            case Evaluated(version=version, closed=closed):
+                await self._save(self._run.saved_evals(version), [closed])
+                await self._release([member.scored.ref for member in closed.group.members])
+            case ReportEval(version=version, closed=groups):
+                await self._steps.evaluated(version, groups)
+                await self._ledger.evaluated(version)
             case GiveUp(reason=reason):
                 raise RunStuck(reason)
             case Finish():
@@ -108,13 +123,15 @@ class Performer:
         """Rollouts of one group: one by one, or as one where the environment wants that."""
         first = orders[0]
         client = self._clients[first.env]
-        await self._ledger.opened(first.group_id, first.env, first.task, first.version, first.position)
+        await self._ledger.opened(
+            first.group_id, first.env, first.task, first.version, first.position, first.split
+        )
         runs = []
         for order in orders:
             id, env, task, version = order.rollout_id, order.env, order.task, order.version
             await self._ledger.dispatched(id, order.group_id, env, task.id, version)
             self._lookout.started(id, order.group_id, env, task)
-            runs.append(Run(id, 1, task, self._sampling, version))
+            runs.append(Run(id, 1, task, self._sampling[order.split], version))
         if client.whole_groups:
             await client.send(RunGroup(tuple(runs)))
             return
@@ -156,7 +173,8 @@ class Performer:
     async def _after_ship(self, ship: Ship) -> None:
         step = ship.manifest.step
         await self._ledger.shipped(step, dict.fromkeys(row.rollout_id for row in ship.manifest.rows))
-        await self._save(step, [one for one in ship.closed if one.fate == "trained"])
+        trained = [one for one in ship.closed if one.fate == "trained"]
+        await self._save(self._run.saved_rollouts(step), trained)
         self._shipped_of(step).set_result(ship)
 
     async def published(self, step: Step) -> Ship:
@@ -172,10 +190,9 @@ class Performer:
             self._shipped[step] = asyncio.get_running_loop().create_future()
         return self._shipped[step]
 
-    async def _save(self, step: Step, closed: list[ClosedGroup]) -> None:
+    async def _save(self, path: Path, closed: list[ClosedGroup]) -> None:
         if self._config.save_rollouts:
             async with self._saving:
-                path = self._run.saved_rollouts(step)
                 await thread(save, self._run.payload, path, closed)
 
     async def _release(self, refs: Iterable[PayloadRef]) -> None:

@@ -18,7 +18,7 @@ from ...rundir.rundir import RunDir
 from ...transport import filesystem
 from ...wire.messages import Progress as EnvProgress
 from ...wire.messages import Stats, Tasks, WorkerLost
-from ..core.events import Event, TasksArrived, VersionPublished
+from ..core.events import Event, TasksArrived, VersionPublished, WorkerLag
 from .perform import Performer
 from .steplog import StepLog
 
@@ -46,13 +46,14 @@ async def from_env(
                 await events.put(settled)
             case Tasks(error=error) if error:
                 raise RunStuck(f"environment '{env}' cannot give tasks: {error}")
-            case Tasks(start=start, tasks=tasks, exhausted=exhausted):
-                await events.put(TasksArrived(env, start, tasks, exhausted))
+            case Tasks(start=start, tasks=tasks, exhausted=exhausted, split=split):
+                await events.put(TasksArrived(env, start, tasks, exhausted, split))
             case EnvProgress() as moved:
                 performer.moved(moved)
             case Stats(stats=stats):
                 lags.add(stats)
                 await parent.stats(stats)
+                await events.put(WorkerLag(stats.lag.p90))
             case WorkerLost(worker=worker, num_moved=moved, num_failed=failed):
                 await parent.say(Notice(f"{worker} died: {moved} rollouts moved, {failed} failed"))
 

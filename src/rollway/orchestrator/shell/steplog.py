@@ -2,14 +2,19 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
+from ...config.plan import env_name
 from ...loop.lanes import thread
 from ...loop.part import Parent
+from ...observe.evals import eval_metrics
 from ...observe.lags import Lags
 from ...observe.metrics import lag_metrics, stall_metrics, stall_records, step_metrics
-from ...observe.report import Notice, StepDone
+from ...observe.report import EvalDone, Notice, StepDone
+from ...records.group import ClosedGroup
+from ...records.ids import PolicyVersion
 from ...rundir.rundir import RunDir
 from ..core.commands import Ship
 from .phases import Phases
@@ -26,13 +31,14 @@ class StepLog:
 
     def __init__(
         self, run: RunDir, parent: Parent, lags: Lags, gauges: Callable[[], dict[str, float]],
-        phases: Phases,
+        phases: Phases, correct_at: float,
     ) -> None:  # fmt: skip
         self._run = run
         self._parent = parent
         self._lags = lags
         self._gauges = gauges
         self._phases = phases
+        self._correct_at = correct_at
         self._last_s = time.monotonic()
         self._num_suspicious = 0
 
@@ -51,13 +57,21 @@ class StepLog:
         line = msgspec.json.encode(
             {**metrics, **lag_metrics(lags), "stalls": stall_records(stalls), "time": time.time()}
         )
-        await thread(self._append, line + b"\n")
+        await thread(_append, self._run.metrics, line + b"\n")
         await self._parent.say(StepDone(ship.manifest.step, metrics, lags))
         high = metrics.get("mismatch_kl", 0.0) > SUSPICIOUS_KL
         self._num_suspicious = self._num_suspicious + 1 if high else 0
         if self._num_suspicious == SUSPICIOUS_STEPS:
             await self._parent.say(Notice(MISMATCH))
 
-    def _append(self, line: bytes) -> None:
-        with self._run.metrics.open("ab") as file:
-            file.write(line)
+    async def evaluated(self, version: PolicyVersion, closed: tuple[ClosedGroup, ...]) -> None:
+        """An evaluation is over: a line of evals.jsonl, and one for people."""
+        metrics = eval_metrics(closed, self._correct_at, env_name)
+        line = msgspec.json.encode({"version": version, **metrics, "time": time.time()})
+        await thread(_append, self._run.evals, line + b"\n")
+        await self._parent.say(EvalDone(version, metrics))
+
+
+def _append(path: Path, line: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(line)
