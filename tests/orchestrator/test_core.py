@@ -32,7 +32,7 @@ from rollway.orchestrator.core.limits import DifficultyRule, EvalRule, RetryRule
 from rollway.orchestrator.core.tasks import TaskMix
 from rollway.records.ids import PolicyVersion, Step, WorkerName
 from rollway.records.load import EngineLoad
-from rollway.records.rollout import Failed, Outcome, Settled
+from rollway.records.rollout import Cancelled, Failed, Outcome, Settled
 from rollway.records.task import Task
 
 
@@ -224,6 +224,33 @@ def test_others_train_on_without_an_environment_that_never_answers() -> None:
             commands += play(core, WeightsApplied(version))
         orders = [one for one in commands if is_order(one)]
     assert core.next_step == 4, "all steps were shipped"
+    assert core.silent_envs == ("dead",)
+
+
+def test_that_stale_rollouts_are_cancelled_makes_a_silent_environment_no_less_silent() -> None:
+    core = Core(
+        limits(max_off_policy_steps=0, max_outstanding=8, patience_s=60, max_steps=1000),
+        {"dead": 1.0, "good": 1.0}, Step(1), {},
+    )  # fmt: skip
+    orders: list[Dispatch] = []
+    for pull in play(core, Started()):
+        tasks = tuple(Task(id=str(n), prompt="?") for n in range(100))
+        orders += [one for one in play(core, TasksArrived(pull.env, 0, tasks)) if is_order(one)]
+    number = 0
+    for second in range(1001, 1400, 10):
+        commands = play(core, Tick(float(second)))
+        for order in [one for one in orders if one.env == "good"]:
+            number += 1
+            commands += settle(core, order, scored(number % 2, core.applied_version, number))
+        for ship in [one for one in commands if isinstance(one, Ship)]:
+            version = PolicyVersion(ship.manifest.step)
+            commands += play(core, VersionPublished(version, "p"))
+            for cut in [one for one in commands if isinstance(one, CancelRollout)]:
+                gone = Settled(cut.rollout_id, 1, WorkerName("w"), Cancelled("stale"))
+                commands += play(core, gone)
+            commands += play(core, WeightsApplied(version))
+        orders = [one for one in commands if is_order(one)]
+    assert core.next_step > 5
     assert core.silent_envs == ("dead",)
 
 

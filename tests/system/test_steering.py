@@ -113,14 +113,18 @@ def test_training_goes_on_without_an_environment_that_never_answers(work: Worksp
     options = ["--set", "orchestrator.env_patience_s=3", "--set", "max_steps=10000"]
     with work.training(*options) as process:
         work.wait_for_step(process, 6)
-        told = subprocess.run(
-            [sys.executable, "-m", "rollway", "why", str(work.run)], capture_output=True, text=True,
-            check=True,
-        ).stdout  # fmt: skip
+        deadline = time.monotonic() + 60
+        while "no rollout of" not in (told := why(work)) and time.monotonic() < deadline:
+            time.sleep(1)
         process.terminate()
         process.wait(60)
     assert "no rollout of" in told
     assert "never.py" in told.splitlines()[0]
+
+
+def why(work: Workspace) -> str:
+    command = [sys.executable, "-m", "rollway", "why", str(work.run)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_a_synchronous_run_trains_on_policy_only(work: Workspace) -> None:

@@ -146,11 +146,8 @@ class Core:
                 return [*self._restore(restored), *starting.evals.applied(starting.version)]
             case Tick(now_s=now_s):
                 return starting.tick(now_s)
-            case TasksArrived(env=env, start=start, tasks=tasks, exhausted=exhausted, split=split):
-                starting.patience.heard(env)
-                if split == "eval":
-                    return [*starting.evals.arrived(env, start, tasks, exhausted)]
-                starting.tasks.arrived(env, start, tasks, exhausted)
+            case TasksArrived():
+                return [*starting.arrived(event)]
             case Settled():
                 return self._on_settled(event)
             case Credited(group_id=id, advantages=credit):

@@ -5,11 +5,12 @@ from msgspec import Struct
 from ...records.group import Group
 from ...records.ids import GroupId, PolicyVersion, RolloutId, rollout_id
 from ...records.restored import RestoredGroup
-from ...records.rollout import Settled
+from ...records.rollout import Cancelled, Settled
 from ...records.task import Split, Task
-from .commands import CancelRollout, Command, Dispatch
+from .commands import CancelRollout, Command, Dispatch, PullTasks, ReportEval
 from .concurrency import Concurrency
 from .evals import Evals
+from .events import TasksArrived
 from .governor import ByteGovernor
 from .groups import OpenGroups
 from .limits import Limits
@@ -93,14 +94,30 @@ class Starting:
         rollout that runs in its place."""
         group = self.groups.group_of(event.rollout_id)
         assert group is not None
-        self.patience.heard(group.env)
         may_retry = may_retry and group.env not in self.whole_groups
         again = self.retries.next_id(event.rollout_id, event.outcome) if may_retry else None
         whole = self.groups.settle(event, instead=again)
+        self._heard(group.env, event)
         self._stragglers.settled(group.id, len(group.settled), len(group.waiting), self.patience.now_s)
         if again is not None:
             return self._order(group.env, group.id, again, group.task)
         return whole
+
+    def _heard(self, env: str, event: Settled) -> None:
+        owes = self.groups.in_flight_of(env) > 0 or self.tasks.is_waiting_for(env)
+        if not isinstance(event.outcome, Cancelled):
+            self.patience.heard(env, owes=owes)
+        elif not owes:
+            self.patience.let_off(env)
+
+    def arrived(self, event: TasksArrived) -> list[PullTasks | ReportEval]:
+        """Tasks to train or to evaluate on."""
+        env, start, tasks, exhausted = event.env, event.start, event.tasks, event.exhausted
+        self.patience.heard(env, owes=self.groups.in_flight_of(env) > 0)
+        if event.split == "eval":
+            return self.evals.arrived(env, start, tasks, exhausted)
+        self.tasks.arrived(env, start, tasks, exhausted)
+        return []
 
     def reopen(self, group: RestoredGroup) -> list[Dispatch]:
         """A group that a restart found; those of its rollouts that have to run again."""
@@ -139,7 +156,7 @@ class Starting:
     def _pull(self) -> list[Command]:
         pulls = self.tasks.pull()
         for pull in pulls:
-            self.patience.began(pull.env, was_idle=not self.groups.in_flight_of(pull.env))
+            self.patience.asked(pull.env)
         return [*pulls]
 
     def _new_group(self, size: int) -> tuple[GroupId, list[RolloutId]]:
@@ -148,7 +165,7 @@ class Starting:
         return id, [rollout_id(id, member) for member in range(size)]
 
     def _open(self, id: GroupId, env: str, task: Task, ids: list[RolloutId]) -> None:
-        self.patience.began(env, was_idle=not self.groups.in_flight_of(env))
+        self.patience.asked(env)
         self.groups.open(id, env, task, self.version, ids)
 
     def _order(

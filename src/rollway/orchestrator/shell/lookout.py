@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from ...observe.why import first_line
 from ...records.ids import GroupId, RolloutId, WorkerName
+from ...records.rollout import Cancelled, Outcome
 from ...records.situation import EnvState, Held, Situation
 from ...records.task import Task
 from ...wire.messages import Progress
@@ -65,9 +66,10 @@ class Lookout:
                 seen.num_turns, seen.num_tokens = one.num_turns, one.num_tokens
                 seen.worker, seen.heard_s = progress.worker, now_s
 
-    def settled(self, id: RolloutId) -> None:
+    def settled(self, id: RolloutId, outcome: Outcome) -> None:
+        """That it was cancelled is no sign of life."""
         seen = self._seen.pop(id, None)
-        if seen is not None:
+        if seen is not None and not isinstance(outcome, Cancelled):
             env = self._envs[seen.env]
             env.num_settled, env.last_s = env.num_settled + 1, time.monotonic()
 

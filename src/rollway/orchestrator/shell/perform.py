@@ -153,7 +153,7 @@ class Performer:
 
     async def settled(self, settled: Settled) -> None:
         """Note a rollout's end before the core hears of it."""
-        self._lookout.settled(settled.rollout_id)
+        self._lookout.settled(settled.rollout_id, settled.outcome)
         if isinstance(settled.outcome, Scored) and self._live.hold(settled.outcome.ref):
             await self._sweep()
         await self._ledger.settled(settled)
