@@ -45,12 +45,16 @@ class HttpClient:
     """
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise HttpError(f"{url!r} is not the address of an HTTP server: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise HttpError(f"{url!r} is not the address of an HTTP server")
         self._host = parts.hostname
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._port = parts.port or (443 if self._tls else 80)
+        self._port = port or (443 if self._tls else 80)
         self._path = parts.path.rstrip("/")
         self._netloc = parts.netloc.rpartition("@")[2]
         self._headers = "".join(_header(name, value) for name, value in (headers or {}).items())
