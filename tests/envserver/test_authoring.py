@@ -13,10 +13,10 @@ from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, Payloa
 from rollway.envs.environment import needs_whole_groups
 from rollway.envs.source import take_tasks
 from rollway.envs.strays import keep_track
+from rollway.envserver.equipment import Prepared, open_runner, prepare
 from rollway.envserver.policy import open_policy
 from rollway.envserver.rollout import RolloutRunner
 from rollway.envserver.track import Track
-from rollway.envserver.worker import Prepared, open_runner, prepare
 from rollway.loop.lag import LagMonitor
 from rollway.loop.run import Watch
 from rollway.loop.stalls import StallWatch

@@ -110,6 +110,11 @@ class Parent:
         """The next thing the parent says; None when it wants the part to end."""
         return await self._pipe.receive()
 
+    async def gone(self) -> None:
+        """Until the parent wants the part to end; for parts that it has nothing to say to."""
+        while await self.told() is not None:
+            pass
+
 
 def run_part(
     name: str,

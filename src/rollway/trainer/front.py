@@ -49,8 +49,7 @@ async def trainer(part: TrainerPart, parent: Parent) -> None:
         await parent.ready()
         async with asyncio.TaskGroup() as tasks:
             training = tasks.create_task(train_all(part, core, RunDir(part.run_dir)))
-            while await parent.told() is not None:
-                pass
+            await parent.gone()
             training.cancel()
 
 

@@ -174,8 +174,7 @@ async def engine(part: EnginePart, parent: Parent) -> None:
                 listening = tasks.create_task(core.listen())
                 parent.in_flight = lambda: core.num_waiting
                 await parent.ready(address)
-                while await parent.told() is not None:
-                    pass
+                await parent.gone()
                 listening.cancel()
 
 
