@@ -158,7 +158,7 @@ async def _live(
         return True
     except asyncio.CancelledError:
         return True
-    except Exception as error:
+    except Exception as error:  # whatever it is, the parent is told before this process ends
         logging.getLogger(watch.name).exception("ended by an error")
         cause = first_cause(error)
         shown = str(cause) if isinstance(cause, RollwayError) else ""
@@ -196,7 +196,7 @@ def first_cause(error: BaseException) -> BaseException:
 
 def how_it_ended(code: int) -> str:
     """An exit code in words."""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+    return f"was killed by {child.signal_name(code)}" if code < 0 else f"exited with {code}"
 
 
 class Part:
