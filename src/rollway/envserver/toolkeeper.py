@@ -31,7 +31,7 @@ class _Held:
             async with self.toolset:
                 self._opened.set_result(None)
                 await self._close.wait()
-        except Exception as error:
+        except Exception as error:  # of user code
             if self._opened.done():
                 raise
             self._opened.set_exception(error)
@@ -84,7 +84,7 @@ class ToolKeeper:
         try:
             try:
                 await held.opened()
-            except Exception:
+            except Exception:  # of user code
                 if self._held.get(key) is held:
                     del self._held[key]  # the next rollout tries anew
                 raise
@@ -99,9 +99,11 @@ class ToolKeeper:
         return self
 
     async def __aexit__(self, *_: Any) -> None:
+        """One that cannot be closed keeps none of the others open."""
         held, self._held = list(self._held.values()), {}
-        for one in held:
-            await one.close()
+        async with AsyncExitStack() as stack:
+            for one in held:
+                stack.push_async_callback(one.close)
 
 
 @asynccontextmanager
