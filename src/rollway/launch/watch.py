@@ -103,6 +103,6 @@ class RunWatch:
 
 async def _relay(orchestrator: Part, stats: ProcessStats) -> None:
     try:
-        await orchestrator.tell(stats)
+        await orchestrator.mention(stats)
     except ConnectionError:
         return  # it is ending; its own listener says so
