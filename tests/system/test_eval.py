@@ -280,7 +280,7 @@ async def test_bad_input_is_one_line(tmp_path: Path, tiny_moe: Path) -> None:
             (("reverse-text", "-m", "doubl", *url), "no model 'doubl'"),
             (("reverse-text", "-m", "double", "--base-url", "http://127.0.0.1:1"), "cannot connect"),
             (("reverse-text", "-m", "nowhere"), "no model folder 'nowhere'"),
-            (("reverse-text", "-m", "double", *url, "--args", "[1]"), "not a JSON object"),
+            (("reverse-text", "-m", "double", *url, "--args", "[1]"), "is no JSON object"),
             (("reverse-text", "-m", "double", *url, "--args", '{"lengt": 1}'), "lengt"),
             (("reverse-text", "-m", "double", *url, "--tokens"), "--tokens needs --tokenizer"),
             (("reverse-text", "-m", "double", *url, "--renderer", "qwen3"), "are for --tokens"),

@@ -7,7 +7,7 @@ import typer
 from ..errors import RollwayError
 from ..loop.part import first_cause
 from . import engine, envs, evaluate, init, keys, payload, serve, show, simulate, train, why
-from .train import INTERRUPTED
+from .stopping import INTERRUPTED
 
 app = typer.Typer(
     name="rollway",
