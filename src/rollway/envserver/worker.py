@@ -44,9 +44,10 @@ from ..wire.messages import (
 )
 from .core.keys import serial_of
 from .equipment import Prepared, open_runner, open_store, prepare
+from .failurelog import FailureLog
 from .group import GroupRun
 from .policy import Policy, open_policy
-from .pulse import FailureLog, Pulse
+from .pulse import Pulse
 from .rollout import RolloutRunner
 from .track import Track, progress
 
@@ -85,7 +86,7 @@ class Worker:
         """For tasks, and not answered yet."""
         self._is_draining = False
         self._finished = asyncio.Event()
-        self._failures = FailureLog(spec.id)
+        self._failures = FailureLog()
         self._pulse = Pulse(name)
         self._num_unread = 0
 
@@ -188,7 +189,8 @@ class Worker:
 
     async def _settle(self, run: Run, outcome: Outcome) -> None:
         if isinstance(outcome, Failed):
-            self._failures.add(run, outcome)
+            whose = f"environment '{self._spec.id}', task '{run.task.id}', attempt {run.attempt}"
+            self._failures.add(run.rollout_id, outcome, whose)
         settled = encode(Settled(run.rollout_id, run.attempt, self._name, outcome))
         frame = self._store.frame_of(outcome.ref) if isinstance(outcome, Scored) else None
         if frame is None:
