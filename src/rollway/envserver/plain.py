@@ -76,7 +76,7 @@ class _Host:
                     borrowed = [one for one in chat.tools if type(one).__name__ in names]
                     child = await chat.child(prompt, tools=borrowed, system_prompt=system_prompt)
                     return _state_of(child)
-        except Exception as error:
+        except Exception as error:  # a stop, an engine's, a tool's: raised again in the worker
             self.error = error
             return None
         return self.state()

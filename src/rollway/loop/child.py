@@ -92,7 +92,7 @@ async def start(
                 stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
                 pass_fds=[theirs.fileno(), *pass_fds],
             )  # fmt: skip
-        except BaseException:
+        except (OSError, asyncio.CancelledError):
             await pipe.close()
             raise
     child = Child(name, process, pipe)
