@@ -125,12 +125,10 @@ async def test_without_the_right_key_nothing_is_heard_and_nothing_happens(
         assert "refused connection 1: " in server.log.read_text()
 
 
-async def test_a_client_is_told_why_it_cannot_get_in(
-    tmp_path: Path, tiny_moe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def error(keys: ClientKeys | None, address: str) -> str:
+async def test_a_client_is_told_why_it_cannot_get_in(tmp_path: Path, tiny_moe: Path) -> None:
+    async def error(keys: ClientKeys | None, address: str, hello_s: float = 60.0) -> str:
         with pytest.raises((KeysError, ProtocolError)) as refused:
-            async with envs.connect(address, keys=keys):
+            async with envs.connect(address, keys=keys, hello_s=hello_s):
                 pass
         return str(refused.value)
 
@@ -140,12 +138,11 @@ async def test_a_client_is_told_why_it_cannot_get_in(
         assert await error(server.unknown, server.address) == at + NOT_ACCEPTED
         assert await error(server.misled, server.address) == at + NOT_ITS_KEY
         gone = server.address
-    monkeypatch.setattr(envs, "HELLO_DEADLINE_S", 1.0)
-    assert f"no env server at {gone}: nobody is there" in await error(server.right, gone)
+    assert f"no env server at {gone}: nobody is there" in await error(server.right, gone, 1.0)
     with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as silent:
         silent.setsockopt(zmq.LINGER, 0)
         port = silent.bind_to_random_port("tcp://127.0.0.1")
-        assert "says no welcome" in await error(None, f"tcp://127.0.0.1:{port}")
+        assert "says no welcome" in await error(None, f"tcp://127.0.0.1:{port}", 1.0)
         assert NOT_ITS_KEY in await error(server.right, f"tcp://127.0.0.1:{port}")
 
 
