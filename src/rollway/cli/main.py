@@ -1,6 +1,7 @@
 """Parses the command line; errors that users can mend are one line, without a traceback."""
 
 import sys
+from collections.abc import Sequence
 
 import typer
 
@@ -29,9 +30,10 @@ app.add_typer(keys.app)
 app.add_typer(payload.app)
 
 
-def main() -> None:
+def main(args: Sequence[str] | None = None) -> None:
+    """What the command line says unless `args` are given. Always ends by SystemExit."""
     try:
-        app()
+        app(args)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except (RollwayError, BaseExceptionGroup) as error:
