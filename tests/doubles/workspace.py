@@ -18,6 +18,18 @@ ENVS = Path(__file__).parent / "envs.py"
 MARK = "ROLLWAY_TEST_MARK"
 
 
+def marked(mark: str) -> list[psutil.Process]:
+    """Everything that runs and was started with this mark in its environment, or by such a process."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != "zombie":
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
 class Workspace:
     """A folder with a run file, and the processes started from it."""
 
@@ -87,14 +99,7 @@ class Workspace:
 
     def processes(self) -> list[psutil.Process]:
         """Everything started from here that still runs."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == self.mark and process.status() != "zombie":
-                    found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        return found
+        return marked(self.mark)
 
     def find(self, entry: str) -> list[psutil.Process]:
         return [one for one in self.processes() if any(entry in word for word in one.cmdline())]

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import zmq
 from tests.doubles.engine import EngineDouble, engine_double, routes_of
+from tests.doubles.envs import FAILURES
 
 from rollway.config.parts import RouterPart
 from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
@@ -155,33 +156,31 @@ async def test_tasks_come_in_order_and_rollouts_run_at_once(tmp_path: Path, tiny
 
 
 async def test_failures_name_their_boundary(tmp_path: Path, tiny_moe: Path) -> None:
-    """Each environment fails in its own way; the message says whose fault it is."""
+    """Each task fails in its own way; the message says whose fault it is. The last does not fail."""
     expected = {
-        "Raises": ("env", "no such thing"),
-        "Silent": ("env", "never spoke"),
-        "CancelsItself": ("env", "CancelledError"),
-        "Slow": ("deadline", "longer than 1 s"),
-        "SpinningReward": ("scorer", f"longer than 1 s and was killed; it was at {ENVS}:"),
-        "DyingReward": ("scorer", "exit code 3"),
-        "RaisingReward": ("scorer", "cannot judge"),
-        "NotANumber": ("scorer", "right returned nan"),
+        "raises": ("env", "no such thing"),
+        "says_nothing": ("env", "never spoke"),
+        "cancels_itself": ("env", "CancelledError"),
+        "sleeps": ("deadline", "longer than 2 s"),
+        "spins": ("scorer", f"longer than 1 s and was killed; it was at {ENVS}:"),
+        "dies": ("scorer", "exit code 3"),
+        "cannot_judge": ("scorer", "cannot judge"),
+        "nan": ("scorer", "right returned nan"),
     }
-    for kind, (boundary, said) in expected.items():
-        deadlines = {"rollout_deadline_s": 1.0, "scoring_deadline_s": 1.0}
-        folder = tmp_path / kind
-        folder.mkdir()
-        async with serving(folder, tiny_moe, kind, **deadlines) as server:
-            await server.run("r", "0")
-            outcome = await server.outcome("r")
-            assert isinstance(outcome, Failed), (kind, outcome)
-            assert outcome.boundary == boundary, (kind, outcome)
-            assert said in outcome.error, (kind, outcome)
-            if kind == "Raises":
+    assert FAILURES == (*expected, "none")
+    deadlines = {"rollout_deadline_s": 2.0, "scoring_deadline_s": 1.0}
+    async with serving(tmp_path, tiny_moe, "Failing", **deadlines) as server:
+        for number, (how, (boundary, said)) in enumerate(expected.items()):
+            await server.run(how, str(number))
+            outcome = await server.outcome(how)
+            assert isinstance(outcome, Failed), (how, outcome)
+            assert outcome.boundary == boundary, (how, outcome)
+            assert said in outcome.error, (how, outcome)
+            if how == "raises":
                 assert "chat" not in outcome.traceback.splitlines()[1]
                 assert "envs.py" in outcome.traceback
-            if kind == "SpinningReward":
-                await server.run("again", "0")
-                assert isinstance(await server.outcome("again"), Failed), "the lane came back"
+        await server.run("none", str(len(expected)))
+        assert isinstance(await server.outcome("none"), Scored), "the lane came back"
 
 
 async def test_an_engine_that_is_gone_fails_the_rollout_not_the_worker(

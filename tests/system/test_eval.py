@@ -17,6 +17,7 @@ from aiohttp import web
 from tests.doubles.chat import ChatDouble, chat_double
 from tests.doubles.command import Rollway
 from tests.doubles.engine import engine_double
+from tests.doubles.workspace import MARK, marked
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system, pytest.mark.timeout(180)]
 
@@ -50,19 +51,9 @@ class Command:
         return self
 
 
-MARK = "ROLLWAY_TEST_MARK"
-
-
 def left_of(folder: Path) -> list[psutil.Process]:
     """Everything started in this folder that still runs."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == str(folder) and process.status() != "zombie":
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
+    return marked(str(folder))
 
 
 @asynccontextmanager
