@@ -55,18 +55,17 @@ class Failing(Counting):
     """Each task fails in its own way: half of them in the rollout, half in the reward."""
 
     async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        how = FAILURES[int(task.id)]
+        if how == "raises":
+            raise KeyError("no such thing")
+        if how == "says_nothing":
+            return
         saying = asyncio.ensure_future(chat.say(task.prompt))
-        match FAILURES[int(task.id)]:
-            case "raises":
-                raise KeyError("no such thing")
-            case "says_nothing":
-                saying.cancel()
-                return
-            case "cancels_itself":
-                saying.cancel()
-            case "sleeps":
-                await asyncio.sleep(60)
+        if how == "cancels_itself":
+            saying.cancel()
         await saying
+        if how == "sleeps":
+            await asyncio.sleep(60)
 
     @rw.reward
     def right(self, task: rw.Task, rollout: rw.Rollout) -> float:

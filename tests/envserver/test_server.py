@@ -161,14 +161,14 @@ async def test_failures_name_their_boundary(tmp_path: Path, tiny_moe: Path) -> N
         "raises": ("env", "no such thing"),
         "says_nothing": ("env", "never spoke"),
         "cancels_itself": ("env", "CancelledError"),
-        "sleeps": ("deadline", "longer than 2 s"),
+        "sleeps": ("deadline", "longer than 3 s"),
         "spins": ("scorer", f"longer than 1 s and was killed; it was at {ENVS}:"),
         "dies": ("scorer", "exit code 3"),
         "cannot_judge": ("scorer", "cannot judge"),
         "nan": ("scorer", "right returned nan"),
     }
     assert FAILURES == (*expected, "none")
-    deadlines = {"rollout_deadline_s": 2.0, "scoring_deadline_s": 1.0}
+    deadlines = {"rollout_deadline_s": 3.0, "scoring_deadline_s": 1.0}
     async with serving(tmp_path, tiny_moe, "Failing", **deadlines) as server:
         for number, (how, (boundary, said)) in enumerate(expected.items()):
             await server.run(how, str(number))

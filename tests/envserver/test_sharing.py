@@ -73,7 +73,7 @@ async def test_a_hundred_cancelled_rollouts_leave_nothing_running(
             await server.client.send(Cancel(RolloutId(f"r{n}"), "enough"))
         ends = [await server.outcome(f"r{n}") for n in range(100)]
         assert ends == [Cancelled("enough")] * 100
-        async with asyncio.timeout(2.0):
+        async with asyncio.timeout(10.0):
             await server.engine.until_running(0)
         assert server.engine.num_aborted == 100
         server.stats.clear()

@@ -76,7 +76,21 @@ async def test_what_clients_see(tiny_moe: Path) -> None:
         assert (await get(f"{url}/weight_info"))[1] == '{"weight_version":"2"}'
         assert (await post(f"{url}/pause?mode=keep"))[0] == 200
         assert (await get(f"{url}/is_paused"))[1] == '{"is_paused":true}'
+        await hanging_up(url, name)
         assert (await post(f"{url}/resume"))[0] == 200
+        async with connect(url, routes=False, deadline_s=60) as engine:
+            prompt = prompt_of(np.arange(5, dtype=np.int32))
+            assert len((await engine.complete(prompt, Sampling(3), [], 0)).completion_ids) == 3
+
+
+async def hanging_up(url: str, name: str) -> None:
+    """While it is paused: a client that goes away takes its request with it."""
+    async with connect(url, routes=False, deadline_s=60) as engine:
+        prompt = prompt_of(np.arange(5, dtype=np.int32))
+        asked = asyncio.create_task(engine.complete(prompt, Sampling(100), [], 0))
+        await until(url, f'vllm:num_requests_waiting{{model_name="{name}"}} 1.0')
+        asked.cancel()
+        await until(url, f'vllm:num_requests_waiting{{model_name="{name}"}} 0.0')
 
 
 async def completions(url: str, name: str) -> None:
@@ -155,18 +169,6 @@ async def test_weights_change_under_requests_in_flight(tiny_moe: Path, tmp_path:
         logprobs = torch.log_softmax(other.eval()(input_ids=ids).logits[0].float(), -1)
     expected = logprobs[4:-1].gather(-1, ids[0, 5:, None])[:, 0]
     np.testing.assert_allclose(later.logprobs, expected, atol=1e-4)
-
-
-async def test_a_client_that_hangs_up_frees_its_slot(tiny_moe: Path) -> None:
-    async with serving(tiny_moe) as (url, _), connect(url, routes=False, deadline_s=60) as engine:
-        await post(f"{url}/pause?mode=keep")
-        prompt = np.arange(5, dtype=np.int32)
-        asked = asyncio.create_task(engine.complete(prompt_of(prompt), Sampling(100), [], 0))
-        await until(url, f'vllm:num_requests_waiting{{model_name="{tiny_moe.name}"}} 1.0')
-        asked.cancel()
-        await until(url, f'vllm:num_requests_waiting{{model_name="{tiny_moe.name}"}} 0.0')
-        await post(f"{url}/resume")
-        assert len((await engine.complete(prompt_of(prompt), Sampling(3), [], 0)).completion_ids) == 3
 
 
 async def test_a_dead_core_ends_the_engine_with_the_reason(tiny_moe: Path) -> None:
