@@ -156,7 +156,7 @@ async def test_weights_change_under_requests_in_flight(tiny_moe: Path, tmp_path:
             asyncio.create_task(engine.complete(prompt_of(prompt), Sampling(100), [], routes_start=0))
             for _ in range(8)
         ]
-        await asyncio.sleep(0.2)
+        await until(url, f'vllm:num_requests_running{{model_name="{tiny_moe.name}"}} 8.0')
         await engine.update_weights(str(tmp_path / "v3"), 3)
         turns = await asyncio.gather(*asked)
         later = await engine.complete(prompt_of(prompt), Sampling(100), [], routes_start=0)
