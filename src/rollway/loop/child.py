@@ -44,6 +44,11 @@ class Child:
     def has_ended(self) -> bool:
         return self._process.returncode is not None
 
+    async def begin_with(self, frame: bytes) -> None:
+        """The first thing it is told. One that has died already says so by its end, like any other."""
+        with suppress(ConnectionError):
+            await self.pipe.send(frame)
+
     async def wait(self) -> int:
         """The exit code, negative for a signal, once it has ended."""
         return await self._process.wait()

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -247,11 +247,13 @@ class Part:
 
     def _post_mortem(self, code: int) -> str:
         how = how_it_ended(code)
-        lines = self._log.read_text(errors="replace").splitlines()[-LAST_LINES:] if self._log else []
-        tail = "".join(f"\n  | {line}" for line in lines)
-        return f"{self.name} (pid {self.pid}) {how}" + (
-            f"; last lines of {self._log}:{tail}" * bool(tail)
-        )
+        return f"{self.name} (pid {self.pid}) {how}" + (last_words_in(self._log) if self._log else "")
+
+
+def last_words_in(log: Path) -> str:
+    """What to add to the news of a death: the last lines of its log, if it has any."""
+    lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+    return f"; last lines of {log}:" + "".join(f"\n  | {line}" for line in lines) if lines else ""
 
 
 @asynccontextmanager
@@ -260,6 +262,5 @@ async def start_part(
 ) -> AsyncIterator[Part]:
     """Start a part and give it its config. Leaving the block ends it."""
     async with child.start(name, entry, log=log, pass_fds=pass_fds) as process:
-        with suppress(ConnectionError):  # it died first: whoever listens to it hears how
-            await process.pipe.send(encode(config))
+        await process.begin_with(encode(config))
         yield Part(process, log)

@@ -166,7 +166,7 @@ def _played(kind: type, done: Done, record: Record) -> Played:
         rewards=rewards,
         metrics=metrics,
         rollout=done.rollout,
-        rows=tuple(_row(one) for one in record.trace.finish()),
+        rows=tuple(_row(one) for one in record.rows()),
     )
 
 

@@ -43,7 +43,7 @@ async def _answer(core: child.Child) -> Answer:
 async def trainer(part: TrainerPart, parent: Parent) -> None:
     """Train until the last step is published and the parent is gone."""
     async with child.start("trainer-core", "rollway.trainer.core:serve_core", computes=True) as core:
-        await core.pipe.send(msgspec.msgpack.encode(part))
+        await core.begin_with(msgspec.msgpack.encode(part))
         answer = await _answer(core)
         assert isinstance(answer, Loaded)
         await parent.ready()

@@ -142,7 +142,7 @@ async def _core(part: EnginePart) -> AsyncIterator[CoreClient]:
     async with child.start(
         "engine-core", "rollway.inference.embedded.core:serve_core", computes=True
     ) as process:
-        await process.pipe.send(msgspec.msgpack.encode(part))
+        await process.begin_with(msgspec.msgpack.encode(part))
         first = await process.pipe.receive()
         if first is None:
             raise EngineError("the embedded engine's model process ended while loading")
