@@ -10,12 +10,10 @@ from ...errors import RunStuck
 from ...inference.engine import Engine
 from ...ledger.ledger import Ledger
 from ...loop.lanes import thread
+from ...payload.keeper import SegmentKeeper
 from ...payload.reader import SegmentReader
-from ...payload.release import LiveRefs
-from ...payload.store import PayloadSource
 from ...records.group import ClosedGroup
 from ...records.ids import GroupId, PolicyVersion, Step
-from ...records.payload import PayloadRef
 from ...records.restored import Restored
 from ...records.rollout import Scored, Settled
 from ...records.turn import Sampling
@@ -60,8 +58,7 @@ class Performer:
         self._credit = credit
         self._phases = phases
         self._lookout = lookout
-        self._live = LiveRefs()
-        self._segments: PayloadSource = SegmentReader(run.payload)
+        self._keeper = SegmentKeeper(SegmentReader(run.payload))
         self._saving = asyncio.Lock()
         self._shipped: dict[int, asyncio.Future[Ship]] = {}
 
@@ -82,9 +79,9 @@ class Performer:
             case Discard(step=step, closed=closed):
                 await self._save(step, [closed])
                 await self._ledger.closed(closed.group.id, closed.fate)
-                await self._release([member.scored.ref for member in closed.group.members])
+                await self._keeper.release([member.scored.ref for member in closed.group.members])
             case Release(refs=refs):
-                await self._release(refs)
+                await self._keeper.release(refs)
             case GiveUp(reason=reason):
                 raise RunStuck(reason)
             case Finish():
@@ -129,7 +126,7 @@ class Performer:
             for member in one.group.members
         ]  # fmt: skip
         for scored in [*(one for one in ends if isinstance(one, Scored)), *members]:
-            self._live.hold(scored.ref, closed=True)
+            self._keeper.hold_old(scored.ref)
         for batch in restored.batches:
             await thread(forget_trained, self._run.saved_rollouts(batch.manifest.step))
             await self._after_ship(Ship(batch.manifest, batch.closed))
@@ -137,8 +134,8 @@ class Performer:
     async def settled(self, settled: Settled) -> None:
         """Note a rollout's end before the core hears of it."""
         self._lookout.settled(settled.rollout_id)
-        if isinstance(settled.outcome, Scored) and self._live.hold(settled.outcome.ref):
-            await self._sweep()
+        if isinstance(settled.outcome, Scored):
+            await self._keeper.hold(settled.outcome.ref)
         await self._ledger.settled(settled)
 
     def moved(self, progress: Progress) -> None:
@@ -177,16 +174,6 @@ class Performer:
             async with self._saving:
                 path = self._run.saved_rollouts(step)
                 await thread(save, self._run.payload, path, closed)
-
-    async def _release(self, refs: Iterable[PayloadRef]) -> None:
-        for ref in refs:
-            if self._live.release(ref):
-                await thread(self._segments.remove, ref.segment)
-
-    async def _sweep(self) -> None:
-        """A writer has begun a new segment: remove what that closed and nobody uses."""
-        for segment in self._live.unused(await thread(self._segments.segments)):
-            await thread(self._segments.remove, segment)
 
 
 def together(commands: Iterable[Command]) -> Iterator[Command | tuple[Dispatch, ...]]:
