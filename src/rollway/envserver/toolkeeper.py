@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import Context
 from typing import Any
@@ -42,11 +42,7 @@ class _Held:
 
     async def close(self) -> None:
         self._close.set()
-        try:
-            async with asyncio.timeout(CLOSE_DEADLINE_S):
-                await self._task
-        except TimeoutError:
-            log.warning("%s did not close within %g s", type(self.toolset).__name__, CLOSE_DEADLINE_S)
+        await _within_deadline(self.toolset, self._task)
 
 
 class ToolKeeper:
@@ -113,8 +109,14 @@ async def _bounded(toolset: Toolset) -> AsyncIterator[Toolset]:
     try:
         yield live
     finally:
-        try:
-            async with asyncio.timeout(CLOSE_DEADLINE_S):
-                await toolset.__aexit__(None, None, None)
-        except TimeoutError:
-            log.warning("%s did not close within %g s", type(toolset).__name__, CLOSE_DEADLINE_S)
+        await _within_deadline(toolset, toolset.__aexit__(None, None, None))
+
+
+async def _within_deadline(toolset: Toolset, closing: Awaitable[None]) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_DEADLINE_S) as deadline:
+            await closing
+    except TimeoutError:
+        if not deadline.expired():
+            raise  # its own
+        log.warning("%s did not close within %g s", type(toolset).__name__, CLOSE_DEADLINE_S)

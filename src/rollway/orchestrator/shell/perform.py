@@ -142,8 +142,8 @@ class Performer:
         self._lookout.moved(progress)
 
     async def _ship(self, ship: Ship) -> None:
-        """The ledger knows what is in a batch before the trainer sees it; the rest is written while it
-        trains."""
+        """All that a batch is made of is in the ledger before the trainer sees it; that it was shipped,
+        and what was said in it, is written while it trains."""
         step = ship.manifest.step
         with self._phases.shipping(step):
             await self._ledger.flush()
