@@ -1,6 +1,5 @@
 """Who gets in: real sockets and servers; without the right key nothing is heard, nothing happens."""
 
-import asyncio
 import os
 import stat
 from collections.abc import AsyncIterator
@@ -14,7 +13,8 @@ import pytest
 import zmq
 import zmq.asyncio
 from tests.doubles.engine import EngineDouble, engine_double
-from tests.envserver.test_server import ENVS, ROUTER, plus_one, router_part
+from tests.doubles.parts import ROUTER, serving_part
+from tests.envserver.test_server import ENVS, plus_one, router_part
 from zmq.utils.monitor import recv_monitor_message
 
 from rollway.config.sections import EnvConfig
@@ -55,10 +55,9 @@ async def keyed(folder: Path, model: Path, latency_s: float = 0.0) -> AsyncItera
     async with engine_double(model, plus_one, latency_s) as engine:
         env = EnvConfig(id=ENVS, args={"kind": "Counting"}, workers=1, concurrency=8)
         part = msgspec.structs.replace(router_part(env, model, engine.url, folder), keys=str(server))
-        async with start_part("test.router", ROUTER, part, log=folder / "router.log") as router:
-            listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
-            yield Keyed(await router.ready(), engine, folder, client, router.pid)
-            listening.cancel()
+        started = serving_part("test.router", ROUTER, part, folder / "router.log")
+        async with started as (router, address):
+            yield Keyed(address, engine, folder, client, router.pid)
 
 
 def run_of(id: str, n: int = 5) -> Run:

@@ -1,6 +1,5 @@
 """Plain code and tools behind a real env server: router, worker and lanes in processes of their own."""
 
-import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,11 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.doubles.parts import ROUTER, serving_part
 
 from rollway.config.parts import RouterPart
 from rollway.config.sections import EngineConfig, EnvConfig, PayloadConfig, WatchConfig
 from rollway.envserver import client as envs
-from rollway.loop.part import start_part
 from rollway.payload.reader import SegmentReader
 from rollway.records.ids import PolicyVersion, RolloutId
 from rollway.records.rollout import Failed, Outcome, Scored, Settled
@@ -36,13 +35,11 @@ async def serving(folder: Path, id: str, answer: Answer, **env: Any) -> AsyncIte
             engine_url=engine.url, payload=PayloadConfig(), payload_dir=str(folder),
             log_dir=str(folder), seed=0, watch=WatchConfig(),
         )  # fmt: skip
-        async with start_part(
-            "test.router", "rollway.envserver.router:main", part, log=folder / "router.log"
-        ) as router:
-            listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
-            async with envs.connect(await router.ready()) as client:
-                yield client
-            listening.cancel()
+        async with (
+            serving_part("test.router", ROUTER, part, folder / "router.log") as (_, address),
+            envs.connect(address) as client,
+        ):
+            yield client
 
 
 async def outcome(client: envs.EnvClient, task: Task) -> Outcome:

@@ -1,6 +1,5 @@
 """A whole env server: router, workers and lanes in real processes, against a real HTTP engine."""
 
-import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -15,6 +14,7 @@ import pytest
 import zmq
 from tests.doubles.engine import EngineDouble, engine_double, routes_of
 from tests.doubles.envs import FAILURES
+from tests.doubles.parts import ROUTER, serving_part
 
 from rollway.config.parts import RouterPart
 from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
@@ -33,7 +33,6 @@ from rollway.wire.messages import Cancel, NextTasks, Run, Stats, Tasks, WorkerLo
 pytestmark = pytest.mark.anyio
 
 ENVS = str(Path(__file__).parents[1] / "doubles" / "envs.py")
-ROUTER = "rollway.envserver.router:main"
 FILES = PayloadConfig()
 
 
@@ -111,13 +110,11 @@ async def serving(
     async with engine_double(model, plus_one, latency_s) as engine:
         config = EnvConfig(id=file, args={"kind": kind}, **{"workers": 1, "concurrency": 8, **env})
         part = router_part(config, model, engine.url, folder, payload)
-        async with start_part("test.router", ROUTER, part, log=folder / "router.log") as router:
-            listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
-            ready = asyncio.ensure_future(router.ready())
-            await asyncio.wait([listening, ready], return_when=asyncio.FIRST_COMPLETED)
-            async with envs.connect(await ready, landing) as client:
-                yield Server(client, engine, router.pid, folder)
-            listening.cancel()
+        async with (
+            serving_part("test.router", ROUTER, part, folder / "router.log") as (router, address),
+            envs.connect(address, landing) as client,
+        ):
+            yield Server(client, engine, router.pid, folder)
 
 
 async def test_a_rollouts_journey(tmp_path: Path, tiny_moe: Path) -> None:

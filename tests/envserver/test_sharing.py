@@ -8,13 +8,13 @@ from pathlib import Path
 import psutil
 import pytest
 import zmq
+from tests.doubles.parts import ROUTER, serving_part
 from tests.envserver.test_losses import UNRULY, unruly
-from tests.envserver.test_server import ROUTER, Server, router_part, serving
+from tests.envserver.test_server import Server, router_part, serving
 
 from rollway.config.sections import EnvConfig
 from rollway.envserver import client as envs
 from rollway.errors import ProtocolError
-from rollway.loop.part import start_part
 from rollway.records.ids import RolloutId
 from rollway.records.rollout import Cancelled, Scored
 from rollway.wire.messages import Cancel, NextTasks, Stats, Tasks
@@ -145,9 +145,7 @@ async def test_connecting_says_what_is_missing(tmp_path: Path, tiny_moe: Path) -
             pass
     env = EnvConfig(id=UNRULY, args={"kind": "NeverLoads"}, workers=1)
     part = router_part(env, tiny_moe, "http://127.0.0.1:9", tmp_path)
-    async with start_part("test.router", ROUTER, part, log=tmp_path / "router.log") as router:
-        listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
+    async with serving_part("test.router", ROUTER, part, tmp_path / "router.log") as (_, at):
         with pytest.raises(ProtocolError, match="none of its workers has started within 3 s"):
-            async with envs.connect(await router.ready(), hello_s=3.0):
+            async with envs.connect(at, hello_s=3.0):
                 pass
-        listening.cancel()

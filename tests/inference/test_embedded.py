@@ -11,19 +11,18 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from tests.doubles.parts import ENGINE, serving_part
 
 from rollway.config.parts import EnginePart
 from rollway.config.sections import EngineConfig, ModelConfig, WatchConfig
 from rollway.errors import EngineError, PartDied
 from rollway.inference.engine import connect
 from rollway.inference.prompt import prompt_of
-from rollway.loop.part import Part, start_part
+from rollway.loop.part import start_part
 from rollway.model.load import load_model, save_weights
 from rollway.records.turn import Sampling
 
 pytestmark = pytest.mark.anyio
-
-ENGINE = "rollway.inference.embedded.http:main"
 
 
 def part(folder: Path, port: int = 0) -> EnginePart:
@@ -38,11 +37,9 @@ def part(folder: Path, port: int = 0) -> EnginePart:
 
 
 @asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[tuple[str, Part]]:
-    async with start_part("engine", ENGINE, part(folder)) as engine:
-        listening = asyncio.create_task(engine.listen(lambda stats: None, lambda body: None))
-        yield await engine.ready(), engine
-        listening.cancel()
+async def serving(folder: Path) -> AsyncIterator[str]:
+    async with serving_part("engine", ENGINE, part(folder)) as (_, address):
+        yield address
 
 
 async def post(url: str, **body: Any) -> tuple[int, Any]:
@@ -63,7 +60,7 @@ async def until(url: str, line: str) -> None:
 
 async def test_what_clients_see(tiny_moe: Path) -> None:
     """One server for the many small things: routes, errors, metrics, chat, control."""
-    async with serving(tiny_moe) as (url, _):
+    async with serving(tiny_moe) as url:
         name = tiny_moe.name
         assert await get(f"{url}/health") == (200, "")
         assert f'"{name}"' in (await get(f"{url}/v1/models"))[1]
@@ -150,7 +147,7 @@ async def test_weights_change_under_requests_in_flight(tiny_moe: Path, tmp_path:
         for weight in other.parameters():
             weight.add_(torch.randn_like(weight) * 0.05)
     save_weights(other, tmp_path / "v3")
-    async with serving(tiny_moe) as (url, _), connect(url, routes=True, deadline_s=60) as engine:
+    async with serving(tiny_moe) as url, connect(url, routes=True, deadline_s=60) as engine:
         prompt = np.arange(5, dtype=np.int32)
         asked = [
             asyncio.create_task(engine.complete(prompt_of(prompt), Sampling(100), [], routes_start=0))
@@ -185,7 +182,7 @@ async def test_a_dead_core_ends_the_engine_with_the_reason(tiny_moe: Path) -> No
 
 
 async def test_a_busy_port_and_a_broken_model_are_one_line(tiny_moe: Path, tmp_path: Path) -> None:
-    async with serving(tiny_moe) as (url, _):
+    async with serving(tiny_moe) as url:
         port = int(url.rpartition(":")[2])
         async with start_part("engine", ENGINE, part(tiny_moe, port)) as second:
             with pytest.raises(PartDied, match=rf"engine\.port {port} cannot be bound"):
