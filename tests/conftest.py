@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
 from tests.doubles.command import Rollway, command
 
 settings.register_profile("rollway", deadline=None, derandomize=True, print_blob=True)

@@ -67,9 +67,7 @@ def test_a_torn_tail_is_shown_and_recovered(
     assert payload("show", path, "--verify").code == 0
 
 
-def test_damage_is_found_by_verify(
-    tmp_path: Path, refs: list[PayloadRef], payload: Rollway
-) -> None:
+def test_damage_is_found_by_verify(tmp_path: Path, refs: list[PayloadRef], payload: Rollway) -> None:
     path = tmp_path / refs[0].segment
     raw = bytearray(path.read_bytes())
     raw[refs[0].length - 1] ^= 1

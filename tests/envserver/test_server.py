@@ -164,7 +164,7 @@ async def test_failures_name_their_boundary(tmp_path: Path, tiny_moe: Path) -> N
         "cannot_judge": ("scorer", "cannot judge"),
         "nan": ("scorer", "right returned nan"),
     }
-    assert FAILURES == (*expected, "none")
+    assert (*expected, "none") == FAILURES
     deadlines = {"rollout_deadline_s": 3.0, "scoring_deadline_s": 1.0}
     async with serving(tmp_path, tiny_moe, "Failing", **deadlines) as server:
         for number, (how, (boundary, said)) in enumerate(expected.items()):

@@ -27,6 +27,11 @@ def address(server: Server) -> str:
     return found
 
 
+async def hear_for_ever(client: envs.EnvClient) -> None:
+    while True:
+        await client.receive()
+
+
 async def test_two_clients_use_the_same_ids(tmp_path: Path, tiny_moe: Path) -> None:
     async with (
         unruly(tmp_path, tiny_moe, "Patient", latency_s=0.5) as one,
@@ -133,8 +138,7 @@ async def test_a_server_that_ended_is_noticed(tmp_path: Path, tiny_moe: Path) ->
         os.kill(server.pid, signal.SIGSTOP)
         try:
             with pytest.raises(ProtocolError, match="has said nothing for 2 s"):
-                while True:
-                    await client.receive()
+                await hear_for_ever(client)
         finally:
             os.kill(server.pid, signal.SIGCONT)
 

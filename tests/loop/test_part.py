@@ -16,7 +16,8 @@ async def test_a_part_that_dies_before_it_is_told_anything_is_a_dead_part() -> N
 
 
 @pytest.mark.parametrize(
-    ("code", "said"), [(3, "exited with 3"), (-9, "was killed by SIGKILL"), (-40, "was killed by signal 40")]
+    ("code", "said"),
+    [(3, "exited with 3"), (-9, "was killed by SIGKILL"), (-40, "was killed by signal 40")],
 )
 def test_an_end_in_words(code: int, said: str) -> None:
     assert how_it_ended(code) == said

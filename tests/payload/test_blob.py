@@ -57,7 +57,9 @@ def test_joined_in_one_buffer_it_is_the_same(given_columns: dict[str, list[Any]]
 
 
 @given(columns(), st.data())
-def test_a_blob_that_was_cut_anywhere_is_refused(cols: dict[str, list[Any]], data: st.DataObject) -> None:
+def test_a_blob_that_was_cut_anywhere_is_refused(
+    cols: dict[str, list[Any]], data: st.DataObject
+) -> None:
     raw = as_bytes(build(cols))
     cut = data.draw(st.integers(0, len(raw) - 1))
     with pytest.raises(PayloadError):

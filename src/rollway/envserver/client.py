@@ -154,9 +154,7 @@ async def _answer(wire: Any, handshake: Handshake, address: str, limit_s: float)
     answered = asyncio.ensure_future(_welcomed(wire, address, heard))
     refused = asyncio.ensure_future(handshake.refused())
     try:
-        await asyncio.wait(
-            [answered, refused], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
-        )
+        await asyncio.wait([answered, refused], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if answered.done():
             return answered.result()
         if refused.done():

@@ -9,7 +9,7 @@ from .store import PayloadSource
 
 
 class SegmentKeeper:
-    """The refs of one payload directory that are in use; what is unused is removed in the thread lane."""
+    """The refs of one payload directory that are in use; unused segments go, in the thread lane."""
 
     def __init__(self, source: PayloadSource) -> None:
         self._source = source

@@ -11,7 +11,7 @@ from ..errors import RunDirError
 
 @contextmanager
 def only_one(folder: Path, does: str) -> Iterator[None]:
-    """Keeps other processes out; the kernel lets go when this one ends. `does` is what the other does."""
+    """Keeps others out; the kernel lets go when this process ends. `does` is what the other one does."""
     held = os.open(folder, os.O_RDONLY)
     try:
         try:
