@@ -60,7 +60,7 @@ def adding(asked: Asked) -> str:
 
 
 async def test_plain_code_runs_elsewhere_and_speaks_through_its_worker(tmp_path: Path) -> None:
-    async with serving(tmp_path, PLAIN, adding, rollout_deadline_s=5.0) as client:
+    async with serving(tmp_path, PLAIN, adding, rollout_deadline_s=8.0) as client:
         scored = await outcome(client, Task("0", "add 1 2"))
         assert isinstance(scored, Scored), scored
         assert (scored.reward, scored.metrics) == (1.0, {"is_elsewhere": 1.0})
