@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+JOBS ?= 2
 
 .PHONY: help setup demo test lint bench clean
 
@@ -20,8 +21,8 @@ setup: $(READY)  ## Create .venv with everything rollway needs
 demo: $(READY)  ## Train a tiny Mixture-of-Experts on reverse-text (a few minutes on 2 cores)
 	$(BIN)/rollway train examples/reverse-text/run.toml --clean
 
-test: lint  ## Lint, then run all tests
-	$(BIN)/pytest
+test: lint  ## Lint, then run all tests, JOBS of them at a time
+	$(BIN)/pytest -n $(JOBS) --dist worksteal
 
 lint: $(READY)  ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from rollway.envserver.core.asked import MAX_OPEN
 from rollway.envserver.core.blame import MAX_ATTEMPTS
 from rollway.envserver.core.events import (
     ClientSays,
@@ -476,6 +477,20 @@ def test_splits_and_clients_get_their_own_tasks() -> None:
     assert talk.on(WorkerSays(A, held_out)) == [TellClient(CLIENT, held_out)]
     assert talk.on(WorkerSays(A, many)) == [TellClient(CLIENT, many)], "answers come in order"
     assert talk.on(WorkerSays(A, few)) == [TellClient(OTHER, few)]
+
+
+def test_a_client_may_not_have_all_questions_open() -> None:
+    talk = Talk("a")
+    talk.say(Hello("d"), OTHER)
+    for start in range(MAX_OPEN):
+        assert told(talk.say(NextTasks(start, 1)), NextTasks)
+    assert told(talk.say(NextTasks(0, 1)), NextTasks), "one that is open already may be asked again"
+    (refused,) = told(talk.say(NextTasks(MAX_OPEN, 1, split="eval")), Tasks)
+    assert (refused.start, refused.split) == (MAX_OPEN, "eval")
+    assert "the most a client may have" in refused.error
+    assert told(talk.say(NextTasks(0, 1), OTHER), NextTasks), "another client has its own"
+    talk.on(WorkerSays(A, Tasks(0, (TASK,))))
+    assert told(talk.say(NextTasks(MAX_OPEN, 1)), NextTasks)
 
 
 def test_a_new_worker_hears_the_current_policy() -> None:

@@ -123,6 +123,7 @@ async def test_large_bodies_wait_until_they_are_read() -> None:
     ("reply", "said"),
     [
         (b"SSH-2.0-OpenSSH\r\n\r\n", "not an HTTP reply"),
+        (b"HTTP/1.1 2\xb20 OK\r\n\r\n", "not an HTTP reply"),
         (OK + b"Content-Length: ten\r\n\r\n", "Content-Length"),
         (OK + b"Content-Length: 10\r\n\r\nhalf", "closed the connection"),
         (CHUNKED + b"zz\r\n", "chunk's size"),
@@ -190,8 +191,9 @@ async def test_nobody_there() -> None:
     with pytest.raises(HttpError, match="cannot connect"):
         async with HttpClient("http://127.0.0.1:1").request("GET", "/"):
             pass
-    with pytest.raises(HttpError, match="not the address"):
-        HttpClient("ftp://host")
+    for url in ("ftp://host", "http://", "http://host:99999", "http://host:no", "http://[::1"):
+        with pytest.raises(HttpError, match="not the address of an HTTP server"):
+            HttpClient(url)
 
 
 @given(chunks=st.lists(st.binary(min_size=1, max_size=40), max_size=8), step=st.integers(1, 50))

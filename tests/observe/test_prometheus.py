@@ -3,6 +3,7 @@
 import socket
 
 import aiohttp
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -89,5 +90,13 @@ async def test_a_port_that_is_taken_names_its_key() -> None:
 
 
 async def test_port_0_serves_nothing() -> None:
+    def open_ports() -> set[int]:
+        ours = psutil.Process().net_connections("tcp")
+        return {one.laddr.port for one in ours if one.status == psutil.CONN_LISTEN}
+
+    before = open_ports()
     async with scrapable("127.0.0.1", 0, lambda: b""):
-        pass
+        assert open_ports() == before
+    port = free_port()
+    async with scrapable("127.0.0.1", port, lambda: b""):
+        assert open_ports() == before | {port}

@@ -1,7 +1,6 @@
 """`rollway train`: a whole run from one file."""
 
 import asyncio
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -28,9 +27,7 @@ from ..rundir.rundir import RunDir, without_none
 from ..trainer.recipe import is_built
 from ..wire.keys import client_keys
 from .extras import need_torch
-
-INTERRUPTED, TERMINATED = 130, 143
-"""Exit codes of a run ended by SIGINT and by SIGTERM, as shells know them."""
+from .stopping import STOPPED, cancel_on_sigterm, exit_for
 
 
 def train(
@@ -87,10 +84,10 @@ def run_it(
             "launcher", config.watch,
             lambda me: job(config, planned, directory, start, watch, me, screen, needs_model),
         )  # fmt: skip
-    except (KeyboardInterrupt, asyncio.CancelledError) as stopped:
+    except STOPPED as stopped:
         screen.close()
         typer.echo(f"Stopped after step {watch.last_step}. --resume goes on from there", err=True)
-        raise typer.Exit(INTERRUPTED if isinstance(stopped, KeyboardInterrupt) else TERMINATED) from None
+        raise exit_for(stopped) from None
     finally:
         screen.close()
     for line in watch.summary():
@@ -103,9 +100,7 @@ async def job(
     me: Watch, screen: Screen, needs_model: bool,
 ) -> None:  # fmt: skip
     """Model first if there is none, then the run; SIGTERM ends it like Ctrl-C does."""
-    this = asyncio.current_task()
-    assert this is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+    cancel_on_sigterm()
     part = warmup_part(config)
     port = config.metrics.prometheus_port
     async with scrapable(config.metrics.prometheus_host, port, watch.exporter.render):

@@ -16,9 +16,10 @@ from ..envs.rollout import Rollout
 from ..envs.strays import no_strays
 from ..envs.toolbox import Toolbox
 from ..errors import LaneTimeout
+from ..loop.cancelling import is_cancelled
 from ..records.rollout import Failed, Timing
 from ..records.task import Task
-from .failure import failed, is_cancelled, too_late
+from .failure import failed, too_late
 from .plain import PlainCode
 from .policy import Talk
 from .scoring import Scoring
@@ -96,7 +97,7 @@ class Attempt:
             if is_cancelled():
                 raise
             return failed(task, error, "env")
-        except Exception as error:
+        except Exception as error:  # of user code
             if deadline.expired() or isinstance(error, LaneTimeout):
                 return too_late(task, error, limit)
             return failed(task, error, "env")
@@ -110,7 +111,7 @@ class Attempt:
             self._talk.record.track.enter("env" if name == "rollout" else "update")
             try:
                 await self._call(name, chat)
-            except Exception as error:
+            except Exception as error:  # of user code, which may pass a stop on in a group
                 stop = stop_in(error)
                 if not stop:
                     raise

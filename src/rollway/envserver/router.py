@@ -234,7 +234,7 @@ async def _until_told_to_end(
 ) -> None:
     """A signal lets rollouts finish; a second one, or the parent's end, does not wait for that."""
     async with asyncio.TaskGroup() as tasks:
-        gone = tasks.create_task(_gone(parent))
+        gone = tasks.create_task(parent.gone())
         told = tasks.create_task(signals.get())
         await asyncio.wait([gone, told], return_when=asyncio.FIRST_COMPLETED)
         if not gone.done():
@@ -245,11 +245,6 @@ async def _until_told_to_end(
             again.cancel()
         gone.cancel()
         told.cancel()
-
-
-async def _gone(parent: Parent) -> None:
-    while await parent.told() is not None:
-        pass
 
 
 def main(name: str, sock: socket.socket) -> None:

@@ -135,7 +135,7 @@ class Engine:
                 answer = await self._post(call)
                 if answer.get("success") is False:
                     raise EngineError(f"{self._url}{call.path}: {answer.get('message', 'refused')}")
-        except BaseException:
+        except BaseException:  # also if nobody waits any more: decoding must go on
             with suppress(EngineError):  # what went wrong first is what to tell
                 await self._post(go_on)
             raise

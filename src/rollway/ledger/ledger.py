@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from ..errors import RunDirError
 from ..loop.lanes import thread, thread_to_the_end
 from ..records.group import Fate
 from ..records.ids import GroupId, PolicyVersion, RolloutId, Step
@@ -75,8 +76,8 @@ Statement = tuple[str, tuple[Any, ...]]
 class Ledger:
     """Write-behind: `write` queues a statement, one task commits what has gathered."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
         self._queue: asyncio.Queue[Statement | asyncio.Future[None] | None] = asyncio.Queue(MAX_QUEUED)
         self._failed: sqlite3.Error | None = None
 
@@ -171,8 +172,7 @@ class Ledger:
 
     async def _commit_all(self) -> None:
         """Commit in batches until told to stop, each batch in the thread lane."""
-        with closing(sqlite3.connect(self._path, check_same_thread=False)) as db:
-            await thread(_prepare, db)
+        with closing(self._db) as db:
             done = False
             while not done:
                 batch = [await self._queue.get()]
@@ -204,7 +204,7 @@ class Ledger:
 @asynccontextmanager
 async def open_ledger(path: Path) -> AsyncIterator[Ledger]:
     """The ledger of a run; leaving the block commits what is queued."""
-    ledger = Ledger(path)
+    ledger = Ledger(await thread(_opened, path))
     committing = asyncio.create_task(ledger._commit_all(), name="ledger")
     try:
         yield ledger
@@ -214,10 +214,23 @@ async def open_ledger(path: Path) -> AsyncIterator[Ledger]:
         await asyncio.shield(committing)
 
 
-def _prepare(db: sqlite3.Connection) -> None:
-    db.execute("PRAGMA journal_mode=WAL")
-    db.execute("PRAGMA synchronous=NORMAL")
-    db.executescript(SCHEMA)
+def _opened(path: Path) -> sqlite3.Connection:
+    """The database with its tables; one that cannot be used is refused before anything is queued."""
+    db = None
+    try:
+        db = sqlite3.connect(path, check_same_thread=False)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.executescript(SCHEMA)
+    except sqlite3.Error as error:
+        if db is not None:
+            db.close()
+        raise unusable(path, error) from None
+    return db
+
+
+def unusable(path: Path, error: sqlite3.Error) -> RunDirError:
+    return RunDirError(f"the ledger {path} cannot be used: {error}; --clean starts over without it")
 
 
 def _commit(db: sqlite3.Connection, batch: list[Statement]) -> None:

@@ -16,7 +16,7 @@ from ..records.payload import PayloadRef
 from ..records.restored import Restored, RestoredBatch, RestoredGroup, RestoredTask
 from ..records.rollout import Cancelled, Failed, Scored, Settled
 from ..records.task import Task
-from .ledger import SCHEMA, TRAINED
+from .ledger import SCHEMA, TRAINED, unusable
 
 PUBLISHED = "UPDATE steps SET published_s = coalesce(published_s, ?) WHERE step = ?"
 CURSORS = "SELECT env, position, max(group_id) FROM groups WHERE fate IS NOT 'eval' GROUP BY env"
@@ -41,6 +41,15 @@ def restore(
     """
     if not path.exists():
         return Restored()
+    try:
+        return _read(path, trained, shipped, is_intact)
+    except sqlite3.DatabaseError as error:
+        raise unusable(path, error) from None
+
+
+def _read(
+    path: Path, trained: Sequence[BatchManifest], shipped: Sequence[BatchManifest], is_intact: IsIntact
+) -> Restored:
     with closing(sqlite3.connect(path)) as db, db:
         db.executescript(SCHEMA)
         for manifest in trained:

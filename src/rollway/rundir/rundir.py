@@ -1,6 +1,5 @@
 """Paths of a run, and how a directory becomes one."""
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import tomli_w
 from ..config.sections import RunConfig
 from ..errors import RunDirError
 from ..records.ids import PolicyVersion, Step
+from .lock import only_one
 
 STABLE = "STABLE"
 """Marks a weights folder as complete; holds the record of the version."""
@@ -44,19 +44,12 @@ class RunDir:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes out of this run; the kernel lets go when this one ends."""
+        """Keeps other processes out of this run."""
         if self.path.exists() and not self.exists and any(self.path.iterdir()):
             raise RunDirError(f"{self.path} exists and is not a run directory; choose another name")
         self.logs.mkdir(parents=True, exist_ok=True)
-        held = os.open(self.logs, os.O_RDONLY)
-        try:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunDirError(f"another process trains in {self.path}") from None
+        with only_one(self.logs, f"trains in {self.path}"):
             yield
-        finally:
-            os.close(held)
 
     def create(self, config: RunConfig) -> None:
         """Make the folders, and write down what the run was started with."""

@@ -43,14 +43,13 @@ async def _answer(core: child.Child) -> Answer:
 async def trainer(part: TrainerPart, parent: Parent) -> None:
     """Train until the last step is published and the parent is gone."""
     async with child.start("trainer-core", "rollway.trainer.core:serve_core", computes=True) as core:
-        await core.pipe.send(msgspec.msgpack.encode(part))
+        await core.begin_with(msgspec.msgpack.encode(part))
         answer = await _answer(core)
         assert isinstance(answer, Loaded)
         await parent.ready()
         async with asyncio.TaskGroup() as tasks:
             training = tasks.create_task(train_all(part, core, RunDir(part.run_dir)))
-            while await parent.told() is not None:
-                pass
+            await parent.gone()
             training.cancel()
 
 

@@ -32,7 +32,7 @@ from ...wire.messages import (
     Welcome,
     WorkerLost,
 )
-from .asked import TasksAsked
+from .asked import MAX_OPEN, TasksAsked
 from .blame import Loss
 from .clients import Clients
 from .dispatch import Dispatch
@@ -153,8 +153,10 @@ class Routing:
             case Ping():
                 return []
             case NextTasks() as wanted:
-                self._asked.add(client, wanted)
-                return self._ask_tasks()
+                if self._asked.add(client, wanted):
+                    return self._ask_tasks()
+                error = f"{MAX_OPEN} questions for tasks wait already, the most a client may have"
+                return [TellClient(client, Tasks(wanted.start, (), error=error, split=wanted.split))]
             case Run() as run:
                 return self._dispatch.take(client, (run,))
             case RunGroup(runs=runs):

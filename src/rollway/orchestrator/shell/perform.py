@@ -11,12 +11,10 @@ from ...errors import RunStuck
 from ...inference.engine import Engine
 from ...ledger.ledger import Ledger
 from ...loop.lanes import thread
+from ...payload.keeper import SegmentKeeper
 from ...payload.reader import SegmentReader
-from ...payload.release import LiveRefs
-from ...payload.store import PayloadSource
 from ...records.group import ClosedGroup
 from ...records.ids import GroupId, PolicyVersion, Step
-from ...records.payload import PayloadRef
 from ...records.restored import Restored
 from ...records.rollout import Scored, Settled
 from ...records.task import Split
@@ -67,8 +65,7 @@ class Performer:
         self._phases = phases
         self._lookout = lookout
         self._steps = steps
-        self._live = LiveRefs()
-        self._segments: PayloadSource = SegmentReader(run.payload)
+        self._keeper = SegmentKeeper(SegmentReader(run.payload))
         self._saving = asyncio.Lock()
         self._shipped: dict[int, asyncio.Future[Ship]] = {}
 
@@ -89,14 +86,14 @@ class Performer:
             case Discard(step=step, closed=closed):
                 await self._save(self._run.saved_rollouts(step), [closed])
                 await self._ledger.closed(closed.group.id, closed.fate)
-                await self._release([member.scored.ref for member in closed.group.members])
+                await self._keeper.release([member.scored.ref for member in closed.group.members])
             case Release(refs=refs):
-                await self._release(refs)
+                await self._keeper.release(refs)
             case Pooled(env=env, task=task, pool=pool):
                 await self._ledger.pooled(env, task, pool)
             case Evaluated(version=version, closed=closed):
                 await self._save(self._run.saved_evals(version), [closed])
-                await self._release([member.scored.ref for member in closed.group.members])
+                await self._keeper.release([member.scored.ref for member in closed.group.members])
             case ReportEval(version=version, closed=groups):
                 await self._steps.evaluated(version, groups)
                 await self._ledger.evaluated(version)
@@ -146,7 +143,7 @@ class Performer:
             for member in one.group.members
         ]  # fmt: skip
         for scored in [*(one for one in ends if isinstance(one, Scored)), *members]:
-            self._live.hold(scored.ref, closed=True)
+            self._keeper.hold_old(scored.ref)
         for batch in restored.batches:
             await thread(forget_trained, self._run.saved_rollouts(batch.manifest.step))
             await self._after_ship(Ship(batch.manifest, batch.closed))
@@ -154,16 +151,16 @@ class Performer:
     async def settled(self, settled: Settled) -> None:
         """Note a rollout's end before the core hears of it."""
         self._lookout.settled(settled.rollout_id, settled.outcome)
-        if isinstance(settled.outcome, Scored) and self._live.hold(settled.outcome.ref):
-            await self._sweep()
+        if isinstance(settled.outcome, Scored):
+            await self._keeper.hold(settled.outcome.ref)
         await self._ledger.settled(settled)
 
     def moved(self, progress: Progress) -> None:
         self._lookout.moved(progress)
 
     async def _ship(self, ship: Ship) -> None:
-        """The ledger knows what is in a batch before the trainer sees it; the rest is written while it
-        trains."""
+        """All that a batch is made of is in the ledger before the trainer sees it; that it was shipped,
+        and what was said in it, is written while it trains."""
         step = ship.manifest.step
         with self._phases.shipping(step):
             await self._ledger.flush()
@@ -194,16 +191,6 @@ class Performer:
         if self._config.save_rollouts:
             async with self._saving:
                 await thread(save, self._run.payload, path, closed)
-
-    async def _release(self, refs: Iterable[PayloadRef]) -> None:
-        for ref in refs:
-            if self._live.release(ref):
-                await thread(self._segments.remove, ref.segment)
-
-    async def _sweep(self) -> None:
-        """A writer has begun a new segment: remove what that closed and nobody uses."""
-        for segment in self._live.unused(await thread(self._segments.segments)):
-            await thread(self._segments.remove, segment)
 
 
 def together(commands: Iterable[Command]) -> Iterator[Command | tuple[Dispatch, ...]]:

@@ -1,12 +1,11 @@
 """Where events come from: env servers, the trainer, the parent."""
 
 import asyncio
-import logging
-from collections import Counter
 
 import msgspec
 
 from ...envserver.client import EnvClient
+from ...envserver.failurelog import FailureLog
 from ...errors import RunStuck
 from ...loop.part import Parent
 from ...observe.lags import Lags
@@ -21,8 +20,6 @@ from ...wire.messages import Stats, Tasks, WorkerLost
 from ..core.events import Event, TasksArrived, VersionPublished, WorkerLag
 from .perform import Performer
 from .steplog import StepLog
-
-log = logging.getLogger(__name__)
 
 Events = asyncio.Queue[Event]
 
@@ -41,7 +38,8 @@ async def from_env(
                 )
             case Settled() as settled:
                 if isinstance(settled.outcome, Failed):
-                    failures.add(settled, settled.outcome)
+                    whose = f"environment '{env}', attempt {settled.attempt}, {settled.worker}"
+                    failures.add(settled.rollout_id, settled.outcome, whose)
                 await performer.settled(settled)
                 await events.put(settled)
             case Tasks(error=error) if error:
@@ -56,27 +54,6 @@ async def from_env(
                 await events.put(WorkerLag(stats.lag.p90))
             case WorkerLost(worker=worker, num_moved=moved, num_failed=failed):
                 await parent.say(Notice(f"{worker} died: {moved} rollouts moved, {failed} failed"))
-
-
-class FailureLog:
-    """The first failures of a kind in full, then ever fewer: a log stays readable and bounded."""
-
-    def __init__(self) -> None:
-        self._seen: Counter[str] = Counter()
-
-    def add(self, settled: Settled, failed: Failed) -> None:
-        self._seen[failed.boundary] += 1
-        count = self._seen[failed.boundary]
-        if count <= 10 or count % 10 ** (len(str(count)) - 1) == 0:
-            _log_failure(count, settled, failed)
-
-
-def _log_failure(count: int, settled: Settled, failed: Failed) -> None:
-    log.warning(
-        "rollout %s failed (%s number %d, attempt %d, %s): %s%s",
-        settled.rollout_id, failed.boundary, count, settled.attempt, settled.worker, failed.error,
-        f"\n{failed.traceback}" if failed.traceback else "",
-    )  # fmt: skip
 
 
 async def from_trainer(
