@@ -7,7 +7,7 @@ in pieces and gathered nowhere on the way; until its reader wants it, it waits i
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import cast
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ from .framing import (
     Body,
     Counted,
     Head,
+    HttpAway,
     HttpError,
     Sink,
     Skipper,
@@ -50,18 +51,18 @@ class Connection(asyncio.BufferedProtocol):
         self._ended: asyncio.Future[None] | None = None
         self._discard: Discard | None = None
         self.is_open = False
-        self.num_asked = 0
         self.heard = False
+        self.vouched = 0
+        """For its user: up to what the process at its other end was found good."""
         self._lost: Exception | None = None
 
     async def ask(self, request: bytes) -> Head:
         """Send a request; the head of its reply. The body waits until it is read."""
         assert self._transport is not None
-        if not self.is_open:
-            raise HttpError("the connection was closed")
-        self._early.clear()
-        self.num_asked += 1
         self.heard = False
+        if not self.is_open:
+            raise HttpAway("the connection was closed")
+        self._early.clear()
         self._head = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return await self._head
@@ -181,7 +182,8 @@ class Connection(asyncio.BufferedProtocol):
     def _on_lost(self) -> None:
         if isinstance(self._body, UntilClosed) and self._lost is None:
             self._end()
-        self._fail(HttpError(str(self._lost) if self._lost else "the server closed the connection"))
+        how = str(self._lost) if self._lost else "the server closed the connection"
+        self._fail(HttpAway(how, was_asked=True))
 
     def _fail(self, error: Exception) -> None:
         for waiting in (self._head, self._ended):
@@ -201,6 +203,9 @@ class Reply:
     async def read(self, sink: Sink, skipper: Skipper | None = None) -> None:
         await self._connection.read(self.head, sink, skipper)
         self.is_read = True
+
+
+Vouch = Callable[[Connection], Awaitable[None]]
 
 
 class HttpClient:
@@ -224,14 +229,12 @@ class HttpClient:
 
     @asynccontextmanager
     async def request(
-        self, method: str, path: str, body: bytes = b"", accept: str = "application/json"
-    ) -> AsyncIterator[Reply]:
-        """A reply to be read within the block; leaving it early ends the connection."""
-        request = (
-            f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._netloc}\r\nAccept: {accept}\r\n"
-            f"{self._headers}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        ).encode() + body
-        connection, head = await self._ask(request)
+        self, method: str, path: str, body: bytes = b"", accept: str = "application/json",
+        vouch: Vouch | None = None,
+    ) -> AsyncIterator[Reply]:  # fmt: skip
+        """A reply to be read within the block; leaving it early ends the connection. `vouch` may speak
+        on the connection first, and raise to refuse it."""
+        connection, head = await self._ask(self._encoded(method, path, body, accept), vouch)
         reply = Reply(connection, head)
         try:
             yield reply
@@ -241,15 +244,30 @@ class HttpClient:
             else:
                 connection.close()
 
-    async def _ask(self, request: bytes) -> tuple[Connection, Head]:
+    async def ask_on(self, connection: Connection, path: str) -> Reply:
+        """The reply to a GET on a connection that `vouch` looks at; it must be read."""
+        return Reply(connection, await connection.ask(self._encoded("GET", path)))
+
+    def _encoded(
+        self, method: str, path: str, body: bytes = b"", accept: str = "application/json"
+    ) -> bytes:
+        return (
+            f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._netloc}\r\nAccept: {accept}\r\n"
+            f"{self._headers}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        ).encode() + body
+
+    async def _ask(self, request: bytes, vouch: Vouch | None) -> tuple[Connection, Head]:
         """On an idle connection if there is one. A server may hang up on it just then: ask again."""
         while True:
-            connection = self._take_idle() or await self._connect()
+            idle = self._take_idle()
+            connection = idle or await self._connect()
             try:
+                if vouch is not None:
+                    await vouch(connection)
                 return connection, await connection.ask(request)
             except HttpError:
                 connection.close()
-                if connection.num_asked < 2 or connection.heard:
+                if idle is None or connection.heard:
                     raise
             except BaseException:
                 connection.close()
@@ -271,7 +289,7 @@ class HttpClient:
                 server_hostname=self._host if self._tls else None,
             )  # fmt: skip
         except OSError as error:
-            raise HttpError(f"cannot connect: {error}") from None
+            raise HttpAway(f"cannot connect: {error}") from None
         return connection
 
     async def _socket(self, loop: asyncio.AbstractEventLoop) -> socket.socket:

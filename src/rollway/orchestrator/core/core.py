@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from ...records.group import ClosedGroup, Fate, Group
 from ...records.ids import GroupId, PolicyVersion, RolloutId, Step, rollout_id
+from ...records.load import EngineLoad
 from ...records.payload import PayloadRef
 from ...records.restored import Restored
 from ...records.rollout import Detection, Scored, Settled
@@ -170,6 +171,8 @@ class Core:
                 commands = self._on_published(event)
             case WeightsApplied(version=version):
                 commands = self._on_applied(version)
+            case EngineLoad():
+                commands = []
         return commands + self._ship() + self._dispatch() + self._check()
 
     def _restore(self, restored: Restored) -> list[Command]:

@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from ...records.ids import GroupId, PolicyVersion
+from ...records.load import EngineLoad
 from ...records.restored import Restored
 from ...records.rollout import Settled
 from ...records.task import Task
@@ -49,4 +50,6 @@ class Started(Struct, frozen=True):
     restored: Restored = Restored()
 
 
-Event = Started | Tick | TasksArrived | Settled | Credited | VersionPublished | WeightsApplied
+Event = (
+    Started | Tick | TasksArrived | Settled | Credited | VersionPublished | WeightsApplied | EngineLoad
+)

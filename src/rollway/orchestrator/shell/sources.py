@@ -1,4 +1,4 @@
-"""Where events come from: env servers, the trainer, the parent."""
+"""Where events come from: env servers, engines, the trainer, the parent."""
 
 import asyncio
 import logging
@@ -19,6 +19,7 @@ from ...transport import filesystem
 from ...wire.messages import Progress as EnvProgress
 from ...wire.messages import Stats, Tasks, WorkerLost
 from ..core.events import Event, TasksArrived, VersionPublished
+from .fleet import LOOK_EVERY_S, Fleet
 from .perform import Performer
 from .steplog import StepLog
 
@@ -76,6 +77,14 @@ def _log_failure(count: int, settled: Settled, failed: Failed) -> None:
         settled.rollout_id, failed.boundary, count, settled.attempt, settled.worker, failed.error,
         f"\n{failed.traceback}" if failed.traceback else "",
     )  # fmt: skip
+
+
+async def from_engines(fleet: Fleet, events: Events) -> None:
+    """How busy the engines are, once a second, while they say so."""
+    while True:
+        await asyncio.sleep(LOOK_EVERY_S)
+        if (load := fleet.load) is not None:
+            await events.put(load)
 
 
 async def from_trainer(
