@@ -31,7 +31,7 @@ async def env_server(env: EnvConfig, url: str, folder: Path) -> AsyncIterator[Se
         env=env,
         model=ModelConfig(path=str(folder), renderer="qwen3", template={"enable_thinking": False}),
         engine=EngineConfig(request_deadline_s=600),
-        engine_url=url,
+        engine_urls=(url,),
         payload=PayloadConfig(),
         payload_dir=str(folder),
         log_dir=str(folder),

@@ -9,7 +9,9 @@
     ├── KeysError           keys are missing, damaged, readable by others, or not accepted
     ├── PayloadError        a segment is missing, short or damaged, or cannot be written
     ├── TraceError          a turn does not fit its row (an engine's fault)
-    ├── EngineError         an engine refused, answered nonsense, or cannot be reached
+    ├── EngineError         an engine refused, or answered nonsense
+    │   ├── EngineAway      it cannot be reached, hung up, or has old weights: it may come back
+    │   └── EngineLate      it did not answer in time
     ├── ProtocolError       a message that does not belong to the protocol
     ├── RunStuck            a step can no longer complete
     ├── ToolFailed          a tool raised, and its toolset says that this fails the rollout
@@ -78,6 +80,17 @@ class TraceError(RollwayError):
 
 
 class EngineError(RollwayError):
+    pass
+
+
+class EngineAway(EngineError):
+    def __init__(self, message: str, *, was_asked: bool = False) -> None:
+        super().__init__(message)
+        self.was_asked = was_asked
+        """Whether it went while it had something to answer."""
+
+
+class EngineLate(EngineError):
     pass
 
 

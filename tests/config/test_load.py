@@ -142,6 +142,16 @@ def test_what_a_served_environment_requires(tree: dict[str, object], said: str) 
         plan(check(tree, "run.toml"))
 
 
+def test_one_engine_or_several() -> None:
+    for url, urls in (("", ()), ("http://a:1", ("http://a:1",)), (["http://a:1", "http://b:1"], None)):
+        config = check({**MINIMAL, "engine": {"url": url}}, "run.toml")
+        assert config.engine.urls == (tuple(url) if urls is None else urls)
+        assert plan(config).engine == (", ".join(config.engine.urls) or "embedded")
+    twice = check({**MINIMAL, "engine": {"url": ["http://a:1", "http://a:1"]}}, "run.toml")
+    with pytest.raises(ConfigError, match=r"'engine.url' = .* names an engine twice"):
+        plan(twice)
+
+
 def test_the_least_workers_are_no_more_than_the_most() -> None:
     config = check({**MINIMAL, "env": [{"id": "x", "workers": 2, "min_workers": 3}]}, "run.toml")
     with pytest.raises(ConfigError, match=r"'env.0.min_workers' = 3 is more than 'env.0.workers' = 2"):

@@ -93,7 +93,7 @@ async def stage(
         server = RouterPart(
             env=EnvConfig(id=ENVS, args={"kind": kind}, **env),
             model=ModelConfig(path=str(model), renderer="qwen3", template={"enable_thinking": False}),
-            engine=EngineConfig(), engine_url=engine.url, payload=PayloadConfig(),
+            engine=EngineConfig(), engine_urls=(engine.url,), payload=PayloadConfig(),
             payload_dir=str(folder), log_dir=str(folder), seed=0, watch=WatchConfig(),
         )  # fmt: skip
         prepared = prepare(WorkerPart("w", "", -1, server))

@@ -49,7 +49,7 @@ async def serving(folder: Path) -> AsyncIterator[tuple[envs.EnvClient, ChatDoubl
             env=EnvConfig(id=ENVS, args={"kind": "ThreeTurns"}, workers=1, concurrency=8),
             model=ModelConfig(path=""),
             engine=EngineConfig(speaks="messages"),
-            engine_url=double.url,
+            engine_urls=(double.url,),
             payload=PayloadConfig(),
             payload_dir=str(folder),
             log_dir=str(folder),

@@ -32,7 +32,7 @@ async def serving(folder: Path, id: str, answer: Answer, **env: Any) -> AsyncIte
     async with scripted_engine(answer) as engine:
         part = RouterPart(
             env=EnvConfig(id=id, workers=1, **env), model=model(), engine=EngineConfig(),
-            engine_url=engine.url, payload=PayloadConfig(), payload_dir=str(folder),
+            engine_urls=(engine.url,), payload=PayloadConfig(), payload_dir=str(folder),
             log_dir=str(folder), seed=0, watch=WatchConfig(),
         )  # fmt: skip
         async with (

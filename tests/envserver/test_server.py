@@ -93,7 +93,7 @@ def router_part(
         env=env,
         model=ModelConfig(path=str(model), renderer="qwen3", template={"enable_thinking": False}),
         engine=EngineConfig(),
-        engine_url=engine_url,
+        engine_urls=(engine_url,),
         payload=payload,
         payload_dir=str(folder),
         log_dir=str(folder),

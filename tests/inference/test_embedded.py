@@ -16,10 +16,12 @@ from tests.doubles.parts import ENGINE, serving_part
 from rollway.config.parts import EnginePart
 from rollway.config.sections import EngineConfig, ModelConfig, WatchConfig
 from rollway.errors import EngineError, PartDied
+from rollway.inference.control import control
 from rollway.inference.engine import connect
 from rollway.inference.prompt import prompt_of
 from rollway.loop.part import start_part
 from rollway.model.load import load_model, save_weights
+from rollway.records.load import EngineLoad
 from rollway.records.turn import Sampling
 
 pytestmark = pytest.mark.anyio
@@ -147,14 +149,23 @@ async def test_weights_change_under_requests_in_flight(tiny_moe: Path, tmp_path:
         for weight in other.parameters():
             weight.add_(torch.randn_like(weight) * 0.05)
     save_weights(other, tmp_path / "v3")
-    async with serving(tiny_moe) as url, connect(url, routes=True, deadline_s=60) as engine:
+    async with (
+        serving(tiny_moe) as url,
+        connect(url, routes=True, deadline_s=60) as engine,
+        control(url, model="", key="", deadline_s=60) as controlled,
+    ):
         prompt = np.arange(5, dtype=np.int32)
         asked = [
             asyncio.create_task(engine.complete(prompt_of(prompt), Sampling(100), [], routes_start=0))
             for _ in range(8)
         ]
         await until(url, f'vllm:num_requests_running{{model_name="{tiny_moe.name}"}} 8.0')
-        await engine.update_weights(str(tmp_path / "v3"), 3)
+        load = await controlled.load()
+        assert load is not None
+        assert load == EngineLoad(load.running, 0, load.running / 8)
+        assert load.running > 0
+        await controlled.update_weights(str(tmp_path / "v3"), 3)
+        assert await controlled.weight_version() == "3"
         turns = await asyncio.gather(*asked)
         later = await engine.complete(prompt_of(prompt), Sampling(100), [], routes_start=0)
     spans = [set(turn.versions.tolist()) for turn in turns]

@@ -14,6 +14,7 @@ from tests.doubles.chat import chat_double
 
 from rollway.errors import EngineError
 from rollway.inference.binary import SAFETENSORS, encode_reply
+from rollway.inference.control import control
 from rollway.inference.engine import INLINE_JSON_BYTES, INLINE_ROUTES_BYTES, Engine, connect
 from rollway.inference.longreply import LongReplies
 from rollway.inference.prompt import prompt_of
@@ -135,14 +136,14 @@ async def test_sglang_is_known_by_what_it_says_of_its_model() -> None:
         shape = RouteShape(LAYERS, TOPK, 256)
         async with connect(url, routes=True, deadline_s=30, shape=shape) as engine:
             turn = await engine.complete(prompt_of(ids(10)), Sampling(2), [9], 4)
-            await engine.update_weights("/weights/v3", 3)
+        async with control(url, model="", key="", deadline_s=30) as controlled:
+            await controlled.update_weights("/weights/v3", 3)
     assert turn.completion_ids.tolist() == [70, 71]
     assert np.array_equal(turn.routes, routes_of(11)[4:])  # type: ignore[arg-type]
     assert [path for path, _ in calls[1:]] == [
         "/pause_generation", "/update_weights_from_disk", "/continue_generation"
     ]  # fmt: skip
     assert calls[2][1] == {"model_path": "/weights/v3", "weight_version": "3", "flush_cache": True}
-    assert engine.version == 3
 
 
 async def test_a_refused_update_is_an_error_and_decoding_goes_on() -> None:
@@ -154,12 +155,11 @@ async def test_a_refused_update_is_an_error_and_decoding_goes_on() -> None:
 
     async with (
         serving(answer, owner="sglang") as url,
-        connect(url, routes=False, deadline_s=30) as engine,
+        control(url, model="", key="", deadline_s=30) as controlled,
     ):
         with pytest.raises(EngineError, match="no such folder"):
-            await engine.update_weights("/none", 3)
+            await controlled.update_weights("/none", 3)
     assert calls[-1] == "/continue_generation"
-    assert engine.version == 0
 
 
 async def test_problems_of_an_engine_are_told() -> None:
@@ -221,7 +221,7 @@ async def test_a_model_is_chosen_by_name_and_a_key_opens_the_door() -> None:
             async with connect(
                 double.url, routes=False, deadline_s=5, model=name, key="sesame"
             ) as engine:
-                assert engine._model == chosen
+                assert engine.model == chosen
         with pytest.raises(EngineError, match=r"no model 'c' at .* \(it serves a, b\)"):
             await connect(double.url, routes=False, deadline_s=5, model="c", key="sesame").__aenter__()
         with pytest.raises(EngineError, match="HTTP 401: who are you"):

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 from rollway.cli.main import app
 from rollway.observe.why import first_line, lines
 from rollway.records.ids import GroupId, RolloutId, WorkerName
-from rollway.records.situation import EnvState, Held, Situation
+from rollway.records.load import EngineLoad
+from rollway.records.situation import EngineState, EnvState, Held, Situation
 
 
 def held(number: int, env: str = "dead") -> Held:
@@ -32,6 +33,30 @@ def test_the_first_line_names_the_oldest_and_who_is_silent() -> None:
         "60 s old, engine for 50 s in w1, 3 turns and 70 tokens so far; no rollout of 'dead' has "
         "settled for 61 s"
     )
+
+
+UP = EngineState("http://b:8000", 6, load=EngineLoad(12, 3, 0.4))
+GONE = EngineState("http://a:8000", 5, 14.2, "/metrics: cannot connect")
+
+
+@pytest.mark.parametrize(
+    ("engines", "waits_for", "said"),
+    [
+        ((GONE,), "rollouts",
+         "waits for the engine at http://a:8000: no answer for 14 s (/metrics: cannot connect) (24 of"),
+        ((GONE, UP), "rollouts",
+         "waits for rollouts; the engine at http://a:8000: no answer for 14 s (/metrics: cannot"),
+        ((GONE,), "the trainer", "waits for the trainer; the engine at http://a:8000: no answer for"),
+        ((UP,), "rollouts", "waits for rollouts (24 of"),
+    ],
+)  # fmt: skip
+def test_an_engine_that_does_not_answer_is_named(
+    engines: tuple[EngineState, ...], waits_for: str, said: str
+) -> None:
+    now = msgspec.structs.replace(NOW, engines=engines, waits_for=waits_for)
+    assert said in first_line(now)
+    told = "  engine at http://b:8000: version 6, 12 running, 3 waiting, cache 40% full"
+    assert (told in lines(now)) == (UP in engines)
 
 
 def test_the_oldest_come_first_and_not_all_are_told() -> None:

@@ -8,7 +8,7 @@ import typer
 
 from ..config.parts import EnginePart
 from ..config.sections import EngineConfig, ModelConfig, WatchConfig
-from ..launch.run import ENGINE
+from ..launch.engine import ENGINE
 from ..loop.part import start_part
 from ..loop.run import run
 from ..model.folder import check_folder

@@ -26,7 +26,11 @@ Env = Annotated[
     str, typer.Argument(help="Environment: a name of 'rollway envs', a module, or path/to/env.py.")
 ]
 Engine = Annotated[
-    str, typer.Option(help="Address of the engine its workers ask, such as http://gpu-box:8000.")
+    list[str],
+    typer.Option(
+        help="Address of the engine its workers ask, such as http://gpu-box:8000 (repeatable: engines "
+        "that serve the same model)."
+    ),
 ]
 Model = Annotated[
     Path, typer.Option(help="Folder of the engine's model: config.json and tokenizer.json are read.")
@@ -99,8 +103,8 @@ def serve(
         model=ModelConfig(
             path=str(model), renderer=renderer, template=json_object("--template", template)
         ),
-        engine=EngineConfig(url=engine, routes=routes),
-        engine_url=engine,
+        engine=EngineConfig(url=tuple(engine), routes=routes),
+        engine_urls=tuple(engine),
         payload=_payload(payload, payload_dir),
         payload_dir=payload_dir,
         log_dir=str(log_dir),

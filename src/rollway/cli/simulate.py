@@ -43,11 +43,11 @@ def simulate(
     run = RunDir(past) if past else None
     durations = from_run(run) if run else from_config(config.simulate, config.seed)
     slots = planned.worker_slots or config.orchestrator.max_in_flight
-    slots = slots if config.engine.url else min(slots, config.engine.max_batch)
+    slots = slots if config.engine.urls else min(slots, config.engine.max_batch)
     ratios = {env.id: env.ratio for env in config.env}
     nowhere = dict.fromkeys(ratios, "")
     start = StartPoint(Step(1), "", "")
-    part = orchestrator_part(config, planned, RunDir(planned.run_dir), start, "", nowhere)
+    part = orchestrator_part(config, planned, RunDir(planned.run_dir), start, (), nowhere)
     endless = msgspec.structs.replace(limits(part), max_steps=ENDLESS)
     core = Core(endless, ratios, Step(1), {})
     started_s = time.monotonic()

@@ -31,6 +31,9 @@ class EnginePart(Struct, frozen=True):
     version: int
     seed: int
     watch: WatchConfig
+    listen_fd: int = -1
+    """An inherited socket to serve at, which its parent keeps for the next engine; -1: one of its
+    own, at `engine.port`."""
 
 
 class RouterPart(Struct, frozen=True):
@@ -40,7 +43,7 @@ class RouterPart(Struct, frozen=True):
     env: EnvConfig
     model: ModelConfig
     engine: EngineConfig
-    engine_url: str
+    engine_urls: tuple[str, ...]
     payload: PayloadConfig
     payload_dir: str
     log_dir: str
@@ -62,6 +65,8 @@ class WorkerPart(Struct, frozen=True):
     board_fd: int
     """An inherited file: where it shows whose code is running."""
     server: RouterPart
+    is_patient: bool = False
+    """Whether it waits for an engine that is away; when a server starts, that is a mistake."""
 
     @property
     def watch(self) -> WatchConfig:
@@ -85,14 +90,12 @@ class OrchestratorPart(Struct, frozen=True):
     orchestrator: OrchestratorConfig
     sampling: Sampling
     envs: tuple[EnvAddress, ...]
-    engine_url: str
-    push_weights: str
-    """Weights an engine of the user's must load first, empty for our own, …"""
-    has_weights_if: tuple[str, ...]
-    """… unless it says that it has one of these versions: it was started with them."""
-    engine_model: str
-    engine_key_var: str
-    request_deadline_s: float
+    engine_urls: tuple[str, ...]
+    engine: EngineConfig
+    weights: str
+    """Folder of version `first_step - 1`, for engines that do not have it."""
+    must_push: bool
+    """Whether engines are given it whatever they say: their versions may be another run's."""
     micro_batch_tokens: int
     payload: PayloadConfig
     max_outstanding: int

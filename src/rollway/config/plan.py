@@ -45,7 +45,7 @@ def plan(config: RunConfig) -> Plan:
     }
     if len(started) == len(config.env):
         bounds["env.workers × env.concurrency"] = slots
-    if not config.engine.url:
+    if not config.engine.urls:
         bounds["engine.max_batch"] = config.engine.max_batch
     return Plan(
         run_dir=str(Path(config.output_dir) / config.name),
@@ -54,7 +54,7 @@ def plan(config: RunConfig) -> Plan:
         max_in_flight=wants.max_in_flight,
         num_workers=sum(env.workers for env in started),
         worker_slots=slots,
-        engine=config.engine.url or "embedded",
+        engine=", ".join(config.engine.urls) or "embedded",
         binds=min(bounds, key=lambda name: bounds[name]),
     )
 
@@ -81,6 +81,8 @@ def _check(config: RunConfig) -> None:
             f"'sampling.max_tokens' = {config.sampling.max_tokens} leaves no room for a prompt in "
             f"'engine.max_context' = {config.engine.max_context}"
         )
+    if len(set(config.engine.urls)) < len(config.engine.urls):
+        raise ConfigError(f"'engine.url' = {list(config.engine.urls)!r} names an engine twice")
     if config.warmup and config.warmup.topk > config.warmup.num_experts:
         raise ConfigError(
             f"'warmup.topk' = {config.warmup.topk} is more than 'warmup.num_experts' = "

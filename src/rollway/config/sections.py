@@ -99,10 +99,11 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
 
 
 class EngineConfig(Section, frozen=True, kw_only=True):
-    """The inference engine: embedded, or the address of one that runs already."""
+    """The inference engine: embedded, or the addresses of some that run already."""
 
-    url: str = ""
-    """Address of a running vLLM or SGLang; empty starts the embedded engine."""
+    url: str | tuple[str, ...] = ""
+    """Address of a running vLLM or SGLang, or a list of several that serve the same model; empty starts
+    the embedded engine."""
     speaks: Literal["tokens", "messages"] = "tokens"
     """`tokens`: ids in, ids and logprobs out, which training needs. `messages`: any OpenAI-compatible
     chat endpoint; its rollouts have no rows, so only `rollway eval` can use it."""
@@ -122,8 +123,15 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     """What the embedded engine computes in; the trainer computes in float32."""
     request_deadline_s: Positive = 120.0
     """A reply that takes longer fails its rollout with boundary `engine`."""
+    patience_s: Positive = 180.0
+    """How long rollouts wait when no engine answers, before the run stops with the reason."""
     routes: bool = True
     """Ask for expert choices and replay them in the trainer; needs a Mixture-of-Experts."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """All addresses; none for the embedded engine."""
+        return self.url if isinstance(self.url, tuple) else (self.url,) * bool(self.url)
 
 
 class OrchestratorConfig(Section, frozen=True, kw_only=True):

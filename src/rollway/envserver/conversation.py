@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..envs.reply import Reply
-from ..inference.engine import Engine
+from ..inference.engine import Drawer
 from ..inference.prompt import NO_PROMPT, prompt_of
 from ..inference.rendering import Renderer
 from ..records.task import Message
@@ -20,7 +20,7 @@ Tools = Sequence[dict[str, Any]]
 class Conversation:
     """One dialogue with the engine. A prompt repeats what was sampled id by id."""
 
-    def __init__(self, engine: Engine, renderer: Renderer, sampling: Sampling, record: Record) -> None:
+    def __init__(self, engine: Drawer, renderer: Renderer, sampling: Sampling, record: Record) -> None:
         self._engine = engine
         self._renderer = renderer
         self._sampling = sampling

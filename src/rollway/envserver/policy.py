@@ -9,10 +9,9 @@ from msgspec import Struct
 
 from ..config.parts import RouterPart
 from ..envs.chat import Speaker
-from ..inference import engine as engines
 from ..inference.chatcompletions import ChatClient
-from ..inference.engine import Engine
 from ..inference.longreply import LongReplies
+from ..inference.pool import EnginePool, PoolConfig, open_pool
 from ..inference.rendering import Renderer, Rendering
 from ..inference.routes import RouteShape, route_shape
 from ..loop.lanes import ProcessLane
@@ -38,26 +37,27 @@ class Policy(Protocol):
 
     version: int
 
-    def talk(self, sampling: Sampling, track: Track) -> Talk: ...
+    def talk(self, sampling: Sampling, track: Track, group: int) -> Talk:
+        """A dialogue of a rollout of the group with this number."""
 
 
 class TokenPolicy:
-    """An engine that takes and gives token ids: every turn is traced."""
+    """Engines that take and give token ids: every turn is traced."""
 
-    def __init__(self, engine: Engine, renderer: Renderer) -> None:
-        self._engine = engine
+    def __init__(self, engines: EnginePool, renderer: Renderer) -> None:
+        self._engines = engines
         self._renderer = renderer
 
     @property
     def version(self) -> int:
-        return self._engine.version
+        return self._engines.version
 
     @version.setter
     def version(self, version: int) -> None:
-        self._engine.version = version
+        self._engines.version = version
 
-    def talk(self, sampling: Sampling, track: Track) -> Conversation:
-        return Conversation(self._engine, self._renderer, sampling, Record(track))
+    def talk(self, sampling: Sampling, track: Track, group: int) -> Conversation:
+        return Conversation(self._engines.seat(group), self._renderer, sampling, Record(track))
 
 
 class MessagePolicy:
@@ -67,7 +67,7 @@ class MessagePolicy:
         self._client = client
         self.version = 0
 
-    def talk(self, sampling: Sampling, track: Track) -> Dialogue:
+    def talk(self, sampling: Sampling, track: Track, group: int) -> Dialogue:
         return Dialogue(self._client, sampling, self.version, Record(track))
 
 
@@ -87,13 +87,13 @@ def load_speech(server: RouterPart) -> Speech | None:
 
 @asynccontextmanager
 async def open_policy(
-    name: str, server: RouterPart, speech: Speech | None, watch: Watch
+    name: str, server: RouterPart, speech: Speech | None, watch: Watch, *, is_patient: bool = False
 ) -> AsyncIterator[Policy]:
-    """The policy, once it answers."""
+    """The policy, if it answers; with `is_patient`, once it does."""
     wants, key = server.engine, os.environ.get(server.engine.key_var, "")
     if speech is None:
         deadline_s = wants.request_deadline_s
-        with ChatClient(server.engine_url, wants.model, key, deadline_s=deadline_s) as client:
+        with ChatClient(server.engine_urls[0], wants.model, key, deadline_s=deadline_s) as client:
             await client.check()
             yield MessagePolicy(client)
         return
@@ -107,15 +107,20 @@ async def open_policy(
         reply_lane = await stack.enter_async_context(
             ProcessLane(f"{name}.replies", size=1, what="reply", watch=watch)
         )
-        engine = await stack.enter_async_context(
-            engines.connect(
-                server.engine_url,
-                routes=wants.routes,
-                deadline_s=wants.request_deadline_s,
-                shape=speech.shape,
-                long_replies=stack.enter_context(LongReplies(reply_lane)),
-                model=wants.model,
-                key=key,
-            )
-        )
-        yield TokenPolicy(engine, Renderer(speech.rendering, server.model, render_lane))
+        long_replies = stack.enter_context(LongReplies(reply_lane))
+        config = pool_config(server, speech.shape, key)
+        engines = await stack.enter_async_context(open_pool(config, long_replies, is_patient=is_patient))
+        yield TokenPolicy(engines, Renderer(speech.rendering, server.model, render_lane))
+
+
+def pool_config(server: RouterPart, shape: RouteShape | None, key: str) -> PoolConfig:
+    wants = server.engine
+    return PoolConfig(
+        urls=server.engine_urls,
+        model=wants.model,
+        key=key,
+        routes=wants.routes,
+        shape=shape,
+        deadline_s=wants.request_deadline_s,
+        patience_s=wants.patience_s,
+    )

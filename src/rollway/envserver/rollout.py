@@ -16,6 +16,7 @@ from ..trace.detect import Signs
 from ..trace.row import Row
 from ..wire.messages import Run
 from .attempt import Attempt, Done
+from .core.keys import group_number
 from .group import GroupRun
 from .plain import PlainCode
 from .policy import Policy
@@ -48,7 +49,7 @@ class RolloutRunner:
 
     async def run(self, run: Run, track: Track, group: GroupRun | None = None) -> Outcome:
         """The rollout's end. Only cancellation and bugs of ours come out as exceptions."""
-        talk = self._policy.talk(run.sampling, track)
+        talk = self._policy.talk(run.sampling, track, group_number(run.rollout_id))
         attempt = Attempt(
             self._config, self._env, run.task, talk, self._plain, self._scoring, self._keeper,
             group.key if group else None,

@@ -131,7 +131,8 @@ class Supervisor:
         """One worker, from its start to its death."""
         log_path = Path(self._server.log_dir) / f"{base}.log"
         with new_board() as (board, fd):
-            part = WorkerPart(name, self._address, fd, self._server)
+            is_first = name.endswith(".0") and not self._is_any_up
+            part = WorkerPart(name, self._address, fd, self._server, is_patient=not is_first)
             async with start_part(base, WORKER, part, log=log_path, pass_fds=[fd]) as worker:
                 self._alive[name] = _Alive(worker, board)
                 try:

@@ -239,7 +239,7 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
             ProcessLane(f"{name}.tasks", size=1, what="task source", watch=parent.watch)
         )
         policy = await stack.enter_async_context(
-            open_policy(name, server, prepared.speech, parent.watch)
+            open_policy(name, server, prepared.speech, parent.watch, is_patient=part.is_patient)
         )
         store = stack.enter_context(open_store(server, name))
         runner = await open_runner(prepared, parent.watch, policy, store, stack)

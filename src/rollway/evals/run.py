@@ -11,8 +11,9 @@ from ..config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfi
 from ..envs.source import EnvSpec, load_shared
 from ..envserver import client as envs
 from ..errors import EnvironmentNotFound, LaneError
+from ..launch import engine
 from ..launch.parts import Parts, started_parts
-from ..launch.run import ENGINE, ROUTER
+from ..launch.run import ROUTER
 from ..loop.lanes import ProcessLane
 from ..loop.run import Watch
 from ..observe.console import Screen
@@ -49,7 +50,9 @@ async def evaluate(
     try:
         if not asked.base_url:
             await check_env(asked)
-        async with started_parts(folder.logs, progress.on_stats, lambda body: None) as parts:
+        async with started_parts(
+            folder.logs, progress.on_stats, lambda body: None, screen.line
+        ) as parts:
             url = asked.base_url or await start_engine(parts, asked, how, screen)
             part = router_part(asked, how, folder, url)
             router = await parts.start(f"{env_name(asked.env)}.router", ROUTER, part)
@@ -90,8 +93,11 @@ async def start_engine(parts: Parts, asked: Asked, how: HowToRun, screen: Screen
         seed=asked.seed,
         watch=how.watch,
     )
-    engine = await parts.start("engine", ENGINE, part)
-    return await engine.ready()
+
+    async def again() -> EnginePart:
+        return part
+
+    return await engine.start_engine(parts, part, again)
 
 
 def model_config(asked: Asked) -> ModelConfig:
@@ -122,7 +128,7 @@ def router_part(asked: Asked, how: HowToRun, folder: EvalFolder, url: str) -> Ro
         ),
         model=model_config(asked),
         engine=engine_config(asked, how),
-        engine_url=url,
+        engine_urls=(url,),
         payload=PayloadConfig(segment_mb=SEGMENT_MB),
         payload_dir=str(folder.payload),
         log_dir=str(folder.logs),

@@ -9,6 +9,7 @@ from .framing import (
     Body,
     Counted,
     Head,
+    HttpAway,
     HttpError,
     Sink,
     Skipper,
@@ -32,18 +33,18 @@ class Connection(asyncio.BufferedProtocol):
         self._ended: asyncio.Future[None] | None = None
         self._discard: Discard | None = None
         self.is_open = False
-        self.num_asked = 0
         self.heard = False
+        self.vouched = 0
+        """For its user: up to what the process at its other end was found good."""
         self._lost: Exception | None = None
 
     async def ask(self, request: bytes) -> Head:
         """Send a request; the head of its reply. The body waits until it is read."""
         assert self._transport is not None
-        if not self.is_open:
-            raise HttpError("the connection was closed")
-        self._early.clear()
-        self.num_asked += 1
         self.heard = False
+        if not self.is_open:
+            raise HttpAway("the connection was closed")
+        self._early.clear()
         self._head = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return await self._head
@@ -163,7 +164,8 @@ class Connection(asyncio.BufferedProtocol):
     def _on_lost(self) -> None:
         if isinstance(self._body, UntilClosed) and self._lost is None:
             self._end()
-        self._fail(HttpError(str(self._lost) if self._lost else "the server closed the connection"))
+        how = str(self._lost) if self._lost else "the server closed the connection"
+        self._fail(HttpAway(how, was_asked=True))
 
     def _fail(self, error: Exception) -> None:
         for waiting in (self._head, self._ended):

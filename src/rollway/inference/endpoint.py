@@ -7,8 +7,9 @@ from msgspec import Struct
 
 from ..errors import EngineError, did_you_mean
 from .dialects.dialect import problem
-from .framing import HttpError
+from .framing import HttpAway, HttpError
 from .http import HttpClient, Reply
+from .retry import AWAY
 
 MAX_BODY_BYTES = 8 << 20
 """Of a body that is read whole; larger ones are refused."""
@@ -55,7 +56,7 @@ async def served_models(http: HttpClient, path: str) -> list[Served] | None:
     if status in NO_LIST:
         return None
     if status != 200:
-        raise HttpError(problem(status, body))
+        raise (HttpAway if status in AWAY else HttpError)(problem(status, body))
     return msgspec.json.decode(body, type=_Models).data
 
 

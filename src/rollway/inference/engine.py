@@ -1,69 +1,75 @@
-"""A client of one engine: completions for workers, weight updates for the orchestrator."""
+"""Completions of one engine, for workers."""
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from typing import Protocol
 
-import msgspec
 import numpy as np
 
-from ..errors import EngineError
+from ..errors import EngineAway, EngineError
 from ..loop.lanes import thread_to_the_end
 from ..records.turn import Routes, Sampling, Turn
 from .binary import SAFETENSORS, decode_reply
 from .body import BodyCutter, Spool
 from .columns import Columns
-from .dialects.dialect import Call, Dialect, problem
-from .dialects.sglang import Sglang
-from .dialects.vllm import Vllm
-from .endpoint import headers, pick, read_all, served_models
-from .framing import HttpError
-from .http import HttpClient, Reply
+from .connection import Connection
+from .dialects.dialect import Dialect
+from .http import Reply
+from .link import Link, dialect_of, open_link
 from .longreply import LongReplies
 from .prompt import Prompt
 from .routes import RouteShape, Wanted
+from .spools import Spools
+from .weightversion import has_at_least, version_in
 
-INLINE_BODY_BYTES = 64 << 10
-"""Bodies up to this size are read as they come."""
 INLINE_ROUTES_BYTES = 1 << 20
 """Routes up to this size are decoded on the loop: at several GB/s, well under a millisecond."""
 INLINE_JSON_BYTES = 256 << 10
 """JSON up to this size, without routes, is parsed on the loop."""
-MAX_LARGE_BODIES = 2
-"""Large bodies read at a time; the others wait in the kernel. Bursts, not sums, make a loop late."""
 ACCEPT = f"{SAFETENSORS}, application/json;q=0.9"
 
 
-class Engine:
-    """One engine. `version` is the policy it is known to sample from."""
-
-    def __init__(
-        self, http: HttpClient, url: str, model: str, dialect: Dialect, *,
-        routes: bool, deadline_s: float, long_replies: LongReplies | None,
-    ) -> None:  # fmt: skip
-        self._http = http
-        self._url = url
-        self._model = model
-        self._dialect = dialect
-        self._routes = routes
-        self._deadline_s = deadline_s
-        self._long_replies = long_replies
-        self._spools: asyncio.LifoQueue[Spool] = asyncio.LifoQueue()
-        for _ in range(MAX_LARGE_BODIES):
-            self._spools.put_nowait(Spool())
-        self.version = 0
+class Drawer(Protocol):
+    """Whoever draws replies: an engine, or a seat at one of several."""
 
     async def complete(
         self, prompt: Prompt, sampling: Sampling, stop_ids: list[int], routes_start: int
     ) -> Turn:
         """Draw one reply. EngineError says why there is none."""
+
+
+class Engine:
+    """One engine. `version` is the policy it is known to sample from: a request is labelled with it
+    unless the reply says more, and goes only to a process that has it."""
+
+    def __init__(
+        self, link: Link, model: str, dialect: Dialect, *,
+        routes: bool, spools: Spools, long_replies: LongReplies | None,
+    ) -> None:  # fmt: skip
+        self._link = link
+        self.model = model
+        self._dialect = dialect
+        self._routes = routes
+        self._spools = spools
+        self._long_replies = long_replies
+        self._says_version = True
+        self.version = 0
+
+    @property
+    def url(self) -> str:
+        return self._link.url
+
+    async def complete(
+        self, prompt: Prompt, sampling: Sampling, stop_ids: list[int], routes_start: int
+    ) -> Turn:
+        """Draw one reply. EngineAway: another try may help; other EngineErrors say why it would not."""
         start = routes_start if self._routes else None
         wanted = Wanted(routes_start, len(prompt), sampling.max_tokens)
         version = self.version
-        body = self._dialect.request(self._model, prompt, sampling, stop_ids, start)
+        body = self._dialect.request(self.model, prompt, sampling, stop_ids, start)
         async with (
-            self._request("POST", self._dialect.path, body, ACCEPT) as reply,
-            self._spool_for(reply) as spool,
+            self._link.request("POST", self._dialect.path, body, ACCEPT, vouch=self._vouch) as reply,
+            self._spools.taken_for(reply) as spool,
         ):
             if reply.head.headers.get("content-type") == SAFETENSORS:
                 drawn, routes = await self._take_binary(reply, spool)
@@ -85,6 +91,19 @@ class Engine:
             routes=routes if self._routes else None,
             routes_start=routes_start if self._routes else 0,
         )
+
+    async def _vouch(self, connection: Connection) -> None:
+        """Refuse a connection to a process that is behind: one that was started again from old weights,
+        or was given none. A connection ends with its process, so each is asked once for a version."""
+        version = self.version
+        if connection.vouched >= version or not self._says_version:
+            return
+        reply, body = await self._link.text_on(connection, self._dialect.weight_version)
+        said = version_in(body) if reply.head.status == 200 else ""
+        self._says_version = bool(said) and not reply.head.closes
+        if said and not has_at_least(said, version):
+            raise EngineAway(f"the engine at {self.url} has version '{said}', not {version} yet")
+        connection.vouched = version
 
     async def _take_binary(self, reply: Reply, spool: Spool) -> tuple[Columns, Routes | None]:
         await reply.read(spool.add)
@@ -111,80 +130,6 @@ class Engine:
             return self._dialect.columns(rest)
         return await self._long_replies.columns(self._dialect.name, rest)
 
-    @asynccontextmanager
-    async def _spool_for(self, reply: Reply) -> AsyncIterator[Spool]:
-        """Memory for a body: its own for a small one; a large one waits for a place."""
-        length = reply.head.length
-        if length is not None and length <= INLINE_BODY_BYTES:
-            yield Spool(length)
-            return
-        spool = await self._spools.get()
-        try:
-            spool.reserve(length or 0)
-            yield spool
-        finally:
-            spool.clear()
-            self._spools.put_nowait(spool)
-
-    async def update_weights(self, path: str, version: int) -> None:
-        """Load new weights between two decoding steps; requests in flight go on with them."""
-        pause, load, go_on = self._dialect.update_weights(path, version)
-        try:
-            await self._post(pause)
-            for call in load:
-                answer = await self._post(call)
-                if answer.get("success") is False:
-                    raise EngineError(f"{self._url}{call.path}: {answer.get('message', 'refused')}")
-        except BaseException:  # also if nobody waits any more: decoding must go on
-            with suppress(EngineError):  # what went wrong first is what to tell
-                await self._post(go_on)
-            raise
-        await self._post(go_on)
-        self.version = version
-
-    async def weight_version(self) -> str:
-        """What the engine says it samples from; empty if it does not say."""
-        try:
-            answer = await self._ask("GET", self._dialect.weight_version)
-        except EngineError as error:
-            if "HTTP 404" in str(error):
-                return ""
-            raise
-        return str(answer.get("weight_version", ""))
-
-    async def _post(self, call: Call) -> dict[str, object]:
-        return await self._ask("POST", call)
-
-    async def _ask(self, method: str, call: Call) -> dict[str, object]:
-        """A small JSON answer; empty if there is none."""
-        async with self._request(method, call.path, call.body) as reply:
-            body = await read_all(reply)
-        try:
-            return msgspec.json.decode(body, type=dict[str, object])
-        except msgspec.MsgspecError:
-            return {}
-
-    @asynccontextmanager
-    async def _request(
-        self, method: str, path: str, body: bytes = b"", accept: str = "application/json"
-    ) -> AsyncIterator[Reply]:
-        """A reply with status 200 whose body ends by the deadline; else EngineError says why not."""
-        try:
-            async with (
-                asyncio.timeout(self._deadline_s),
-                self._http.request(method, path, body, accept) as reply,
-            ):
-                if reply.head.status != 200:
-                    said = problem(reply.head.status, await read_all(reply))
-                    raise EngineError(f"{self._url}{path}: {said}")
-                yield reply
-        except TimeoutError:
-            raise EngineError(
-                f"{self._url}{path} did not answer within {self._deadline_s:g} s"
-            ) from None
-        except HttpError as error:
-            raise EngineError(f"{self._url}{path}: {error}") from None
-
 
 @asynccontextmanager
 async def connect(
@@ -192,22 +137,9 @@ async def connect(
     long_replies: LongReplies | None = None, model: str = "", key: str = "",
 ) -> AsyncIterator[Engine]:  # fmt: skip
     """An engine that answers and serves `model` (any, if not named); its dialect is what it says."""
-    url = url.rstrip("/").removesuffix("/v1")
-    http: HttpClient | None = None
-    try:
-        async with asyncio.timeout(deadline_s):
-            http = HttpClient(url, headers(key))
-            models = await served_models(http, "/v1/models")
-    except (HttpError, TimeoutError, msgspec.MsgspecError) as error:
-        if http is not None:
-            http.close()
-        raise EngineError(f"no engine at {url}: {error or type(error).__name__}") from None
-    try:
-        served = pick(models or (), model, url)
-        dialect: Dialect = Sglang(shape) if served.owned_by == "sglang" else Vllm()
+    async with open_link(url, key, deadline_s) as link:
+        served = await link.served(model)
         yield Engine(
-            http, url, served.id, dialect,
-            routes=routes, deadline_s=deadline_s, long_replies=long_replies,
+            link, served.id, dialect_of(served, shape),
+            routes=routes, spools=Spools(), long_replies=long_replies,
         )  # fmt: skip
-    finally:
-        http.close()

@@ -28,6 +28,14 @@ class HttpError(ConnectionError):
     """The server cannot be reached, hung up, or does not speak HTTP."""
 
 
+class HttpAway(HttpError):
+    """The server cannot be reached, or hung up; `was_asked` if a request was on its way."""
+
+    def __init__(self, message: str, *, was_asked: bool = False) -> None:
+        super().__init__(message)
+        self.was_asked = was_asked
+
+
 class Head(Struct, frozen=True):
     """A reply's status and headers; `length` is None where only its end tells how long a body is."""
 

@@ -7,12 +7,12 @@ in pieces and gathered nowhere on the way; until its reader wants it, it waits i
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 from .connection import Connection
-from .framing import Head, HttpError, Sink, Skipper
+from .framing import Head, HttpAway, HttpError, Sink, Skipper
 
 READ_BYTES = 64 << 10
 """What is read from a socket at a time; uvloop reads at most 32 such pieces in a row."""
@@ -36,6 +36,9 @@ class Reply:
     async def read(self, sink: Sink, skipper: Skipper | None = None) -> None:
         await self._connection.read(self.head, sink, skipper)
         self.is_read = True
+
+
+Vouch = Callable[[Connection], Awaitable[None]]
 
 
 class HttpClient:
@@ -63,14 +66,12 @@ class HttpClient:
 
     @asynccontextmanager
     async def request(
-        self, method: str, path: str, body: bytes = b"", accept: str = "application/json"
-    ) -> AsyncIterator[Reply]:
-        """A reply to be read within the block; leaving it early ends the connection."""
-        request = (
-            f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._netloc}\r\nAccept: {accept}\r\n"
-            f"{self._headers}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        ).encode() + body
-        connection, head = await self._ask(request)
+        self, method: str, path: str, body: bytes = b"", accept: str = "application/json",
+        vouch: Vouch | None = None,
+    ) -> AsyncIterator[Reply]:  # fmt: skip
+        """A reply to be read within the block; leaving it early ends the connection. `vouch` may speak
+        on the connection first, and raise to refuse it."""
+        connection, head = await self._ask(self._encoded(method, path, body, accept), vouch)
         reply = Reply(connection, head)
         try:
             yield reply
@@ -80,17 +81,32 @@ class HttpClient:
             else:
                 connection.close()
 
-    async def _ask(self, request: bytes) -> tuple[Connection, Head]:
+    async def ask_on(self, connection: Connection, path: str) -> Reply:
+        """The reply to a GET on a connection that `vouch` looks at; it must be read."""
+        return Reply(connection, await connection.ask(self._encoded("GET", path)))
+
+    def _encoded(
+        self, method: str, path: str, body: bytes = b"", accept: str = "application/json"
+    ) -> bytes:
+        return (
+            f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._netloc}\r\nAccept: {accept}\r\n"
+            f"{self._headers}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        ).encode() + body
+
+    async def _ask(self, request: bytes, vouch: Vouch | None) -> tuple[Connection, Head]:
         """On an idle connection if there is one. A server may hang up on it just then: ask again."""
         while True:
-            connection = self._take_idle() or await self._connect()
+            idle = self._take_idle()
+            connection = idle or await self._connect()
             try:
+                if vouch is not None:
+                    await vouch(connection)
                 return connection, await connection.ask(request)
             except HttpError:
                 connection.close()
-                if connection.num_asked < 2 or connection.heard:
+                if idle is None or connection.heard:
                     raise
-            except asyncio.CancelledError:
+            except BaseException:  # cancelled, or refused by `vouch`: nobody else would close it
                 connection.close()
                 raise
 
@@ -110,7 +126,7 @@ class HttpClient:
                 server_hostname=self._host if self._tls else None,
             )  # fmt: skip
         except OSError as error:
-            raise HttpError(f"cannot connect: {error}") from None
+            raise HttpAway(f"cannot connect: {error}") from None
         return connection
 
     async def _socket(self, loop: asyncio.AbstractEventLoop) -> socket.socket:

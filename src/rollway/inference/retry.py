@@ -6,6 +6,8 @@ from email.utils import parsedate_to_datetime
 
 LATER = (429, 502, 503, 529)
 """Too many requests, a gateway without its server, a server without room: what passes by itself."""
+AWAY = (502, 503, 504)
+"""Of those, what an engine or its gateway says while the engine itself is not there."""
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 

@@ -1,5 +1,8 @@
 """A whole run on this machine: engine, env servers, trainer, orchestrator."""
 
+from functools import partial
+
+import msgspec
 from msgspec import Struct
 
 from ..config.parts import (
@@ -11,20 +14,18 @@ from ..config.parts import (
 )
 from ..config.plan import Plan, env_name
 from ..config.sections import RunConfig
+from ..loop.lanes import thread
 from ..records.ids import Step
 from ..records.restored import Restored
 from ..records.turn import Sampling
 from ..rundir.rundir import RunDir
+from .engine import start_engine
 from .parts import started_parts
 from .watch import RunWatch
 
-ENGINE = "rollway.inference.embedded.http:main"
 ROUTER = "rollway.envserver.router:main"
 TRAINER = "rollway.trainer.front:main"
 ORCHESTRATOR = "rollway.orchestrator.shell.main:main"
-
-UNTOUCHED = ("", "0", "default")
-"""What an engine that was never given weights says of its version."""
 
 
 class StartPoint(Struct, frozen=True):
@@ -42,17 +43,17 @@ async def run_all(
     config: RunConfig, plan: Plan, run: RunDir, start: StartPoint, watch: RunWatch
 ) -> None:  # fmt: skip
     """Start everything, wait for the last step, end everything."""
-    async with started_parts(run.logs, watch.on_stats, watch.on_said) as parts:
+    async with started_parts(run.logs, watch.on_stats, watch.on_said, watch.say) as parts:
         watch.say(f"Starting: trainer, engine, {plan.num_workers} env workers, orchestrator")
         trainer = await parts.start("trainer", TRAINER, trainer_part(config, run, start))
-        url = config.engine.url
-        if not url:
-            engine = await parts.start("engine", ENGINE, engine_part(config, start))
-            url = await engine.ready()
-        watch.say(f"Engine at {url}; logs of all processes in {run.logs}")
+        urls = config.engine.urls
+        if not urls:
+            again = partial(thread, newest_engine_part, config, run, start)
+            urls = (await start_engine(parts, engine_part(config, start), again),)
+        watch.say(f"Engine at {', '.join(urls)}; logs of all processes in {run.logs}")
         routers = {
             env.id: await parts.start(
-                f"{env_name(env.id)}.router", ROUTER, router_part(config, run, start, index, url)
+                f"{env_name(env.id)}.router", ROUTER, router_part(config, run, start, index, urls)
             )
             for index, env in enumerate(config.env)
             if not env.address
@@ -60,7 +61,7 @@ async def run_all(
         addresses = {env.id: env.address for env in config.env}
         addresses |= {id: await router.ready() for id, router in routers.items()}
         await trainer.ready()
-        part = orchestrator_part(config, plan, run, start, url, addresses)
+        part = orchestrator_part(config, plan, run, start, urls, addresses)
         orchestrator = await parts.start("orchestrator", ORCHESTRATOR, part)
         watch.relay_to(orchestrator)
         await parts.ended(orchestrator)
@@ -85,24 +86,37 @@ def engine_part(config: RunConfig, start: StartPoint) -> EnginePart:
         engine=config.engine,
         weights=start.weights,
         version=start.first_step - 1,
-        seed=engine_seed(config.seed, start),
+        seed=engine_seed(config.seed, start.generation, start.first_step - 1),
         watch=config.watch,
     )
 
 
-def engine_seed(seed: int, start: StartPoint) -> int:
-    """Each time a run goes on it draws anew: the same numbers once more would not average out."""
-    return seed + 7919 * (start.generation + 1000 * (start.first_step - 1))
+def engine_seed(seed: int, generation: int, version: int) -> int:
+    """Each time an engine starts it draws anew: the same numbers once more would not average out."""
+    return seed + 7919 * (generation + 1000 * version)
+
+
+def newest_engine_part(config: RunConfig, run: RunDir, start: StartPoint) -> EnginePart:
+    """As it was first started, with the newest weights there are. Blocks."""
+    published = run.last_published()
+    if published < start.first_step:
+        return engine_part(config, start)
+    return msgspec.structs.replace(
+        engine_part(config, start),
+        weights=str(run.weights_of(published)),
+        version=published,
+        seed=engine_seed(config.seed, start.generation, published),
+    )
 
 
 def router_part(
-    config: RunConfig, run: RunDir, start: StartPoint, index: int, engine_url: str
+    config: RunConfig, run: RunDir, start: StartPoint, index: int, engine_urls: tuple[str, ...]
 ) -> RouterPart:
     return RouterPart(
         env=config.env[index],
         model=config.model,
         engine=config.engine,
-        engine_url=engine_url,
+        engine_urls=engine_urls,
         payload=config.payload,
         payload_dir=str(run.payload),
         log_dir=str(run.logs),
@@ -114,7 +128,7 @@ def router_part(
 
 
 def orchestrator_part(
-    config: RunConfig, plan: Plan, run: RunDir, start: StartPoint, engine_url: str,
+    config: RunConfig, plan: Plan, run: RunDir, start: StartPoint, engine_urls: tuple[str, ...],
     addresses: dict[str, str],
 ) -> OrchestratorPart:  # fmt: skip
     return OrchestratorPart(
@@ -130,12 +144,10 @@ def orchestrator_part(
             )
             for env in config.env
         ),
-        engine_url=engine_url,
-        push_weights=start.weights if config.engine.url else "",
-        has_weights_if=() if start.first_step > 1 else UNTOUCHED,
-        engine_model=config.engine.model,
-        engine_key_var=config.engine.key_var,
-        request_deadline_s=config.engine.request_deadline_s,
+        engine_urls=engine_urls,
+        engine=config.engine,
+        weights=start.weights,
+        must_push=bool(config.engine.urls) and start.first_step > 1,
         micro_batch_tokens=config.trainer.micro_batch_tokens,
         payload=config.payload,
         max_outstanding=plan.max_outstanding,

@@ -1,13 +1,13 @@
 """A situation in words: what the current step waits for, oldest first."""
 
-from ..records.situation import Held, Situation
+from ..records.situation import EngineState, Held, Situation
 
 MAX_LINES = 15
 
 
 def first_line(now: Situation) -> str:
     """The one thing to know."""
-    text = f"step {now.step} waits for {now.waits_for} ({now.ready} of {now.batch_size} ready, "
+    text = f"step {now.step} waits for {_waits_for(now)} ({now.ready} of {now.batch_size} ready, "
     text += f"{now.in_flight} in flight)"
     silent = [
         (one.silent_s, name) for name, one in now.envs.items() if one.in_flight and one.silent_s > 10
@@ -17,6 +17,24 @@ def first_line(now: Situation) -> str:
     if len(now.envs) > 1 and silent:
         seconds, name = max(silent)
         text += f"; no rollout of '{name}' has settled for {seconds:.0f} s"
+    return text
+
+
+def _waits_for(now: Situation) -> str:
+    """Rollouts cannot go on while no engine answers: that is what everything waits for then."""
+    away = [f"the {engine(one)}" for one in now.engines if one.trouble]
+    is_cause = len(away) == len(now.engines) and not now.waits_for.startswith("the trainer")
+    return "; ".join(away if away and is_cause else [now.waits_for, *away])
+
+
+def engine(one: EngineState) -> str:
+    """One engine: what it does, or for how long it has not answered."""
+    if one.trouble:
+        return f"engine at {one.url}: no answer for {one.silent_s:.0f} s ({one.trouble})"
+    text = f"engine at {one.url}: version {one.version}"
+    if one.load is not None:
+        text += f", {one.load.running} running, {one.load.waiting} waiting, cache "
+        text += f"{one.load.cache_use:.0%} full"
     return text
 
 
@@ -38,6 +56,7 @@ def lines(now: Situation) -> list[str]:
             f"  environment '{name}': {one.in_flight} in flight, {one.num_settled} settled, the last "
             f"{one.silent_s:.0f} s ago"
         )
+    told += [f"  {engine(one)}" for one in now.engines]
     told += [f"  {held(one)}" for one in now.oldest[:MAX_LINES]]
     if len(now.oldest) > MAX_LINES:
         told.append(f"  … and {now.in_flight - MAX_LINES} younger ones")

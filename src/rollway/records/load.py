@@ -1,10 +1,10 @@
-"""How busy an engine is, in its own words."""
+"""How busy the engines are."""
 
 from msgspec import Struct
 
 
 class EngineLoad(Struct, frozen=True):
-    """Requests it runs, requests that wait for a place, and the used part of its cache, 0 to 1."""
+    """Requests being decoded, requests waiting to be, and the share of the cache that is in use."""
 
     running: int
     waiting: int

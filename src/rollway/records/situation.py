@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from .ids import GroupId, RolloutId, WorkerName
+from .load import EngineLoad
 
 
 class Held(Struct, frozen=True):
@@ -31,6 +32,17 @@ class EnvState(Struct, frozen=True):
     """Seconds since one of them settled."""
 
 
+class EngineState(Struct, frozen=True):
+    """One engine: the version it was given last, and how busy it says it is. `trouble` is why it does
+    not answer, for `silent_s` now; empty while it does."""
+
+    url: str
+    version: int
+    silent_s: float = 0.0
+    trouble: str = ""
+    load: EngineLoad | None = None
+
+
 class Situation(Struct, frozen=True):
     """A run at one moment. `oldest` are the rollouts that have been running longest."""
 
@@ -45,3 +57,4 @@ class Situation(Struct, frozen=True):
     """Since the last version was published."""
     envs: dict[str, EnvState]
     oldest: tuple[Held, ...] = ()
+    engines: tuple[EngineState, ...] = ()

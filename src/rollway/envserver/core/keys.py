@@ -4,9 +4,12 @@ Clients choose ids by themselves: two of them may choose the same, and one may u
 workers a rollout is called by a key: its id and a number that no other rollout of this server has.
 """
 
+import re
+
 from ...records.ids import RolloutId
 
 _MARK = "#"
+_NUMBER = re.compile(r"\d+")
 
 
 def key_of(id: RolloutId, serial: int) -> RolloutId:
@@ -16,3 +19,10 @@ def key_of(id: RolloutId, serial: int) -> RolloutId:
 
 def serial_of(key: RolloutId) -> int:
     return int(key.rpartition(_MARK)[2])
+
+
+def group_number(key: RolloutId) -> int:
+    """The first number in an id, 12 in `g12.3`: rollouts of a group have the same, those of the next
+    group the next; 0 where a client calls them otherwise."""
+    found = _NUMBER.search(key.rpartition(_MARK)[0] or key)
+    return int(found[0]) if found else 0

@@ -9,6 +9,7 @@ from msgspec import Struct
 from ...records.turn import Routes, Sampling
 from ..body import Bulk
 from ..columns import Columns
+from ..load import Gauges
 from ..prompt import Prompt
 from ..routes import Wanted
 
@@ -48,6 +49,8 @@ class Dialect(Protocol):
 
     weight_version: Call
     """Asks which version the engine samples from."""
+    gauges: Gauges
+    """What its metrics call the numbers of its load."""
 
 
 class _Problem(Struct, frozen=True):

@@ -10,6 +10,7 @@ from ...errors import EngineError
 from ...records.turn import Routes, Sampling
 from ..body import Bulk
 from ..columns import Columns, columns
+from ..load import Gauges
 from ..prompt import Prompt
 from ..routes import RouteShape, Wanted, decode_bare
 from .dialect import Call
@@ -66,6 +67,7 @@ class Sglang:
     path = "/generate"
     bulk_keys: tuple[bytes, ...] = (ROUTES,)
     weight_version = Call("/model_info")
+    gauges = Gauges(b"sglang:num_running_reqs", b"sglang:num_queue_reqs", b"sglang:token_usage")
 
     def __init__(self, shape: RouteShape | None) -> None:
         self._shape = shape

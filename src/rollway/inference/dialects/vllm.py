@@ -15,6 +15,7 @@ from ...errors import EngineError
 from ...records.turn import Routes, Sampling
 from ..body import Bulk
 from ..columns import Columns, columns
+from ..load import Gauges
 from ..prompt import Prompt
 from ..routes import Wanted, decode_npy, unneeded_chars
 from .dialect import Call
@@ -77,6 +78,9 @@ class Vllm:
     path = "/v1/completions"
     bulk_keys: tuple[bytes, ...] = (ROUTES, PROMPT_ROUTES)
     weight_version = Call("/weight_info")
+    gauges = Gauges(
+        b"vllm:num_requests_running", b"vllm:num_requests_waiting", b"vllm:kv_cache_usage_perc"
+    )
 
     def request(
         self, model: str, prompt: Prompt, sampling: Sampling, stop_ids: list[int], start: int | None

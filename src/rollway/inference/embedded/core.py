@@ -162,6 +162,7 @@ class Core:
         return {
             "running": self._scheduler.num_running,
             "waiting": self._scheduler.num_waiting,
+            "slots": self._config.engine.max_batch,
             "generated": self._num_generated,
         }
 

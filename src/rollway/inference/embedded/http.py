@@ -37,6 +37,9 @@ POSTS = {
 GETS = {"/is_paused": "is_paused", "/weight_info": "weight_info"}
 
 
+GONE = Answer(0, 503, b"the model's process is gone", "text/plain")
+
+
 class CoreClient:
     """Calls to the core and the answers they wait for."""
 
@@ -57,6 +60,8 @@ class CoreClient:
         try:
             await self._pipe.send(msgspec.msgpack.encode(Call(id, action, body, accept)))
             return await answer
+        except ConnectionError:
+            return GONE
         except asyncio.CancelledError:
             with suppress(ConnectionError):
                 abort = Call(next(self._ids), "abort", str(id).encode())
@@ -76,7 +81,7 @@ class CoreClient:
         gone = PartDied("the embedded engine's model process died")
         for waiting in self._waiting.values():
             if not waiting.done():
-                waiting.set_result(Answer(0, 503, b""))
+                waiting.set_result(GONE)
         raise gone
 
 
@@ -88,9 +93,11 @@ class Front:
         self._model = model
         self._registry = CollectorRegistry()
         running, waiting = "Requests being decoded", "Requests waiting for a slot"
+        cache = "Slots of the key-value cache in use, 1 for all"
         label, to = ["model_name"], self._registry
         self._running = Gauge("vllm:num_requests_running", running, label, registry=to)
         self._waiting = Gauge("vllm:num_requests_waiting", waiting, label, registry=to)
+        self._cache = Gauge("vllm:kv_cache_usage_perc", cache, label, registry=to)
         self._generated = Counter("vllm:generation_tokens", "Tokens drawn", label, registry=to)
         self._num_generated = 0
 
@@ -124,9 +131,13 @@ class Front:
         return web.json_response({"object": "list", "data": [{"id": self._model, "object": "model"}]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        load = msgspec.json.decode((await self._core.call("load")).body, type=dict[str, int])
+        answer = await self._core.call("load")
+        if answer is GONE:
+            return _response(answer)
+        load = msgspec.json.decode(answer.body, type=dict[str, int])
         self._running.labels(self._model).set(load["running"])
         self._waiting.labels(self._model).set(load["waiting"])
+        self._cache.labels(self._model).set(load["running"] / load["slots"])
         self._generated.labels(self._model).inc(load["generated"] - self._num_generated)
         self._num_generated = load["generated"]
         return web.Response(body=generate_latest(self._registry), content_type="text/plain")
@@ -165,9 +176,15 @@ async def _listening(app: web.Application, sock: socket.socket) -> AsyncIterator
         await runner.cleanup()
 
 
+def _socket(part: EnginePart) -> socket.socket:
+    if part.listen_fd >= 0:
+        return socket.socket(fileno=part.listen_fd)
+    return claimed("engine.port", "127.0.0.1", part.engine.port, zero="any")
+
+
 async def engine(part: EnginePart, parent: Parent) -> None:
     """Serve until the parent is gone."""
-    with claimed("engine.port", "127.0.0.1", part.engine.port, zero="any") as sock:
+    with _socket(part) as sock:
         async with asyncio.TaskGroup() as tasks, _core(part) as core:
             front = Front(core, model_name(part))
             async with _listening(front.app(), sock) as address:

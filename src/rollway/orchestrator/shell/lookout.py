@@ -4,13 +4,14 @@ import heapq
 import statistics
 import time
 from collections import deque
+from collections.abc import Callable
 
 from msgspec import Struct
 
 from ...observe.why import first_line
 from ...records.ids import GroupId, RolloutId, WorkerName
 from ...records.rollout import Cancelled, Outcome
-from ...records.situation import EnvState, Held, Situation
+from ...records.situation import EngineState, EnvState, Held, Situation
 from ...records.task import Task
 from ...wire.messages import Progress
 from ..core.core import Core
@@ -44,8 +45,9 @@ class _Env(Struct):
 class Lookout:
     """Told what starts, moves and settles; asked for the picture."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, engines: Callable[[], tuple[EngineState, ...]]) -> None:
         self._core = core
+        self._engines = engines
         self._seen: dict[RolloutId, _Seen] = {}
         self._envs: dict[str, _Env] = {}
         self._published_s = time.monotonic()
@@ -98,6 +100,7 @@ class Lookout:
                 for name, one in self._envs.items()
             },
             oldest=tuple(_held(id, seen, now_s) for id, seen in oldest),
+            engines=self._engines(),
         )
 
     def remark(self) -> str:

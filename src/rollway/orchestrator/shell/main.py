@@ -1,11 +1,10 @@
 """The orchestrator's process: wires sources, core and performer, and drives them."""
 
 import asyncio
-import os
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from ...config.parts import EnvAddress, OrchestratorPart
 from ...config.plan import env_name
 from ...envserver import client as envs
 from ...errors import ProtocolError
-from ...inference import engine as engines
-from ...inference.engine import Engine
 from ...ledger.ledger import open_ledger
 from ...loop.lanes import thread
 from ...loop.part import Parent, as_it_is, run_part
@@ -34,11 +31,12 @@ from ..core.commands import Command, Dispatch
 from ..core.core import Core
 from ..core.events import Event, Started, Tick
 from .advantage import credit_lane
+from .fleet import open_fleet
 from .limits import limits
 from .lookout import Lookout
 from .perform import Performer, together
 from .phases import Phases
-from .sources import Events, from_env, from_parent, from_trainer
+from .sources import Events, from_engines, from_env, from_parent, from_trainer
 from .steplog import StepLog
 
 MAX_EVENTS = 10_000
@@ -69,19 +67,21 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         ledger = await enter(open_ledger(run.ledger))
-        engine = await enter(connect_engine(part))
-        if part.push_weights and await engine.weight_version() not in part.has_weights_if:
-            await engine.update_weights(part.push_weights, part.first_step - 1)
+        fleet = await enter(
+            open_fleet(
+                part, lambda text: parent.say(Notice(text)), lambda: core.next_step <= part.max_steps
+            )
+        )
         clients = {
             env.id: await enter(connected(part, env, stack.enter_context(landing(run, part, env.id))))
             for env in part.envs
         }
         max_groups = part.max_outstanding
         credit = await enter(credit_lane(part.orchestrator, parent.watch, max_groups))
-        lookout = Lookout(core)
+        lookout = Lookout(core, fleet.states)
         steps = StepLog(run, parent, lags, lambda: gauges(core), phases, part.orchestrator.correct_at)
         performer = Performer(
-            run, clients, engine, ledger, events, samplings(part), part.orchestrator, credit, phases,
+            run, clients, fleet, ledger, events, samplings(part), part.orchestrator, credit, phases,
             lookout, steps,
         )  # fmt: skip
         parent.in_flight, parent.on_stats = lambda: core.num_in_flight, tell_stats(parent, lags)
@@ -90,6 +90,8 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
             sources = [
                 *(from_env(id, one, events, performer, lags, parent) for id, one in clients.items()),
                 from_trainer(run, part.first_step, part.max_steps, events, performer, steps),
+                from_engines(fleet, events),
+                fleet.watch(),
                 tell_progress(core, parent),
                 look_out(run, lookout, events, parent),
             ]
@@ -104,17 +106,6 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
                 task.cancel()
         if core.finished:
             await thread(run.drop_payload)
-
-
-def connect_engine(part: OrchestratorPart) -> AbstractAsyncContextManager[Engine]:
-    """For weights only: routes are the workers' business."""
-    return engines.connect(
-        part.engine_url,
-        routes=False,
-        deadline_s=part.request_deadline_s,
-        model=part.engine_model,
-        key=os.environ.get(part.engine_key_var, ""),
-    )
 
 
 @asynccontextmanager

@@ -8,7 +8,6 @@ from pathlib import Path
 from ...config.sections import OrchestratorConfig
 from ...envserver.client import EnvClient
 from ...errors import RunStuck
-from ...inference.engine import Engine
 from ...ledger.ledger import Ledger
 from ...loop.lanes import thread
 from ...payload.keeper import SegmentKeeper
@@ -40,6 +39,7 @@ from ..core.commands import (
 )
 from ..core.events import Credited, Event, WeightsApplied
 from .advantage import CreditLane
+from .fleet import Fleet
 from .lookout import Lookout
 from .phases import Phases
 from .saver import forget_trained, save
@@ -50,13 +50,13 @@ class Performer:
     """Turns commands into messages, files and requests. What they bring about returns as events."""
 
     def __init__(
-        self, run: RunDir, clients: Mapping[str, EnvClient], engine: Engine, ledger: Ledger,
+        self, run: RunDir, clients: Mapping[str, EnvClient], fleet: Fleet, ledger: Ledger,
         events: "asyncio.Queue[Event]", sampling: Mapping[Split, Sampling], config: OrchestratorConfig,
         credit: CreditLane | None, phases: Phases, lookout: Lookout, steps: StepLog,
     ) -> None:  # fmt: skip
         self._run = run
         self._clients = clients
-        self._engine = engine
+        self._fleet = fleet
         self._ledger = ledger
         self._events = events
         self._sampling = sampling
@@ -104,7 +104,7 @@ class Performer:
 
     async def _update_weights(self, version: PolicyVersion, path: str) -> None:
         with self._phases.updating():
-            await self._engine.update_weights(path, version)
+            await self._fleet.update(version, path)
         for client in self._clients.values():
             await client.send(NewPolicy(version))
         await self._events.put(WeightsApplied(version))

@@ -1,4 +1,4 @@
-"""Where events come from: env servers, the trainer, the parent."""
+"""Where events come from: env servers, engines, the trainer, the parent."""
 
 import asyncio
 
@@ -18,6 +18,7 @@ from ...transport import filesystem
 from ...wire.messages import Progress as EnvProgress
 from ...wire.messages import Stats, Tasks, WorkerLost
 from ..core.events import Event, TasksArrived, VersionPublished, WorkerLag
+from .fleet import LOOK_EVERY_S, Fleet
 from .perform import Performer
 from .steplog import StepLog
 
@@ -54,6 +55,14 @@ async def from_env(
                 await events.put(WorkerLag(stats.lag.p90))
             case WorkerLost(worker=worker, num_moved=moved, num_failed=failed):
                 await parent.say(Notice(f"{worker} died: {moved} rollouts moved, {failed} failed"))
+
+
+async def from_engines(fleet: Fleet, events: Events) -> None:
+    """How busy the engines are, once a second, while they say so."""
+    while True:
+        await asyncio.sleep(LOOK_EVERY_S)
+        if (load := fleet.load) is not None:
+            await events.put(load)
 
 
 async def from_trainer(

@@ -1,0 +1,34 @@
+"""A part that serves until it is killed, or dies on its own as soon as it is ready."""
+
+import asyncio
+import os
+import socket
+
+from msgspec import Struct
+
+from rollway.config.sections import WatchConfig
+from rollway.loop.part import Parent, as_it_is, run_part
+
+
+class MortalPart(Struct, frozen=True):
+    """`ends`: never, before it is ready, or after; `life` counts them."""
+
+    life: int
+    ends: str = "never"
+    watch: WatchConfig = WatchConfig()
+
+
+async def mortal(part: MortalPart, parent: Parent) -> None:
+    if part.ends == "before":
+        os._exit(3)
+    await parent.ready(str(part.life))
+    await parent.say(part)
+    if part.ends == "after":
+        await asyncio.sleep(0.05)
+        os._exit(4)
+    while await parent.told() is not None:
+        pass
+
+
+def main(name: str, sock: socket.socket) -> None:
+    run_part(name, sock, MortalPart, as_it_is, mortal)

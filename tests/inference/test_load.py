@@ -1,0 +1,86 @@
+"""How busy an engine is, from what vLLM, SGLang and nobody in particular put into /metrics."""
+
+import pytest
+
+from rollway.inference.dialects.sglang import Sglang
+from rollway.inference.dialects.vllm import Vllm
+from rollway.inference.load import Gauges, all_of, load_in
+from rollway.inference.weightversion import has_at_least, is_at, version_in
+from rollway.records.load import EngineLoad
+
+VLLM = b"""# HELP python_gc_objects_collected_total Objects collected during gc
+# TYPE python_gc_objects_collected_total counter
+python_gc_objects_collected_total{generation="0"} 11512.0
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="Qwen/Qwen3-8B"} 17.0
+vllm:num_requests_running{engine="1",model_name="Qwen/Qwen3-8B"} 14.0
+# HELP vllm:num_requests_waiting Number of requests waiting to be processed.
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="Qwen/Qwen3-8B"} 4.0
+vllm:num_requests_waiting{engine="1",model_name="Qwen/Qwen3-8B"} 0.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="Qwen/Qwen3-8B",reason="capacity"} 4.0
+# HELP vllm:kv_cache_usage_perc KV-cache usage. 1 means 100 percent usage.
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="Qwen/Qwen3-8B"} 0.9375
+vllm:kv_cache_usage_perc{engine="1",model_name="Qwen/Qwen3-8B"} 0.25
+vllm:generation_tokens_total{engine="0",model_name="Qwen/Qwen3-8B"} 1.6453e+04"""
+
+SGLANG = b"""sglang:token_usage{model_name="meta-llama/Llama-3.1-8B-Instruct"} 0.28
+sglang:num_running_reqs{model_name="a } b"} 162.0 1700000000
+sglang:num_queue_reqs{model_name="a } b"} 2826.0
+sglang:num_running_reqs_offline_batch{model_name="a } b"} 5.0
+"""
+
+
+def test_ranks_of_one_engine_are_added_up() -> None:
+    assert load_in(VLLM, Vllm.gauges) == EngineLoad(running=31, waiting=4, cache_use=0.9375)
+    assert load_in(bytearray(SGLANG), Sglang.gauges) == EngineLoad(162, 2826, 0.28)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{}", SGLANG, b"vllm:num_requests_running 1.0\n", VLLM.replace(b" 4.0", b" NaN")]
+)
+def test_what_does_not_tell_the_load_gives_none(text: bytes) -> None:
+    told = load_in(text, Vllm.gauges)
+    assert told is None or told == EngineLoad(31, 0, 0.9375)
+
+
+@pytest.mark.parametrize("line", [b"run", b"run ", b"run{a=", b"run x", b"run -", b"run inf"])
+def test_broken_lines_are_passed_over(line: bytes) -> None:
+    names = Gauges(b"run", b"wait", b"cache")
+    assert load_in(line + b"\nrun 2\nwait 1 \ncache 0.5", names) == EngineLoad(2, 1, 0.5)
+
+
+def test_several_engines_are_one_to_the_orchestrator() -> None:
+    assert all_of([]) is None
+    loads = [EngineLoad(3, 1, 0.5), EngineLoad(4, 0, 0.75)]
+    assert all_of(loads) == EngineLoad(7, 1, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"weight_version": "7"}', "7"),
+        (b'{"model_path": "m", "weight_version": 7}', "7"),
+        (b'{"weight_version": null}', ""),
+        (b'{"data": []}', ""),
+        (b"[]", ""),
+        (b"<html>", ""),
+    ],
+)
+def test_the_version_in_an_answer(body: bytes, said: str) -> None:
+    assert version_in(body) == said
+
+
+def test_which_versions_are_good_enough() -> None:
+    assert is_at("0", 0)
+    assert is_at("default", 0), "it was never given any, so it has those it was started with"
+    assert not is_at("7", 0)
+    assert is_at("7", 7)
+    assert not is_at("default", 7)
+    assert not is_at("8", 7)
+    assert has_at_least("8", 7)
+    assert not has_at_least("6", 7)
+    assert not has_at_least("default", 7)
+    assert not has_at_least("v8", 7)
