@@ -14,6 +14,7 @@ from .sections import (
     OrchestratorConfig,
     PayloadConfig,
     TrainerConfig,
+    TransportConfig,
     WarmupConfig,
     WatchConfig,
 )
@@ -98,6 +99,8 @@ class OrchestratorPart(Struct, frozen=True):
     run_dir: str
     watch: WatchConfig
     filters: FiltersConfig = FiltersConfig()
+    transport: TransportConfig = TransportConfig()
+    ranks: int = 1
     restored: Restored = Restored()
     generation: int = 0
 
@@ -106,6 +109,7 @@ class TrainerPart(Struct, frozen=True):
     """The trainer: where to start, what to read, what to write."""
 
     trainer: TrainerConfig
+    transport: TransportConfig
     weights: str
     optimizer: str
     """File with the state to go on with; empty for a new one."""
@@ -114,6 +118,13 @@ class TrainerPart(Struct, frozen=True):
     run_dir: str
     seed: int
     watch: WatchConfig
+
+
+class Address(Struct, frozen=True):
+    """What the trainer is told once it is known: where the orchestrator waits for it; empty if batches
+    come through the run directory."""
+
+    address: str
 
 
 class WarmupPart(Struct, frozen=True):

@@ -62,6 +62,8 @@ class Limits(Struct, frozen=True):
     micro_batch_tokens: int
     payload_bytes: int
     drop_zero_advantage: bool
+    ranks: int = 1
+    """Of the trainer: micro-batches are planned for each."""
     patience_s: float = float("inf")
     """Silence of an environment after which others train without it."""
     enforced: frozenset[Detection] = frozenset()
@@ -307,7 +309,9 @@ class Core:
         taken: list[ClosedGroup] = []
         while sum(one.num_trained for one in taken) < self._limits.batch_size:
             taken.append(self._ready.popleft())
-        manifest = plan_batch(self._next_step, taken, self._limits.micro_batch_tokens)
+        manifest = plan_batch(
+            self._next_step, taken, self._limits.micro_batch_tokens, self._limits.ranks
+        )
         closed, self._closed = (*self._closed, *taken), []
         ship = Ship(manifest, closed)
         self._shipped[self._next_step] = ship

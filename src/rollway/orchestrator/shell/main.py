@@ -28,6 +28,7 @@ from ...records.ids import PolicyVersion
 from ...records.lag import ProcessStats
 from ...records.rollout import Detection
 from ...rundir.rundir import RunDir, write_whole
+from ...transport.choose import open_shipping
 from ...wire.keys import client_keys
 from ...wire.messages import NewPolicy
 from ..core.commands import Command, Dispatch
@@ -78,17 +79,21 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
         max_groups = part.max_outstanding
         credit = await enter(credit_lane(part.orchestrator, parent.watch, max_groups))
         lookout = Lookout(core, part.orchestrator.batch_size)
+        shipping = stack.enter_context(
+            open_shipping(run, part.transport, part.first_step, part.max_steps)
+        )
         performer = Performer(
-            run, clients, engine, ledger, events, part.sampling, part.orchestrator, credit, phases,
-            lookout,
+            run, clients, engine, shipping, ledger, events, part.sampling, part.orchestrator, credit,
+            phases, lookout,
         )  # fmt: skip
         steps = StepLog(run, parent, lags, lambda: gauges(core), phases)
         parent.in_flight, parent.on_stats = lambda: core.num_in_flight, tell_stats(parent, lags)
-        await parent.ready()
+        await parent.ready(shipping.address)
         async with asyncio.TaskGroup() as tasks:
             sources = [
                 *(from_env(id, one, events, performer, lags, parent) for id, one in clients.items()),
-                from_trainer(run, part.first_step, part.max_steps, events, performer, steps),
+                shipping.serve(),
+                from_trainer(shipping, part.first_step, part.max_steps, events, performer, steps),
                 tell_progress(core, part.orchestrator.batch_size, parent),
                 look_out(run, lookout, events, parent),
             ]
@@ -149,6 +154,7 @@ def limits(part: OrchestratorPart) -> Limits:
         max_fruitless_groups=wants.max_fruitless_groups,
         max_steps=part.max_steps,
         micro_batch_tokens=part.micro_batch_tokens,
+        ranks=part.ranks,
         payload_bytes=part.payload.budget_mb << 20,
         patience_s=wants.env_patience_s,
         drop_zero_advantage=part.filters.zero_advantage == "enforce",
