@@ -21,9 +21,9 @@ from rollway.rundir.rundir import RunDir
 from rollway.trainer.cores import start_cores
 from rollway.transport.batch import Batch
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
-STEPS = 2
+STEPS = 3
 BUDGET = 40
 
 
@@ -64,31 +64,33 @@ def weights_of(published: Published) -> dict[str, Any]:
     return load_file(Path(published.path) / "model.safetensors")
 
 
-async def test_two_ranks_take_the_step_of_one(
+async def test_two_ranks_take_the_steps_of_one(
     tiny_moe: Path, tmp_path: Path, rows: list[BatchRow]
 ) -> None:
-    """Over several steps, so that the optimizer's state is the same, too; the last has fewer rows than
-    ranks. A batch packed for another number of ranks is trained all the same."""
-    results = []
-    for ranks, planned in ((1, 1), (2, 2), (2, 3), (1, 2)):
-        payload = tmp_path / "payload"
-        batches = [batch_of(1, rows, payload, planned), batch_of(2, rows[:1], payload, planned)]
-        run = RunDir(tmp_path / f"{ranks}-{planned}")
+    """Over several steps, so that the optimizer's state is the same, too. One batch was packed for
+    another number of ranks, one has fewer rows than there are ranks."""
+    results, payload = [], tmp_path / "payload"
+    for ranks in (1, 2):
+        run = RunDir(tmp_path / f"run{ranks}")
+        batches = [
+            batch_of(1, rows, payload, ranks),
+            batch_of(2, rows, payload, 3),
+            batch_of(3, rows[:1], payload, ranks),
+        ]
         results.append(await train(part_of(run, tiny_moe, ranks), batches))
         assert run.optimizer_of(PolicyVersion(STEPS)).exists()
         assert run.checkpoint(Step(STEPS)).exists()
+    alone, together = results
+    for one, other in zip(alone, together, strict=True):
+        assert other.version == one.version
+        for name in ("loss", "grad_norm", "entropy", "ratio/mean", "mismatch_kl"):
+            assert other.metrics[name] == pytest.approx(one.metrics[name], rel=1e-3, abs=1e-6), name
     before = load_file(tiny_moe / "model.safetensors")
-    alone, *together = results
-    for others in together:
-        for one, other in zip(alone, others, strict=True):
-            assert other.version == one.version
-            for name in ("loss", "grad_norm", "entropy", "ratio/mean", "mismatch_kl"):
-                assert other.metrics[name] == pytest.approx(one.metrics[name], rel=1e-3, abs=1e-6), name
-        expected, found = weights_of(alone[-1]), weights_of(others[-1])
-        moved = {name: (expected[name] - before[name]).norm() for name in expected}
-        for name, weight in expected.items():
-            assert (found[name] - weight).norm() <= 1e-2 * moved[name] + 1e-6, name
-    assert any(weight.abs().max() > 0 for weight in moved.values())
+    expected, found = weights_of(alone[-1]), weights_of(together[-1])
+    for name, weight in expected.items():
+        moved = (weight - before[name]).norm()
+        assert moved > 0, name
+        assert (found[name] - weight).norm() < 0.01 * moved, name
 
 
 async def test_a_killed_rank_is_named(tiny_moe: Path, tmp_path: Path, rows: list[BatchRow]) -> None:
