@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "rundir": BASE | {"config"},
     "observe": BASE | {"loop"},
     "ledger": BASE | {"loop"},
-    "transport": BASE | {"loop", "rundir"},
+    "transport": BASE | {"config", "loop", "wire", "payload", "rundir"},
     "inference": BASE | {"config", "loop", "wire", "model", "payload"},
     "envserver": BASE | {"config", "loop", "wire", "envs", "trace", "payload", "inference"},
     "testing": BASE | {"config", "loop", "envs", "trace", "model", "inference", "envserver"},

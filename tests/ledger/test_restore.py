@@ -38,7 +38,7 @@ def scored(number: int) -> Scored:
 
 def manifest(step: int, ids: list[str], refs: dict[str, PayloadRef]) -> BatchManifest:
     rows = tuple(BatchRow(RolloutId(id), refs[id], 0, 10, 5, 0.5) for id in ids)
-    return BatchManifest(Step(step), PolicyVersion(step - 1), rows, (tuple(range(len(rows))),))
+    return BatchManifest(Step(step), PolicyVersion(step - 1), rows, ((tuple(range(len(rows))),),))
 
 
 class Story:

@@ -25,7 +25,7 @@ from ..orchestrator.shell.advantage import check
 from ..records.ids import Step
 from ..rundir.rundir import RunDir, without_none
 from ..trainer.recipe import is_built
-from ..wire.keys import client_keys
+from ..wire.keys import client_keys, server_keys
 from .extras import need_torch
 from .stopping import STOPPED, cancel_on_sigterm, exit_for
 
@@ -55,7 +55,8 @@ def train(
         return
     if resume and clean:
         raise RunDirError("--resume and --clean exclude each other")
-    need_torch("training")
+    if not (config.trainer.external and config.engine.url):
+        need_torch("training")
     check_keys(config)
     directory = RunDir(planned.run_dir)
     needs_model = warmup_needed(config)
@@ -119,6 +120,10 @@ def check_keys(config: RunConfig) -> None:
     for env in config.env:
         if env.keys:
             client_keys(Path(env.keys))
+    if config.transport.keys:
+        server_keys(Path(config.transport.keys))
+    if config.transport.trainer_keys:
+        client_keys(Path(config.transport.trainer_keys))
 
 
 def warmup_needed(config: RunConfig) -> bool:

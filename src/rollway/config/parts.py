@@ -17,6 +17,7 @@ from .sections import (
     PayloadConfig,
     RetriesConfig,
     TrainerConfig,
+    TransportConfig,
     WarmupConfig,
     WatchConfig,
 )
@@ -107,6 +108,8 @@ class OrchestratorPart(Struct, frozen=True):
     retries: RetriesConfig = RetriesConfig()
     difficulty: DifficultyConfig = DifficultyConfig()
     eval: EvalConfig = EvalConfig()
+    transport: TransportConfig = TransportConfig()
+    ranks: int = 1
     restored: Restored = Restored()
     generation: int = 0
 
@@ -115,6 +118,7 @@ class TrainerPart(Struct, frozen=True):
     """The trainer: where to start, what to read, what to write."""
 
     trainer: TrainerConfig
+    transport: TransportConfig
     weights: str
     optimizer: str
     """File with the state to go on with; empty for a new one."""
@@ -123,6 +127,13 @@ class TrainerPart(Struct, frozen=True):
     run_dir: str
     seed: int
     watch: WatchConfig
+
+
+class Address(Struct, frozen=True):
+    """What the trainer is told once it is known: where the orchestrator waits for it; empty if batches
+    come through the run directory."""
+
+    address: str
 
 
 class WarmupPart(Struct, frozen=True):

@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
+from .address import ANY_LOOPBACK_PORT
+
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
@@ -267,11 +269,16 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     replay_routes: bool = True
     """Use the engine's expert choices in the Mixture-of-Experts layers."""
     threads: Count = 1
-    """Torch threads of the trainer."""
+    """Torch threads of each rank."""
     checkpoint_every: Natural = 10
     """Steps between checkpoints, for `--resume`; 0 writes none but the last."""
     keep_checkpoints: Count = 3
     """How many checkpoints stay on disk."""
+    ranks: Count = 1
+    """Processes that train together, each its part of every batch."""
+    external: bool = False
+    """Start no trainer: one of your own takes the batches (`rollway.transport`). Of the other keys only
+    `ranks` and `micro_batch_tokens` are for such a trainer."""
 
 
 class PayloadConfig(Section, frozen=True, kw_only=True):
@@ -289,6 +296,26 @@ class PayloadConfig(Section, frozen=True, kw_only=True):
     """With `frames`: bytes of one worker on their way, at most; further rollouts wait to commit."""
     budget_mb: Count = 16_384
     """Payload written and not yet trained, at most; dispatching slows down before it."""
+
+
+class TransportConfig(Section, frozen=True, kw_only=True):
+    """How batches come to the trainer, and word of its versions back."""
+
+    manifests: Literal["files", "zmq"] = "files"
+    """`files`: through the run directory, which the trainer must see. `zmq`: through a socket, on which
+    every batch is kept until its version is published, and sent again to a trainer that restarts."""
+    payload: Literal["files", "frames"] = "files"
+    """With `zmq`: whether the trainer maps the segments in the run directory, or is sent their bytes and
+    keeps them in a folder of its own. A trainer of your own says so when it connects."""
+    bind: str = ANY_LOOPBACK_PORT
+    """With `zmq`: where the orchestrator waits for the trainer; `*` takes a free port."""
+    keys: str = ""
+    """Folder with the orchestrator's keys (`keys/server` of `rollway keys new keys`); required where
+    `bind` lets other machines connect."""
+    trainer_keys: str = ""
+    """Folder with the keys of the trainer that is started here (`keys/client`); needed with `keys`."""
+    frames_mb: Count = 64
+    """With `frames`: bytes on their way to the trainer, at most."""
 
 
 class WatchConfig(Section, frozen=True, kw_only=True):
@@ -359,6 +386,7 @@ class RunConfig(Section, frozen=True, kw_only=True):
     filters: FiltersConfig = FiltersConfig()
     trainer: TrainerConfig = TrainerConfig()
     payload: PayloadConfig = PayloadConfig()
+    transport: TransportConfig = TransportConfig()
     watch: WatchConfig = WatchConfig()
     metrics: MetricsConfig = MetricsConfig()
     simulate: SimulateConfig = SimulateConfig()

@@ -11,7 +11,7 @@ from ..records.ids import PolicyVersion, Step
 from ..records.payload import PayloadRef
 from ..records.restored import Restored
 from ..rundir.rundir import RunDir
-from ..transport.filesystem import read_manifest
+from ..transport.filesystem import read_manifest, read_stable
 from .run import StartPoint
 
 
@@ -21,9 +21,11 @@ def resume_point(config: RunConfig, run: RunDir) -> StartPoint:
     What is half-written is removed: weights, batches that lost payload, payload nobody will read.
     """
     published = run.last_published()
-    weights = run.weights_of(published) if published else Path(config.model.path).resolve()
+    weights = _weights(run, published) if published else Path(config.model.path).resolve()
     if not weights.exists():
-        raise RunDirError(f"{run.path} cannot go on: the weights of step {published} are gone")
+        raise RunDirError(
+            f"{run.path} cannot go on: the weights of step {published} are gone from {weights}"
+        )
     last = Step(published)
     run.forget_unpublished(last)
     reader = SegmentReader(run.payload)
@@ -44,6 +46,12 @@ def resume_point(config: RunConfig, run: RunDir) -> StartPoint:
         restored=restored,
         generation=run.next_generation(),
     )
+
+
+def _weights(run: RunDir, version: PolicyVersion) -> Path:
+    """Where a version lies: in the run directory, or where a trainer of the user's wrote it."""
+    ours = run.weights_of(version)
+    return ours if (ours / "config.json").exists() else Path(read_stable(run, version).path)
 
 
 def _optimizer(run: RunDir, published: PolicyVersion) -> str:

@@ -217,6 +217,9 @@ class Part:
         """The address it serves at, once it does."""
         return await asyncio.shield(self._ready)
 
+    async def tell(self, body: Struct) -> None:
+        await self._process.pipe.send(encode(body))
+
     async def mention(self, body: Struct) -> None:
         """Tell it something that the next thing will replace: skipped while it does not read."""
         if not self._process.pipe.is_congested:

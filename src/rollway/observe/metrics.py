@@ -51,7 +51,7 @@ DECLARED = (
     Metric("batch/rollouts", "rollouts", "rollouts trained in this step"),
     Metric("batch/rows", "rows", "rows trained in this step"),
     Metric("batch/tokens", "tokens", "tokens of these rows"),
-    Metric("batch/micro_batches", "", "forward passes of this step"),
+    Metric("batch/micro_batches", "", "forward passes of this step, of all ranks"),
     Metric("throughput/tokens", "tokens/s", "tokens sampled and scored, per second of this step"),
     Metric("throughput/rollouts", "rollouts/s", "rollouts scored, per second of this step"),
     Metric("timing/{phase}/mean", "s", "mean seconds of a rollout in one phase: engine, env, scoring"),

@@ -31,6 +31,7 @@ class RunDir:
         self.now = self.path / "now.json"
         self.logs = self.path / "logs"
         self.payload = self.path / "payload"
+        self.landing = self.path / "landing"
         self.batches = self.path / "batches"
         self.rollouts = self.path / "rollouts"
         self.weights = self.path / "weights"

@@ -51,6 +51,8 @@ class Limits(Struct, frozen=True):
     micro_batch_tokens: int
     payload_bytes: int
     drop_zero_advantage: bool
+    ranks: int = 1
+    """Of the trainer: micro-batches are planned for each."""
     batch_tokens: int = 0
     """Tokens of a batch; 0 counts rollouts."""
     adapts: bool = False

@@ -59,7 +59,8 @@ class Shipping:
         if self.is_over or behind > self._limits.max_off_policy_steps or not self.ready.is_full:
             return None
         taken = self.ready.take_batch()
-        manifest = plan_batch(self.next_step, taken, self._limits.micro_batch_tokens)
+        limits = self._limits
+        manifest = plan_batch(self.next_step, taken, limits.micro_batch_tokens, limits.ranks)
         closed, self._discarded = (*self._discarded, *taken), []
         ship = self._shipped[self.next_step] = Ship(manifest, closed)
         self.next_step = Step(self.next_step + 1)

@@ -21,6 +21,7 @@ def limits(part: OrchestratorPart) -> Limits:
         max_fruitless_groups=wants.max_fruitless_groups,
         max_steps=part.max_steps,
         micro_batch_tokens=part.micro_batch_tokens,
+        ranks=part.ranks,
         payload_bytes=part.payload.budget_mb << 20,
         patience_s=wants.env_patience_s,
         quiet_s=wants.max_quiet_s,

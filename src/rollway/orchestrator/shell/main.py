@@ -25,6 +25,7 @@ from ...records.lag import ProcessStats
 from ...records.task import Pool, Split
 from ...records.turn import Sampling
 from ...rundir.rundir import RunDir, write_whole
+from ...transport.choose import open_shipping
 from ...wire.keys import client_keys
 from ...wire.messages import NewPolicy
 from ..core.commands import Command, Dispatch
@@ -80,16 +81,20 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
         credit = await enter(credit_lane(part.orchestrator, parent.watch, max_groups))
         lookout = Lookout(core, fleet.states)
         steps = StepLog(run, parent, lags, lambda: gauges(core), phases, part.orchestrator.correct_at)
+        shipping = stack.enter_context(
+            open_shipping(run, part.transport, part.first_step, part.max_steps)
+        )
         performer = Performer(
-            run, clients, fleet, ledger, events, samplings(part), part.orchestrator, credit, phases,
-            lookout, steps,
+            run, clients, fleet, shipping, ledger, events, samplings(part), part.orchestrator, credit,
+            phases, lookout, steps,
         )  # fmt: skip
         parent.in_flight, parent.on_stats = lambda: core.num_in_flight, tell_stats(parent, lags)
-        await parent.ready()
+        await parent.ready(shipping.address)
         async with asyncio.TaskGroup() as tasks:
             sources = [
                 *(from_env(id, one, events, performer, lags, parent) for id, one in clients.items()),
-                from_trainer(run, part.first_step, part.max_steps, events, performer, steps),
+                shipping.serve(),
+                from_trainer(shipping, part.first_step, part.max_steps, events, performer, steps),
                 from_engines(fleet, events),
                 fleet.watch(),
                 tell_progress(core, parent),

@@ -19,7 +19,7 @@ from ...records.rollout import Scored, Settled
 from ...records.task import Split
 from ...records.turn import Sampling
 from ...rundir.rundir import RunDir
-from ...transport import filesystem
+from ...transport.transport import Shipping
 from ...wire.messages import Cancel, NewPolicy, NextTasks, Progress, Run, RunGroup
 from ..core.commands import (
     CancelRollout,
@@ -50,13 +50,15 @@ class Performer:
     """Turns commands into messages, files and requests. What they bring about returns as events."""
 
     def __init__(
-        self, run: RunDir, clients: Mapping[str, EnvClient], fleet: Fleet, ledger: Ledger,
-        events: "asyncio.Queue[Event]", sampling: Mapping[Split, Sampling], config: OrchestratorConfig,
-        credit: CreditLane | None, phases: Phases, lookout: Lookout, steps: StepLog,
+        self, run: RunDir, clients: Mapping[str, EnvClient], fleet: Fleet, shipping: Shipping,
+        ledger: Ledger, events: "asyncio.Queue[Event]", sampling: Mapping[Split, Sampling],
+        config: OrchestratorConfig, credit: CreditLane | None, phases: Phases, lookout: Lookout,
+        steps: StepLog,
     ) -> None:  # fmt: skip
         self._run = run
         self._clients = clients
         self._fleet = fleet
+        self._shipping = shipping
         self._ledger = ledger
         self._events = events
         self._sampling = sampling
@@ -146,6 +148,7 @@ class Performer:
             self._keeper.hold_old(scored.ref)
         for batch in restored.batches:
             await thread(forget_trained, self._run.saved_rollouts(batch.manifest.step))
+            await self._shipping.ship(batch.manifest)
             await self._after_ship(Ship(batch.manifest, batch.closed))
 
     async def settled(self, settled: Settled) -> None:
@@ -164,7 +167,7 @@ class Performer:
         step = ship.manifest.step
         with self._phases.shipping(step):
             await self._ledger.flush()
-            await filesystem.ship(self._run, ship.manifest)
+            await self._shipping.ship(ship.manifest)
         await self._after_ship(ship)
 
     async def _after_ship(self, ship: Ship) -> None:

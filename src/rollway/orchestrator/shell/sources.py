@@ -13,8 +13,7 @@ from ...observe.report import Notice
 from ...records.ids import PolicyVersion, Step
 from ...records.lag import ProcessStats
 from ...records.rollout import Failed, Scored, Settled
-from ...rundir.rundir import RunDir
-from ...transport import filesystem
+from ...transport.transport import Shipping
 from ...wire.messages import Progress as EnvProgress
 from ...wire.messages import Stats, Tasks, WorkerLost
 from ..core.events import Event, TasksArrived, VersionPublished, WorkerLag
@@ -66,11 +65,11 @@ async def from_engines(fleet: Fleet, events: Events) -> None:
 
 
 async def from_trainer(
-    run: RunDir, first: Step, last: int, events: Events, performer: Performer, steps: StepLog
+    shipping: Shipping, first: Step, last: int, events: Events, performer: Performer, steps: StepLog
 ) -> None:
     """Every version, in order, once its weights are complete and its rollouts are saved."""
     for step in range(first, last + 1):
-        published = await filesystem.next_version(run, PolicyVersion(step))
+        published = await shipping.next_version(PolicyVersion(step))
         ship = await performer.published(Step(step))
         await steps.done(ship, published.metrics)
         await events.put(VersionPublished(published.version, published.path))
