@@ -10,6 +10,7 @@ from .sections import (
     EngineConfig,
     EnvConfig,
     FiltersConfig,
+    MetricsConfig,
     ModelConfig,
     OrchestratorConfig,
     PayloadConfig,
@@ -100,6 +101,13 @@ class OrchestratorPart(Struct, frozen=True):
     filters: FiltersConfig = FiltersConfig()
     restored: Restored = Restored()
     generation: int = 0
+
+
+class SinksPart(Struct, frozen=True):
+    """The process that passes steps on to W&B and TensorBoard."""
+
+    metrics: MetricsConfig
+    run_dir: str
 
 
 class TrainerPart(Struct, frozen=True):

@@ -63,9 +63,9 @@ class RolloutRunner:
                 return shared
             scores = {**scores, **shared}
         track.enter("committing")
-        return await self._commit(talk.record, done, scores)
+        return await self._commit(talk.record, done, scores, run.queued_s)
 
-    async def _commit(self, record: Record, done: Done, scores: Scores) -> Outcome:
+    async def _commit(self, record: Record, done: Done, scores: Scores, queue_s: float) -> Outcome:
         """Write the columns, then speak of them."""
         rows = record.rows()
         try:
@@ -85,7 +85,7 @@ class RolloutRunner:
             stop=done.rollout.stop,
             first_version=PolicyVersion(record.versions[0]),
             last_version=PolicyVersion(record.versions[-1]),
-            timing=done.timing,
+            timing=msgspec.structs.replace(done.timing, queue_s=queue_s),
             num_sampled=record.num_sampled,
         )
 

@@ -14,6 +14,7 @@ import tomli_w
 from ..config.sections import RunConfig
 from ..errors import RunDirError
 from ..records.ids import PolicyVersion, Step
+from .metricsfile import MetricsFile
 
 STABLE = "STABLE"
 """Marks a weights folder as complete; holds the record of the version."""
@@ -28,6 +29,7 @@ class RunDir:
         self.ledger = self.path / "run.db"
         self.metrics = self.path / "metrics.jsonl"
         self.now = self.path / "now.json"
+        self.sinks = self.path / "sinks.json"
         self.logs = self.path / "logs"
         self.payload = self.path / "payload"
         self.batches = self.path / "batches"
@@ -142,8 +144,7 @@ class RunDir:
                 if number > step:
                     shutil.rmtree(one)
         if self.metrics.exists():
-            lines = self.metrics.read_bytes().splitlines(keepends=True)
-            write_whole(self.metrics, b"".join(line for line in lines if _step_of(line) <= step))
+            write_whole(self.metrics, MetricsFile(self.metrics).kept_until(step))
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -158,17 +159,6 @@ def _steps(folder: Path) -> list[tuple[int, Path]]:
     """The folders `step_N` in a folder, by N; others are the user's."""
     found = [(one.name.removeprefix("step_"), one) for one in folder.glob("step_*")]
     return [(int(number), one) for number, one in found if number.isdigit()]
-
-
-def _step_of(line: bytes) -> float:
-    try:
-        return msgspec.json.decode(line, type=_Line).step
-    except msgspec.MsgspecError:
-        return float("inf")  # half-written by a crash
-
-
-class _Line(msgspec.Struct):
-    step: float
 
 
 def without_none(tree: Any) -> Any:

@@ -37,6 +37,14 @@ async def publish(published: Published) -> None:
     await thread(write_whole, Path(published.path) / STABLE, msgspec.json.encode(published))
 
 
+def read_published(path: Path) -> Published | None:
+    """The record of a version, from its folder; None if its weights are not complete, or gone."""
+    try:
+        return msgspec.json.decode((path / STABLE).read_bytes(), type=Published)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
 async def next_version(run: RunDir, version: PolicyVersion) -> Published:
     """The record of `version`, once its weights are complete."""
     path = run.weights_of(version) / STABLE
