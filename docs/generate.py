@@ -38,8 +38,8 @@ METRICS = """# Metrics
 Every step is a line of `metrics.jsonl` in the run directory, a JSON object with the names below. The
 same names go to W&B and TensorBoard; Prometheus sees them as [running.md](running.md) says. A word in
 braces stands for a reward, an environment, a process, …. What does not occur in a step is not in its
-line: a mean of nothing, a way to end that no rollout had. A process that was held names the culprits under
-`stalls` of the line ([running.md](running.md)).
+line: a mean of nothing, a way to end that no rollout had. A process that was held names the culprits
+under `stalls` of the line ([running.md](running.md)).
 
 Where other frameworks say `reward/<env>/mean`, it is `env/<env>/reward/mean` here: an environment and a
 reward function may have the same name.
