@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 2
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint docs bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -28,6 +28,9 @@ lint: $(READY)  ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(READY)  ## Write the pages of docs/ that are made from code
+	$(BIN)/python docs/generate.py
 
 bench: $(READY)  ## Run the benchmarks behind the README's numbers (FULL=1 for the full sizes)
 	@for bench in bench/*.py; do \

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "payload": BASE | {"loop"},
     "model": BASE | {"config"},
     "rundir": BASE | {"config"},
-    "observe": BASE | {"loop"},
+    "observe": BASE | {"config", "wire", "loop", "rundir"},
     "ledger": BASE | {"loop"},
     "transport": BASE | {"config", "loop", "wire", "payload", "rundir"},
     "inference": BASE | {"config", "loop", "wire", "model", "payload"},

@@ -263,6 +263,19 @@ def test_runs_go_to_the_freest_worker_within_credits() -> None:
     assert [one.rollout_id for one in runs(commands)[targets[0]]] == ["r4#5"]
 
 
+def test_a_worker_is_told_how_long_a_run_was_kept_lost_attempts_included() -> None:
+    talk = Talk("a", credits=1)
+    (first,) = runs(talk.on(ClientSays(CLIENT, a_run("1"), 200.0)))[A]
+    assert first.queued_s == 0.0
+    assert runs(talk.on(ClientSays(CLIENT, a_run("2"), 201.0))) == {}
+    ended = Settled(first.rollout_id, first.attempt, A, FAILED)
+    (second,) = runs(talk.on(WorkerSays(A, ended, now_s=203.5)))[A]
+    assert second.queued_s == 2.5
+    assert runs(talk.on(WorkerDied(A))) == {}
+    (again,) = runs(talk.on(WorkerSays(B, Hello("b", 1), now_s=210.0)))[B]
+    assert (again.attempt, again.queued_s) == (2, 9.0)
+
+
 def test_a_late_worker_gets_less_until_it_has_caught_up() -> None:
     talk = Talk("a", "b", credits=4)
     talk.on(WorkerSays(A, stats("a", p99_s=2.0)))

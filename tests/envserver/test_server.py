@@ -152,6 +152,17 @@ async def test_tasks_come_in_order_and_rollouts_run_at_once(tmp_path: Path, tiny
             await server.hear(Stats)
 
 
+async def test_a_rollout_says_how_long_it_waited_for_a_worker(tmp_path: Path, tiny_moe: Path) -> None:
+    async with serving(tmp_path, tiny_moe, "Counting", concurrency=1, latency_s=0.2) as server:
+        await server.run("first", "1")
+        await server.run("second", "2")
+        first, second = await server.outcome("first"), await server.outcome("second")
+        assert isinstance(first, Scored)
+        assert isinstance(second, Scored)
+        assert 0 <= first.timing.queue_s < second.timing.queue_s
+        assert second.timing.queue_s > 0.1, "the other took at least twice as long"
+
+
 async def test_failures_name_their_boundary(tmp_path: Path, tiny_moe: Path) -> None:
     """Each task fails in its own way; the message says whose fault it is. The last does not fail."""
     expected = {

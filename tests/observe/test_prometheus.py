@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rollway.errors import PortError
-from rollway.observe.metrics import DECLARED
+from rollway.observe.declared import DECLARED
 from rollway.observe.prometheus import Exporter, exported_name
 from rollway.observe.report import Progress, StepDone
 from rollway.observe.scrape import scrapable
@@ -68,6 +68,17 @@ async def test_a_run_is_scraped() -> None:
         ("rollway_time_ship_seconds", frozenset()): 0.125,
     }
     assert {key: got.get(key) for key in expected} == expected
+
+
+async def test_what_a_step_has_no_more_is_gone() -> None:
+    exporter, port = Exporter(), free_port()
+    async with scrapable("127.0.0.1", port, exporter.render):
+        exporter.on_step(StepDone(1, {"stop/found": 0.5, "stop/length": 0.5, "loss": 1.0}, {}))
+        exporter.on_step(StepDone(2, {"stop/length": 1.0, "loss": 2.0}, {}))
+        got = await scrape(port)
+    stops = {key: value for key, value in got.items() if key[0] == "rollway_stop_ratio"}
+    assert stops == {("rollway_stop_ratio", frozenset([("condition", "length")])): 1.0}
+    assert got["rollway_loss", frozenset()] == 2.0
 
 
 def test_every_exported_name_is_its_own_and_carries_its_unit() -> None:

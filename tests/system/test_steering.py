@@ -91,7 +91,7 @@ def test_two_environments_train_by_ratio_and_evaluations_run_between(
 
 def check_evals(work: Workspace, screen: str) -> None:
     lines = [json.loads(line) for line in (work.run / "evals.jsonl").read_text().splitlines()]
-    versions = [line["version"] for line in lines]
+    versions = [line["step"] for line in lines]
     assert versions[0] == 0
     assert versions[-1] == 8
     assert len(versions) >= 3
@@ -100,7 +100,7 @@ def check_evals(work: Workspace, screen: str) -> None:
             assert line[f"eval/{env}/tasks"] == 4
             assert line[f"eval/{env}/failed"] == 0
             assert 0 <= line[f"eval/{env}/avg@2"] <= 1
-            assert line["version"] <= line[f"eval/{env}/version/max"]
+            assert line["step"] <= line[f"eval/{env}/version/max"]
     assert screen.count("Eval of version") == len(lines)
     kept = (work.run / "rollouts" / "step_0" / "eval.jsonl").read_text().splitlines()
     assert {json.loads(line)["task"] for line in kept} == {"e0", "e1", "e2", "e3"}
@@ -151,7 +151,7 @@ def test_an_evaluation_that_was_interrupted_is_made_anew(work: Workspace, envs: 
     done = work.train("--set", "max_steps=6", "--resume")
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (work.run / "evals.jsonl").read_text().splitlines()]
-    versions = [line["version"] for line in lines]
+    versions = [line["step"] for line in lines]
     assert versions[-1] == 6
     assert len(versions) == len(set(versions))
     assert rows(work, "SELECT count(*) FROM rollouts WHERE outcome IS NULL") == [(0,)]

@@ -14,6 +14,7 @@ from ..config.sections import RunConfig
 from ..errors import RunDirError
 from ..launch.resume import resume_point
 from ..launch.run import StartPoint, run_all
+from ..launch.sinks import sinks
 from ..launch.warmup import build_model, warmup_part
 from ..launch.watch import RunWatch
 from ..loop.child import log_to
@@ -26,7 +27,7 @@ from ..records.ids import Step
 from ..rundir.rundir import RunDir, without_none
 from ..trainer.recipe import is_built
 from ..wire.keys import client_keys, server_keys
-from .extras import need_torch
+from .extras import need_sinks, need_torch
 from .stopping import STOPPED, cancel_on_sigterm, exit_for
 
 
@@ -57,6 +58,7 @@ def train(
         raise RunDirError("--resume and --clean exclude each other")
     if not (config.trainer.external and config.engine.url):
         need_torch("training")
+    need_sinks(config.metrics)
     check_keys(config)
     directory = RunDir(planned.run_dir)
     needs_model = warmup_needed(config)
@@ -106,13 +108,14 @@ async def job(
     port = config.metrics.prometheus_port
     async with scrapable(config.metrics.prometheus_host, port, watch.exporter.render):
         await check(config.orchestrator)
-        if needs_model and part is not None:
-            await build_model(part, directory, screen)
-        watching = asyncio.create_task(watch.watch_itself(me))
-        try:
-            await run_all(config, planned, directory, start, watch)
-        finally:
-            watching.cancel()
+        async with sinks(config.metrics, directory, watch):
+            if needs_model and part is not None:
+                await build_model(part, directory, screen)
+            watching = asyncio.create_task(watch.watch_itself(me))
+            try:
+                await run_all(config, planned, directory, start, watch)
+            finally:
+                watching.cancel()
 
 
 def check_keys(config: RunConfig) -> None:

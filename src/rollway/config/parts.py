@@ -12,6 +12,7 @@ from .sections import (
     EnvConfig,
     EvalConfig,
     FiltersConfig,
+    MetricsConfig,
     ModelConfig,
     OrchestratorConfig,
     PayloadConfig,
@@ -112,6 +113,13 @@ class OrchestratorPart(Struct, frozen=True):
     ranks: int = 1
     restored: Restored = Restored()
     generation: int = 0
+
+
+class SinksPart(Struct, frozen=True):
+    """The process that passes steps on to W&B and TensorBoard."""
+
+    metrics: MetricsConfig
+    run_dir: str
 
 
 class TrainerPart(Struct, frozen=True):

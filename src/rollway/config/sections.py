@@ -36,12 +36,19 @@ class WarmupConfig(Section, frozen=True, kw_only=True):
     solve_rate: Fraction = 0.2
     """Stop when the mean probability of a right answer reaches this."""
     max_steps: Count = 600
+    """Stop after so many steps in any case."""
     batch_size: Count = 64
+    """Answers of one step."""
     lr: Positive = 2e-3
+    """Learning rate."""
     hidden_size: Count = 128
+    """Width of the model."""
     num_layers: Count = 2
+    """Its layers."""
     num_experts: Annotated[int, Meta(ge=2)] = 8
+    """Experts of each layer."""
     topk: Count = 2
+    """Experts that a token goes through."""
 
 
 class EnvConfig(Section, frozen=True, kw_only=True):
@@ -98,6 +105,7 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
     max_tokens: Count = 1024
     """Tokens of one turn."""
     temperature: Positive = 1.0
+    """Logits are divided by it, in the engine and in the trainer."""
 
 
 class EngineConfig(Section, frozen=True, kw_only=True):
@@ -159,6 +167,7 @@ class OrchestratorConfig(Section, frozen=True, kw_only=True):
     """Once this share of a group has settled, the rest of it has `stragglers_wait_s` left and is
     cancelled then; the group trains without. It favours short rollouts. 1 waits for all."""
     stragglers_wait_s: NonNegative = 30.0
+    """How long the rest of such a group may go on."""
     max_quiet_s: Positive = 3600.0
     """If for so long no rollout settles, no version is published and no weights are loaded, the run
     stops and says what it waited for."""
@@ -190,10 +199,15 @@ class RetriesConfig(Section, frozen=True, kw_only=True):
     run groups as one are left out."""
 
     env: Natural = 0
+    """Failed in the environment's own code."""
     engine: Natural = 2
+    """Failed because the engine refused, or answered nonsense or nothing."""
     scorer: Natural = 0
+    """Failed in a reward."""
     deadline: Natural = 0
+    """Took longer than it may."""
     worker: Natural = 1
+    """Lost with its worker, more than once."""
     budget: Fraction = 0.1
     """Retries of all rollouts started, at most: where everything fails, trying all of it again only
     adds load."""
@@ -229,6 +243,7 @@ class EvalConfig(Section, frozen=True, kw_only=True):
     envs: tuple[str, ...] = ()
     """Ids of the environments; all if empty."""
     temperature: Positive = 1.0
+    """How the engine draws evaluated rollouts."""
     max_tokens: Natural = 0
     """Tokens of one turn; 0 takes `sampling.max_tokens`."""
 
@@ -256,10 +271,13 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """The optimizer step."""
 
     lr: Positive = 1e-3
+    """Learning rate of AdamW."""
     lr_ramp_steps: Natural = 0
     """Steps over which the learning rate rises to `lr`."""
     weight_decay: NonNegative = 0.0
+    """Weight decay of AdamW."""
     max_grad_norm: Positive = 1.0
+    """A gradient with a greater norm is scaled down to it."""
     clip_low: Fraction = 0.2
     """Importance ratios below `1 - clip_low` give no gradient where that would move further away."""
     clip_high: NonNegative = 0.28
@@ -340,6 +358,12 @@ class MetricsConfig(Section, frozen=True, kw_only=True):
     """Serve `/metrics` to Prometheus at this port while the run lasts; 0 serves nothing."""
     prometheus_host: str = "127.0.0.1"
     """Address the port is bound to; `0.0.0.0` lets other machines scrape."""
+    wandb_project: str = ""
+    """Log every step to this project of Weights & Biases, `project` or `team/project`; empty does not.
+    Needs `rollway[wandb]`."""
+    tensorboard: bool = False
+    """Write every step to event files in `tensorboard/` of the run directory. Needs
+    `rollway[tensorboard]`."""
 
 
 class SimulateConfig(Section, frozen=True, kw_only=True):
@@ -352,6 +376,7 @@ class SimulateConfig(Section, frozen=True, kw_only=True):
     tool_s: NonNegative = 0.0
     """The environment's time between two turns."""
     scoring_s: NonNegative = 0.1
+    """The rewards' time."""
     train_s: Positive = 30.0
     """From a batch being shipped to its weights being published."""
     update_s: NonNegative = 2.0
@@ -359,7 +384,9 @@ class SimulateConfig(Section, frozen=True, kw_only=True):
     spread: NonNegative = 0.5
     """Of all durations: the standard deviation of their logarithm."""
     rollout_bytes: Natural = 1_000_000
+    """Payload of a rollout."""
     rollout_tokens: Count = 1000
+    """Tokens of a rollout, prompts included."""
     fails: Fraction = 0.0
     """Rollouts that fail."""
 
@@ -370,6 +397,7 @@ class RunConfig(Section, frozen=True, kw_only=True):
     name: Name
     """Name of the run: its directory below `output_dir`."""
     output_dir: str = "outputs"
+    """Folder of all runs."""
     seed: Natural = 0
     """Seed of task order, sampling and warm-up."""
     max_steps: Count = 100

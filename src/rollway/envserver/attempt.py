@@ -78,7 +78,7 @@ class Attempt:
             return scores
         total_s = time.monotonic() - start_s
         engine_s = self._talk.record.engine_s
-        timing = Timing(engine_s, rollout_s - engine_s, total_s - rollout_s, total_s)
+        timing = Timing(engine_s, max(0.0, rollout_s - engine_s), total_s - rollout_s, total_s)
         return Done(rollout, scores, timing)
 
     async def _held(self, stack: AsyncExitStack) -> Chat | Failed:

@@ -60,9 +60,9 @@ class RolloutRunner:
         if isinstance(done, Failed):
             return done
         track.enter("committing")
-        return await self._commit(talk.record, done)
+        return await self._commit(talk.record, done, run.queued_s)
 
-    async def _commit(self, record: Record, done: Done) -> Outcome:
+    async def _commit(self, record: Record, done: Done, queue_s: float) -> Outcome:
         """Write the columns, then speak of them."""
         rows = record.rows()
         try:
@@ -81,7 +81,7 @@ class RolloutRunner:
             stop=done.rollout.stop,
             first_version=PolicyVersion(record.versions[0]),
             last_version=PolicyVersion(record.versions[-1]),
-            timing=done.timing,
+            timing=msgspec.structs.replace(done.timing, queue_s=queue_s),
             num_sampled=record.num_sampled,
         )
 

@@ -111,7 +111,7 @@ class Router:
     async def serve_clients(self) -> None:
         while True:
             sender, message, _ = await self._receive(self._clients, from_client)
-            await self.on(ClientSays(sender, message))
+            await self.on(ClientSays(sender, message, time.monotonic()))
             await self._turns.let_others()
 
     async def serve_workers(self) -> None:
@@ -121,7 +121,7 @@ class Router:
             if isinstance(message, Stats):
                 await self.overhear(message.stats)
             name = WorkerName(sender.decode(errors="replace"))
-            await self.on(WorkerSays(name, message, frame, size))
+            await self.on(WorkerSays(name, message, frame, size, time.monotonic()))
             await self._turns.let_others()
 
     async def hear_deaths(self) -> None:

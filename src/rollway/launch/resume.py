@@ -13,12 +13,14 @@ from ..records.restored import Restored
 from ..rundir.rundir import RunDir
 from ..transport.filesystem import read_manifest, read_stable
 from .run import StartPoint
+from .unreported import report_the_rest
 
 
 def resume_point(config: RunConfig, run: RunDir) -> StartPoint:
     """From the last version that was published, with the optimizer that made it.
 
     What is half-written is removed: weights, batches that lost payload, payload nobody will read.
+    A step that was trained and not reported is reported now.
     """
     published = run.last_published()
     weights = _weights(run, published) if published else Path(config.model.path).resolve()
@@ -28,6 +30,7 @@ def resume_point(config: RunConfig, run: RunDir) -> StartPoint:
         )
     last = Step(published)
     run.forget_unpublished(last)
+    report_the_rest(run, last)
     reader = SegmentReader(run.payload)
     shipped = _shipped_after(run, last)
     trained = _last_trained(run, last)

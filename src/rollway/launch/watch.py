@@ -1,6 +1,7 @@
 """What the launcher hears from a run's processes, and what it shows of it."""
 
 import asyncio
+from collections.abc import Callable
 
 from ..loop.lag import merge
 from ..loop.part import STATS_EVERY_S, Part
@@ -30,6 +31,8 @@ class RunWatch:
         self._tasks: set[asyncio.Task[None]] = set()
         self.exporter = Exporter()
         self.last_step = 0
+        self.on_step: Callable[[], None] = lambda: None
+        """Called when a step is in `metrics.jsonl`."""
 
     def relay_to(self, orchestrator: Part) -> None:
         """The orchestrator writes metrics, so it hears of processes it has no wire to."""
@@ -61,6 +64,7 @@ class RunWatch:
                 self.last_step = done.step
                 self._rewards.append(done.metrics.get("reward/all/mean", 0.0))
                 self.exporter.on_step(done)
+                self.on_step()
                 self._screen.line(step_line(done, self._max_steps))
             case EvalDone() as done:
                 self.exporter.on_eval(done)

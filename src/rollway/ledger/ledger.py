@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,10 @@ CREATE TABLE IF NOT EXISTS steps (
     step INTEGER PRIMARY KEY,
     shipped_s REAL NOT NULL,
     published_s REAL
+);
+CREATE TABLE IF NOT EXISTS reports (
+    step INTEGER PRIMARY KEY,
+    metrics BLOB NOT NULL      -- msgpack: what its batch says, for whoever reports the step
 );
 """
 TRAINED = (
@@ -143,8 +147,15 @@ class Ledger:
             msgspec.msgpack.encode(settled), settled.rollout_id,
         )  # fmt: skip
 
-    async def shipped(self, step: Step, trained: Iterable[RolloutId]) -> None:
-        """A batch went to the trainer."""
+    async def shipped(
+        self, step: Step, trained: Iterable[RolloutId], metrics: Mapping[str, float]
+    ) -> None:
+        """A batch went to the trainer; `metrics` are told of it once it is trained, if need be by a
+        restart."""
+        await self.write(
+            "INSERT OR REPLACE INTO reports (step, metrics) VALUES (?, ?)",
+            step, msgspec.msgpack.encode(metrics),
+        )  # fmt: skip
         await self.write(
             "INSERT OR REPLACE INTO steps (step, shipped_s) VALUES (?, ?)", step, time.time()
         )

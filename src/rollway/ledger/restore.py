@@ -11,7 +11,7 @@ import msgspec
 
 from ..records.batch import BatchManifest
 from ..records.group import ClosedGroup, Group, Member
-from ..records.ids import GroupId, RolloutId
+from ..records.ids import GroupId, RolloutId, Step
 from ..records.payload import PayloadRef
 from ..records.restored import Restored, RestoredBatch, RestoredGroup, RestoredTask
 from ..records.rollout import Cancelled, Failed, Scored, Settled
@@ -59,7 +59,7 @@ def _read(
         groups = _groups(db, is_intact)
         batches: list[RestoredBatch] = []
         for manifest in shipped:
-            batch = _batch(manifest, groups)
+            batch = _batch(manifest, groups, _report(db, manifest.step))
             if batch is None:
                 break  # later ones were made of what came after
             _note(db, manifest)
@@ -120,7 +120,25 @@ def _is_usable(end: Settled, is_intact: IsIntact) -> bool:
     return isinstance(end.outcome, Failed)
 
 
-def _batch(manifest: BatchManifest, groups: dict[GroupId, RestoredGroup]) -> RestoredBatch | None:
+def reports(path: Path) -> dict[Step, dict[str, float]]:
+    """What the batches of a run said, by step."""
+    if not path.exists():
+        return {}
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(SCHEMA)
+        steps = db.execute("SELECT step FROM reports").fetchall()
+        return {Step(step): _report(db, step) for (step,) in steps}
+
+
+def _report(db: sqlite3.Connection, step: int) -> dict[str, float]:
+    """Empty if the run ended before it was written down."""
+    found = db.execute("SELECT metrics FROM reports WHERE step = ?", (step,)).fetchone()
+    return msgspec.msgpack.decode(found[0], type=dict[str, float]) if found else {}
+
+
+def _batch(
+    manifest: BatchManifest, groups: dict[GroupId, RestoredGroup], metrics: dict[str, float]
+) -> RestoredBatch | None:
     """The batch's groups as they closed; None if some of its payload is gone."""
     advantages = {row.rollout_id: row.advantage for row in manifest.rows}
     closed: list[ClosedGroup] = []
@@ -141,7 +159,8 @@ def _batch(manifest: BatchManifest, groups: dict[GroupId, RestoredGroup]) -> Res
                 tuple(one.rollout_id for one in members if one.rollout_id not in advantages),
             )
         )
-    return RestoredBatch(manifest, tuple(closed)) if found >= advantages.keys() else None
+    is_whole = found >= advantages.keys()
+    return RestoredBatch(manifest, tuple(closed), metrics) if is_whole else None
 
 
 def _others(
@@ -159,3 +178,4 @@ def _forget(db: sqlite3.Connection, kept: set[int], shipped: Sequence[int]) -> N
         if step not in kept:
             db.execute("UPDATE rollouts SET step = NULL WHERE step = ?", (step,))
             db.execute("DELETE FROM steps WHERE step = ?", (step,))
+            db.execute("DELETE FROM reports WHERE step = ?", (step,))

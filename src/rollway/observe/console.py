@@ -29,7 +29,7 @@ def step_line(done: StepDone, max_steps: int) -> str:
     failed = {
         name.removeprefix("errors/"): count
         for name, count in done.metrics.items()
-        if name.startswith("errors/") and name != "errors/cancelled"
+        if name.startswith("errors/") and name != "errors/cancelled" and count
     }
     if failed:
         parts.insert(6, "Failed: " + ", ".join(f"{n:.0f} {kind}" for kind, n in failed.items()))

@@ -24,6 +24,8 @@ class RestoredBatch(Struct, frozen=True):
 
     manifest: BatchManifest
     closed: tuple[ClosedGroup, ...]
+    metrics: dict[str, float] = {}
+    """What it says, if that was written down: also of groups that closed for it and did not train."""
 
 
 class RestoredTask(Struct, frozen=True):

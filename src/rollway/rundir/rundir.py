@@ -14,6 +14,7 @@ from ..config.sections import RunConfig
 from ..errors import RunDirError
 from ..records.ids import PolicyVersion, Step
 from .lock import only_one
+from .metricsfile import MetricsFile
 
 STABLE = "STABLE"
 """Marks a weights folder as complete; holds the record of the version."""
@@ -29,6 +30,7 @@ class RunDir:
         self.metrics = self.path / "metrics.jsonl"
         self.evals = self.path / "evals.jsonl"
         self.now = self.path / "now.json"
+        self.sinks = self.path / "sinks.json"
         self.logs = self.path / "logs"
         self.payload = self.path / "payload"
         self.landing = self.path / "landing"
@@ -132,9 +134,7 @@ class RunDir:
             if version > last:
                 (folder / "eval.jsonl").unlink(missing_ok=True)
         if self.evals.exists():
-            lines = self.evals.read_bytes().splitlines(keepends=True)
-            kept = [line for line in lines if _number_in(line, "version") <= last]
-            write_whole(self.evals, b"".join(kept))
+            write_whole(self.evals, MetricsFile(self.evals).kept_until(last))
 
     def next_generation(self) -> int:
         """How often the run was resumed, this time included: the segments there are tell."""
@@ -150,9 +150,7 @@ class RunDir:
                 if number > step:
                     shutil.rmtree(one)
         if self.metrics.exists():
-            lines = self.metrics.read_bytes().splitlines(keepends=True)
-            kept = [line for line in lines if _number_in(line, "step") <= step]
-            write_whole(self.metrics, b"".join(kept))
+            write_whole(self.metrics, MetricsFile(self.metrics).kept_until(step))
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -167,13 +165,6 @@ def _steps(folder: Path) -> list[tuple[int, Path]]:
     """The folders `step_N` in a folder, by N; others are the user's."""
     found = [(one.name.removeprefix("step_"), one) for one in folder.glob("step_*")]
     return [(int(number), one) for number, one in found if number.isdigit()]
-
-
-def _number_in(line: bytes, key: str) -> float:
-    try:
-        return float(msgspec.json.decode(line, type=dict[str, Any])[key])
-    except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
-        return float("inf")  # half-written by a crash
 
 
 def without_none(tree: Any) -> Any:

@@ -87,6 +87,14 @@ def read_manifest(path: Path) -> BatchManifest:
     return decode_manifest(encoded, str(path))
 
 
+def read_published(run: RunDir, version: PolicyVersion) -> Published | None:
+    """The same; None if its weights are not complete, or gone. Blocks."""
+    try:
+        return read_stable(run, version)
+    except PayloadError:
+        return None
+
+
 def _read(path: Path) -> tuple[bytes, float]:
     """A file, and since when it is there."""
     with path.open("rb") as file:

@@ -31,6 +31,7 @@ MAX_REASON = 200
 Id = Annotated[RolloutId, Meta(pattern=ID_PATTERN)]
 Version = Annotated[PolicyVersion, Meta(ge=0, le=2**53)]
 Worker = Annotated[WorkerName, Meta(max_length=1_000)]
+Seconds = Annotated[float, Meta(ge=0)]
 
 Phase = Literal["starting", "engine", "env", "tool", "update", "scoring", "committing"]
 
@@ -88,6 +89,8 @@ class Run(Struct, frozen=True, tag="run"):
     task: Task
     sampling: Sampling
     version: Version
+    queued_s: Seconds = 0.0
+    """How long the router has kept it; only the router knows."""
 
 
 class RunGroup(Struct, frozen=True, tag="run_group"):

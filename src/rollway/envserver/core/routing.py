@@ -111,9 +111,11 @@ class Routing:
 
     def on_event(self, event: Event) -> list[Command]:
         match event:
-            case ClientSays(client=client, message=message):
+            case ClientSays(client=client, message=message, now_s=now_s):
+                self._dispatch.at(now_s)
                 return [*self._kept.take(client), *self._from_client(client, message)]
-            case WorkerSays(worker=worker, message=message):
+            case WorkerSays(worker=worker, message=message, now_s=now_s):
+                self._dispatch.at(now_s)
                 if worker in self._pool:
                     self._leases.renew(worker)
                 if isinstance(message, Settled):
@@ -229,6 +231,7 @@ class Routing:
         return commands + self._news(notice)
 
     def _tick(self, now_s: float) -> list[Command]:
+        self._dispatch.at(now_s)
         self._clients.tick(now_s)
         self._leases.tick(now_s)
         commands: list[Command] = []

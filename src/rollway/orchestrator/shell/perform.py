@@ -10,6 +10,8 @@ from ...envserver.client import EnvClient
 from ...errors import RunStuck
 from ...ledger.ledger import Ledger
 from ...loop.lanes import thread
+from ...loop.turns import Turns
+from ...observe.tally import Tally
 from ...payload.keeper import SegmentKeeper
 from ...payload.reader import SegmentReader
 from ...records.group import ClosedGroup
@@ -69,7 +71,7 @@ class Performer:
         self._steps = steps
         self._keeper = SegmentKeeper(SegmentReader(run.payload))
         self._saving = asyncio.Lock()
-        self._shipped: dict[int, asyncio.Future[Ship]] = {}
+        self._shipped: dict[int, asyncio.Future[dict[str, float]]] = {}
 
     async def perform(self, command: Command | tuple[Dispatch, ...]) -> None:
         match command:
@@ -149,7 +151,8 @@ class Performer:
         for batch in restored.batches:
             await thread(forget_trained, self._run.saved_rollouts(batch.manifest.step))
             await self._shipping.ship(batch.manifest)
-            await self._after_ship(Ship(batch.manifest, batch.closed))
+            ship = Ship(batch.manifest, batch.closed)
+            await self._after_ship(ship, batch.metrics or await self._tallied(ship))
 
     async def settled(self, settled: Settled) -> None:
         """Note a rollout's end before the core hears of it."""
@@ -168,24 +171,32 @@ class Performer:
         with self._phases.shipping(step):
             await self._ledger.flush()
             await self._shipping.ship(ship.manifest)
-        await self._after_ship(ship)
+        await self._after_ship(ship, await self._tallied(ship))
 
-    async def _after_ship(self, ship: Ship) -> None:
-        step = ship.manifest.step
-        await self._ledger.shipped(step, dict.fromkeys(row.rollout_id for row in ship.manifest.rows))
-        trained = [one for one in ship.closed if one.fate == "trained"]
-        await self._save(self._run.saved_rollouts(step), trained)
-        self._shipped_of(step).set_result(ship)
+    async def _tallied(self, ship: Ship) -> dict[str, float]:
+        """What a batch says; others have the loop in between, however large it is."""
+        tally, turns = Tally(ship.manifest, self._config.correct_at), Turns()
+        for closed in ship.closed:
+            tally.add(closed)
+            await turns.let_others()
+        return tally.metrics()
 
-    async def published(self, step: Step) -> Ship:
-        """What step `step` was made of, once everything that reads its payload has done so."""
-        ship = await self._shipped_of(step)
+    async def _after_ship(self, ship: Ship, metrics: dict[str, float]) -> None:
+        step, trained = ship.manifest.step, dict.fromkeys(row.rollout_id for row in ship.manifest.rows)
+        await self._ledger.shipped(step, trained, metrics)
+        kept = [one for one in ship.closed if one.fate == "trained"]
+        await self._save(self._run.saved_rollouts(step), kept)
+        self._shipped_of(step).set_result(metrics)
+
+    async def published(self, step: Step) -> dict[str, float]:
+        """What the batch of a step says, once everything that reads its payload has done so."""
+        metrics = await self._shipped_of(step)
         del self._shipped[step]
         await self._ledger.published(step)
         self._lookout.published()
-        return ship
+        return metrics
 
-    def _shipped_of(self, step: int) -> "asyncio.Future[Ship]":
+    def _shipped_of(self, step: int) -> "asyncio.Future[dict[str, float]]":
         if step not in self._shipped:
             self._shipped[step] = asyncio.get_running_loop().create_future()
         return self._shipped[step]

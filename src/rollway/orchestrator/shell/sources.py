@@ -70,8 +70,8 @@ async def from_trainer(
     """Every version, in order, once its weights are complete and its rollouts are saved."""
     for step in range(first, last + 1):
         published = await shipping.next_version(PolicyVersion(step))
-        ship = await performer.published(Step(step))
-        await steps.done(ship, published.metrics)
+        batch = await performer.published(Step(step))
+        await steps.done(Step(step), batch, published.metrics)
         await events.put(VersionPublished(published.version, published.path))
 
 
