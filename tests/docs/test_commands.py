@@ -102,4 +102,4 @@ async def test_a_command_does_what_it_says(line: Line, folder: Path, tiny_moe: P
         )  # fmt: skip
         out, _ = await process.communicate()
     assert process.returncode == 0, out.decode()
-    assert out.strip()
+    assert out.strip() or line.program != "rollway"
