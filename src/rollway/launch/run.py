@@ -45,11 +45,13 @@ async def run_all(
     """Start everything, wait for the last step, end everything."""
     async with started_parts(run.logs, watch.on_stats, watch.on_said, watch.say) as parts:
         watch.say(f"Starting: trainer, engine, {plan.num_workers} env workers, orchestrator")
-        trainer = await parts.start("trainer", TRAINER, trainer_part(config, run, start))
-        urls = config.engine.urls
+        urls, engine = config.engine.urls, None
         if not urls:
             again = partial(thread, newest_engine_part, config, run, start)
-            urls = (await start_engine(parts, engine_part(config, start), again),)
+            engine = await start_engine(parts, engine_part(config, start), again)
+        trainer = await parts.start("trainer", TRAINER, trainer_part(config, run, start))
+        if engine is not None:
+            urls = (await engine.ready(),)
         watch.say(f"Engine at {', '.join(urls)}; logs of all processes in {run.logs}")
         routers = {
             env.id: await parts.start(
