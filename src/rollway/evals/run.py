@@ -97,7 +97,8 @@ async def start_engine(parts: Parts, asked: Asked, how: HowToRun, screen: Screen
     async def again() -> EnginePart:
         return part
 
-    return await engine.start_engine(parts, part, again)
+    started = await engine.start_engine(parts, part, again)
+    return await started.ready()
 
 
 def model_config(asked: Asked) -> ModelConfig:

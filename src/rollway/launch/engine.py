@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from ..config.parts import EnginePart
+from ..loop.part import Part
 from ..loop.port import claimed
 from .parts import Parts
 
@@ -14,9 +15,9 @@ HOST = "127.0.0.1"
 
 async def start_engine(
     parts: Parts, part: EnginePart, again: Callable[[], Awaitable[EnginePart]]
-) -> str:
-    """Its address, once it serves. The socket is ours: while one engine is gone, requests wait there
-    for the next, which `again` describes."""
+) -> Part:
+    """The first of them. The socket is ours: while one engine is gone, requests wait there for the
+    next, which `again` describes."""
     sock = parts.hold(claimed("engine.port", HOST, part.engine.port, zero="any"))
     listen_fd = sock.fileno()
 
@@ -26,5 +27,4 @@ async def start_engine(
     async def renewed() -> EnginePart:
         return at_our_socket(await again())
 
-    engine = await parts.start_lasting("engine", ENGINE, at_our_socket(part), renewed, [listen_fd])
-    return await engine.ready()
+    return await parts.start_lasting("engine", ENGINE, at_our_socket(part), renewed, [listen_fd])

@@ -50,13 +50,14 @@ async def run_all(
         ours = () if config.trainer.external else ("trainer",)
         starting = ", ".join((*ours, "engine", f"{plan.num_workers} env workers", "orchestrator"))
         watch.say(f"Starting: {starting}")
-        trainer = None
-        if not config.trainer.external:
-            trainer = await parts.start("trainer", TRAINER, trainer_part(config, run, start))
-        urls = config.engine.urls
+        urls, engine, trainer = config.engine.urls, None, None
         if not urls:
             again = partial(thread, newest_engine_part, config, run, start)
-            urls = (await start_engine(parts, engine_part(config, start), again),)
+            engine = await start_engine(parts, engine_part(config, start), again)
+        if not config.trainer.external:
+            trainer = await parts.start("trainer", TRAINER, trainer_part(config, run, start))
+        if engine is not None:
+            urls = (await engine.ready(),)
         watch.say(f"Engine at {', '.join(urls)}; logs of all processes in {run.logs}")
         routers = {
             env.id: await parts.start(
