@@ -5,8 +5,8 @@
 Trains the demo twice: undisturbed, and with random `kill -9` of the orchestrator, the trainer, the
 router, a worker or the whole run, each followed by `--resume` where the run ended. --full is 30 steps
 and 20 kills of the demo's model; without it the model has learned next to nothing before. Every step
-must be trained and reported once, and no rollout trained twice; rewards of the last steps are printed side
-by side. Exits with 1 if anything of that does not hold.
+must be trained and reported once, and no rollout trained twice; rewards of the last steps are printed
+side by side. Exits with 1 if anything of that does not hold.
 """
 
 import json
