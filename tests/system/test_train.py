@@ -9,7 +9,10 @@ import pytest
 from tests.doubles.command import Rollway
 from tests.doubles.workspace import Workspace
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+ENDLESS = ("--set", "max_steps=500", "--set", "env.0.workers=1")
+"""For runs that are ended from outside."""
 
 
 def test_a_whole_run_its_refusal_and_its_resumption(work: Workspace, rollway: Rollway) -> None:
@@ -92,7 +95,7 @@ def test_a_killed_env_worker_costs_nothing_but_time(work: Workspace) -> None:
 
 
 def test_a_part_stopped_from_outside_ends_the_run(work: Workspace) -> None:
-    with work.training("--set", "max_steps=500") as process:
+    with work.training(*ENDLESS) as process:
         (victim,) = work.find("rollway.trainer.front:main")
         victim.terminate()
         _, err = process.communicate(timeout=60)
@@ -111,7 +114,7 @@ def test_a_part_stopped_from_outside_ends_the_run(work: Workspace) -> None:
     ],
 )
 def test_a_killed_part_ends_the_run_with_the_reason(work: Workspace, entry: str) -> None:
-    with work.training("--set", "max_steps=500") as process:
+    with work.training(*ENDLESS) as process:
         (victim,) = work.find(entry)
         victim.kill()
         start = time.monotonic()
@@ -125,7 +128,7 @@ def test_a_killed_part_ends_the_run_with_the_reason(work: Workspace, entry: str)
 
 
 def test_ctrl_c_ends_everything_and_resume_goes_on(work: Workspace) -> None:
-    with work.training("--set", "max_steps=500") as process:
+    with work.training(*ENDLESS) as process:
         work.wait_for_step(process, 2)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
@@ -143,7 +146,7 @@ def test_ctrl_c_ends_everything_and_resume_goes_on(work: Workspace) -> None:
 
 
 def test_sigterm_ends_a_run_and_nobody_trains_in_it_meanwhile(work: Workspace, rollway: Rollway) -> None:
-    with work.training("--set", "max_steps=500") as process:
+    with work.training(*ENDLESS) as process:
         for flag in ("--resume", "--clean"):
             second = rollway("train", work.file, flag)
             assert second.code == 1
@@ -156,7 +159,7 @@ def test_sigterm_ends_a_run_and_nobody_trains_in_it_meanwhile(work: Workspace, r
 
 
 def test_a_killed_launcher_takes_everything_along(work: Workspace) -> None:
-    with work.training("--set", "max_steps=500") as process:
+    with work.training(*ENDLESS) as process:
         assert len(work.processes()) > 6
         process.kill()
     work.nothing_is_left()

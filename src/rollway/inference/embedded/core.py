@@ -6,7 +6,7 @@ the front passes bytes on and never reads them.
 
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -17,13 +17,15 @@ from ...model.load import load_model, load_weights
 from ...wire.pipe import BlockingPipe
 from ..binary import SAFETENSORS
 from ..dialects.vllm import CompletionRequest
-from ..rendering import Rendering
 from ..tokenizer import Tokenizer
 from . import requests
 from .calls import Answer, Call, model_name
 from .requests import BadRequest, ChatRequest
 from .scheduler import Scheduler, Sequence
 from .slots import SlotModel
+
+if TYPE_CHECKING:
+    from ..rendering import Rendering
 
 
 class Core:
@@ -93,7 +95,7 @@ class Core:
 
     def _chat(self, call: Call) -> None:
         request: ChatRequest = requests.read(call.body, ChatRequest)
-        rendering = self._rendering = self._rendering or Rendering(self._config.model)
+        rendering = self._rendering = self._rendering or self._open_rendering()
         try:
             prompt = rendering.prompt(request.messages)
         except Exception as error:  # a chat template raises what it likes
@@ -109,6 +111,12 @@ class Core:
             return _json(call, requests.chat_reply(sequence, request, message, self._tokenizer))
 
         self._add(call, prompt, request, max_tokens, reply, eos=True)
+
+    def _open_rendering(self) -> "Rendering":
+        """Only chats need it, and its import alone takes a second."""
+        from ..rendering import Rendering
+
+        return Rendering(self._config.model)
 
     def _add(
         self, call: Call, prompt: list[int], request: CompletionRequest | ChatRequest,
