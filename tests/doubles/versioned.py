@@ -28,6 +28,9 @@ class VersionedEngine:
         self._is_deaf = is_deaf
         """It does not load what it is given, and says nothing of that."""
         self.hangs_up_on: Callable[[list[int]], bool] = lambda prompt: False
+        self.awake = asyncio.Event()
+        """While it is not set, no small question is answered."""
+        self.awake.set()
         self.load = {"running": 3.0, "waiting": 2.0, "cache": 0.5}
         self.version = "default"
         self.asked: list[tuple[list[int], str]] = []
@@ -80,6 +83,7 @@ class VersionedEngine:
         return web.json_response({"data": [{"id": self._model, "owned_by": "vllm"}]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
+        await self.awake.wait()
         return web.Response(text=METRICS.format(**self.load))
 
     async def _weight_info(self, request: web.Request) -> web.Response:

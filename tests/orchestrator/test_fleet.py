@@ -10,6 +10,7 @@ from tests.doubles.versioned import VersionedEngine, versioned_engine
 from rollway.config.parts import OrchestratorPart
 from rollway.config.sections import EngineConfig, OrchestratorConfig, PayloadConfig, WatchConfig
 from rollway.errors import EngineError
+from rollway.inference.control import ANSWER_S
 from rollway.loop.part import first_cause
 from rollway.orchestrator.shell.fleet import Fleet, open_fleet
 from rollway.orchestrator.shell.sources import Events, from_engines
@@ -135,6 +136,21 @@ async def test_an_update_waits_for_an_engine_that_can_take_it() -> None:
         await engine.start()
         await updating
         assert engine.version == "1"
+
+
+async def test_an_engine_that_hangs_is_away_until_it_answers_again() -> None:
+    async with versioned_engine() as engine, keeping(engine) as kept:
+        engine.awake.clear()
+        while not kept.fleet.states()[0].trouble:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        (state,) = kept.fleet.states()
+        assert state.trouble == f"/metrics did not answer within {ANSWER_S:g} s"
+        assert state.silent_s >= ANSWER_S
+        updating = asyncio.create_task(kept.update(1))
+        engine.awake.set()
+        await updating
+        assert engine.version == "1"
+        assert not kept.fleet.states()[0].trouble
 
 
 async def test_a_mute_engine_that_comes_back_is_given_weights_whatever_it_has() -> None:
