@@ -41,12 +41,12 @@ class StepLog:
         elapsed_s, self._last_s = now_s - self._last_s, now_s
         lags, stalls = self._lags.take(), self._lags.take_stalls()
         metrics = {
+            **trained,
             **step_metrics(ship.manifest, ship.closed, elapsed_s),
             **self._gauges(),
             **{f"rss/{process}": rss for process, rss in self._lags.rss_bytes.items()},
             **stall_metrics(stalls),
             **self._phases.take(ship.manifest.step),
-            **trained,
         }
         line = msgspec.json.encode(
             {**metrics, **lag_metrics(lags), "stalls": stall_records(stalls), "time": time.time()}
