@@ -3,7 +3,10 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
+import zmq
+import zmq.asyncio
 from crc32c import crc32c
 from tests.transport.parties import (
     LAST,
@@ -17,11 +20,12 @@ from tests.transport.parties import (
 )
 
 from rollway.errors import PayloadError
+from rollway.payload.reader import SegmentReader
 from rollway.records.ids import PolicyVersion
 from rollway.records.policy import Published
 from rollway.rundir.rundir import RunDir
 from rollway.transport import open_batches
-from rollway.transport.talk import BlobHead, Hello, Shipped, Taken, Want, Welcome
+from rollway.transport.talk import BlobHead, Hello, Noted, Shipped, Taken, Want, Welcome, encode
 
 pytestmark = pytest.mark.anyio
 
@@ -47,6 +51,10 @@ async def comes_to_hold(landing: Path, steps: list[int]) -> None:
         await asyncio.sleep(0.05)
     await asyncio.sleep(0.1)
     assert names(landing) == wanted
+
+
+def num_bytes(folder: Path) -> int:
+    return sum(one.stat().st_size for one in folder.iterdir())
 
 
 def names(folder: Path) -> list[str]:
@@ -135,6 +143,37 @@ async def test_blobs_are_asked_for_by_number(run: RunDir) -> None:
                 assert await trainer.hear() == shipped
                 assert [(await trainer.hear()).index for _ in expected] == expected
                 assert await trainer.is_silent()
+
+
+async def test_what_comes_twice_is_dropped(run: RunDir, tmp_path: Path) -> None:
+    """An orchestrator that says everything twice, and in any order, gives each batch once."""
+    manifest = await batch_of(run, 1)
+    reader = SegmentReader(run.payload)
+    blobs = [reader.copy(ref) for ref in manifest.refs]
+    shipped = Shipped(1, msgspec.json.encode(manifest), len(blobs))
+    with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as wire:
+        wire.setsockopt(zmq.LINGER, 0)
+        port = wire.bind_to_random_port("tcp://127.0.0.1")
+
+        async def repeat() -> None:
+            peer, _ = await wire.recv_multipart()
+            await wire.send_multipart([peer, encode(Welcome(1, LAST, str(run.payload)))])
+            await wire.recv_multipart()
+            for _ in range(2):
+                await wire.send_multipart([peer, encode(shipped)])
+                for index in (2, 0, 0, 2, 1, 1):
+                    await wire.send_multipart([peer, encode(BlobHead(1, index)), blobs[index]])
+            for _ in range(2):
+                await wire.send_multipart([peer, encode(Noted(1))])
+
+        repeating = asyncio.ensure_future(repeat())
+        async with open_batches(f"tcp://127.0.0.1:{port}", landing=tmp_path / "landing") as batches:
+            batch = await asyncio.wait_for(anext(batches), SOON_S)
+            check_batch(batch, 1)
+            await repeating
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(batches), 0.3)
+            assert num_bytes(Path(batch.payload)) < 4 * len(blobs[0]), "each was written once"
 
 
 async def test_a_damaged_blob_is_no_batch(run: RunDir, tmp_path: Path) -> None:

@@ -131,7 +131,6 @@ async def connect(
         try:
             with Handshake(wire, has_keys=keys is not None) as handshake:
                 wire.connect(address)
-                await wire.send(encode(Hello("client", protocol=PROTOCOL)))
                 welcome = await _answer(wire, handshake, address, hello_s)
             yield EnvClient(
                 welcome.env, address, wire, landing,
@@ -173,6 +172,7 @@ async def _answer(wire: Any, handshake: Handshake, address: str, limit_s: float)
 
 async def _welcomed(wire: Any, address: str, heard: list[ToClient]) -> Welcome:
     """The server's welcome, which it gives once it has a worker. What else it says is `heard`."""
+    await wire.send(encode(Hello("client", protocol=PROTOCOL)))  # for ever, if it was refused before
     while True:
         match for_client(await wire.recv()):
             case Welcome() as welcome:

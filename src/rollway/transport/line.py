@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Never
 
 import zmq
@@ -39,7 +40,8 @@ class Line:
     async def send(self, message: FromTrainer) -> None:
         """Say something on the connection there is; without one it is not said."""
         if self._wire is not None:
-            await self._wire.send(encode(message))
+            with suppress(zmq.Again):
+                await self._wire.send(encode(message), zmq.NOBLOCK)
 
     async def talk(self, hear: Hearer) -> Never:
         """Pass on what the orchestrator says, until there is nobody for `patience_s`, or it refuses."""
@@ -60,7 +62,6 @@ class Line:
                 self._wire = wire
                 try:
                     async with asyncio.timeout_at(deadline_s) as limit:
-                        await wire.send(encode(Hello()))
                         await self._until_lost(wire, handshake, hear, limit)
                 except TimeoutError:
                     raise ProtocolError(self._nobody(handshake)) from None
@@ -85,6 +86,7 @@ class Line:
             await asyncio.wait([hearing, ended])
 
     async def _listen(self, wire: Any, hear: Hearer, limit: asyncio.Timeout) -> Never:
+        await wire.send(encode(Hello()))  # for ever, if the connection was refused before
         while True:
             message, frame = for_trainer(await wire.recv_multipart(copy=False))
             match message:
@@ -96,6 +98,7 @@ class Line:
 
     def _prepare(self, wire: Any) -> None:
         wire.setsockopt(zmq.LINGER, 0)
+        wire.setsockopt(zmq.SNDHWM, 0)  # answers to what the orchestrator bounds
         wire.setsockopt(zmq.IPV6, "[" in self._address)
         for option, value in KEEPALIVE.items():
             wire.setsockopt(option, value)

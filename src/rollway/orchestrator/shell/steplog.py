@@ -48,6 +48,7 @@ class StepLog:
         elapsed_s, self._last_s = now_s - self._last_s, now_s
         lags, stalls = self._lags.take(), self._lags.take_stalls()
         metrics = {
+            **trained,
             "step": step,
             **batch,
             **speed(batch, elapsed_s),
@@ -55,7 +56,6 @@ class StepLog:
             **{f"rss/{process}": rss for process, rss in self._lags.rss_bytes.items()},
             **stall_metrics(stalls),
             **self._phases.take(step),
-            **trained,
         }
         line = msgspec.json.encode(
             {**metrics, **lag_metrics(lags), "stalls": stall_records(stalls), "time": time.time()}
