@@ -2,8 +2,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+JOBS ?= 2
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint docs bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -20,13 +21,16 @@ setup: $(READY)  ## Create .venv with everything rollway needs
 demo: $(READY)  ## Train a tiny Mixture-of-Experts on reverse-text (a few minutes on 2 cores)
 	$(BIN)/rollway train examples/reverse-text/run.toml --clean
 
-test: lint  ## Lint, then run all tests
-	$(BIN)/pytest
+test: lint  ## Lint, then run all tests, JOBS of them at a time
+	$(BIN)/pytest -n $(JOBS) --dist worksteal
 
 lint: $(READY)  ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(READY)  ## Write the pages of docs/ that are made from code
+	$(BIN)/python docs/generate.py
 
 bench: $(READY)  ## Run the benchmarks behind the README's numbers (FULL=1 for the full sizes)
 	@for bench in bench/*.py; do \

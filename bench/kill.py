@@ -5,8 +5,8 @@
 Trains the demo twice: undisturbed, and with random `kill -9` of the orchestrator, the trainer, the
 router, a worker or the whole run, each followed by `--resume` where the run ended. --full is 30 steps
 and 20 kills of the demo's model; without it the model has learned next to nothing before. Every step
-must be trained, and no rollout twice; rewards of the last steps are printed side by side. Exits with 1
-if anything of that does not hold.
+must be trained and reported once, and no rollout trained twice; rewards of the last steps are printed
+side by side. Exits with 1 if anything of that does not hold.
 """
 
 import json
@@ -58,9 +58,8 @@ class Trained:
         return self._log.read_text(errors="replace")[-2000:]
 
     @property
-    def rewards(self) -> list[float]:
-        lines = (self.path / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line)["reward/all/mean"] for line in lines]
+    def reported(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.path / "metrics.jsonl").read_text().splitlines()]
 
     def num_steps(self) -> int:
         with suppress(OSError):
@@ -114,11 +113,14 @@ def check(run: Trained, steps: int) -> dict[str, Any]:
     ]
     ids = [{row["rollout_id"] for row in one["rows"]} for one in manifests]
     trained = [id for one in ids for id in one]
+    reported = [line["step"] for line in run.reported]
+    rewards = [line["reward/all/mean"] for line in run.reported if "reward/all/mean" in line]
     assert published == steps, f"{published} of {steps} steps are published"
+    assert reported == list(range(1, steps + 1)), f"steps {reported} are reported"
     assert settled == 1, f"a rollout settled {settled} times"
     assert len(trained) == len(set(trained)), "a rollout trained twice"
     assert by_step == {n + 1: len(one) for n, one in enumerate(ids)}, "ledger and manifests differ"
-    return {"steps": steps, "rollouts": len(trained), "reward": fmean(run.rewards[-LAST:])}
+    return {"steps": steps, "rollouts": len(trained), "reward": fmean(rewards[-LAST:])}
 
 
 def main() -> None:

@@ -1,10 +1,12 @@
-"""What tests share: an event loop, and tiny models that are built once."""
+"""What tests share: an event loop, the command line, and tiny models that are built once."""
 
 import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.doubles.command import Rollway, command
 
 settings.register_profile("rollway", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("rollway")
@@ -15,6 +17,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture
+def rollway(capsys: pytest.CaptureFixture[str]) -> Rollway:
+    return command(capsys)
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,10 @@ from multiprocessing.connection import Connection
 
 from loopback.report import QUIET
 from rollway.loop.run import Watch, run
-from rollway.payload.reader import SegmentReader
-from rollway.records.ids import PolicyVersion, Step
+from rollway.records.ids import Step
 from rollway.records.policy import Published
 from rollway.rundir.rundir import RunDir
-from rollway.transport import filesystem
+from rollway.transport.filesystem import FileBatches
 
 
 def opening_trainer(pipe: Connection, folder: str, steps: int) -> None:
@@ -19,20 +18,19 @@ def opening_trainer(pipe: Connection, folder: str, steps: int) -> None:
 
     async def main(watch: Watch) -> None:
         pipe.send("up")
-        reader = SegmentReader(run_dir.payload)
-        for step in range(1, steps + 1):
-            path = await filesystem.next_manifest(run_dir, Step(step))
-            for row in filesystem.read_manifest(path).rows:
+        batches = FileBatches(run_dir, Step(1), steps)
+        async for batch in batches:
+            reader = batch.reader()
+            for row in batch.manifest().rows:
                 columns = reader.open(row.ref)
                 assert len(columns[f"row{row.row}.token_ids"]) == row.num_tokens
                 assert len(columns[f"row{row.row}.routes"]) == row.num_tokens
-            del columns
-            reader.forget()
+            del columns, reader
             pipe.send(time.time())
             await asyncio.to_thread(pipe.recv)
-            weights = run_dir.weights_of(PolicyVersion(step))
+            weights = run_dir.weights_of(batch.version)
             weights.mkdir()
-            await filesystem.publish(Published(PolicyVersion(step), str(weights), {}))
+            await batches.publish(Published(batch.version, str(weights), {}))
         await asyncio.Event().wait()
 
     run("trainer", QUIET, main)

@@ -156,3 +156,41 @@ def test_the_least_workers_are_no_more_than_the_most() -> None:
     config = check({**MINIMAL, "env": [{"id": "x", "workers": 2, "min_workers": 3}]}, "run.toml")
     with pytest.raises(ConfigError, match=r"'env.0.min_workers' = 3 is more than 'env.0.workers' = 2"):
         plan(config)
+
+
+@pytest.mark.parametrize(
+    ("transport", "external", "said"),
+    [
+        ({"payload": "frames"}, False, r"'transport.payload' is for 'transport.manifests' = 'zmq'"),
+        ({"keys": "k"}, False, r"'transport.keys' is for 'transport.manifests' = 'zmq'"),
+        (
+            {"manifests": "zmq", "bind": "tcp://0.0.0.0:5599"},
+            True,
+            r"'transport.bind' = tcp://0.0.0.0:5599 lets other machines connect.* 'transport.keys' is "
+            r"required; run 'rollway keys new keys'",
+        ),
+        ({"manifests": "zmq", "bind": "here"}, True, r"expected tcp://HOST:PORT"),
+        ({"manifests": "zmq", "keys": "k"}, False, r"'transport.trainer_keys' is empty"),
+        ({"manifests": "zmq", "trainer_keys": "k"}, False, r"'transport.keys' is empty"),
+        ({"manifests": "zmq", "payload": "frames"}, True, r"'transport.payload' is for the trainer"),
+        (
+            {"manifests": "zmq", "keys": "k", "trainer_keys": "k"},
+            True,
+            r"'transport.trainer_keys' is for the trainer that is started here",
+        ),
+    ],
+)
+def test_what_a_transport_requires(transport: dict[str, str], external: bool, said: str) -> None:
+    tree = {**MINIMAL, "transport": transport, "trainer": {"external": external}}
+    with pytest.raises(ConfigError, match=said):
+        plan(check(tree, "run.toml"))
+
+
+def test_transports_that_can_be() -> None:
+    for transport, external in (
+        ({}, True),
+        ({"manifests": "zmq", "payload": "frames"}, False),
+        ({"manifests": "zmq", "keys": "k", "trainer_keys": "k"}, False),
+        ({"manifests": "zmq", "bind": "tcp://0.0.0.0:5599", "keys": "k"}, True),
+    ):
+        plan(check({**MINIMAL, "transport": transport, "trainer": {"external": external}}, "run.toml"))

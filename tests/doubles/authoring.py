@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import rollway as rw
 
@@ -80,6 +81,20 @@ class PlainStuck(Asking):
 class PlainRaises(Asking):
     def rollout(self, task: rw.Task, chat: rw.Chat) -> None:  # type: ignore[override]
         raise KeyError("plainly wrong")
+
+
+class PlainClings(Asking):
+    """Goes on when it is told to end, and says so in a file."""
+
+    max_turns = 1
+
+    def rollout(self, task: rw.Task, chat: rw.Chat) -> None:  # type: ignore[override]
+        try:
+            for _ in range(2):
+                chat.say("1?")  # type: ignore[unused-coroutine]
+        except BaseException:
+            Path(task.info["mark"]).touch()
+            time.sleep(60)
 
 
 class Stops(Asking):

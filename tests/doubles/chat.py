@@ -12,6 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
+from rollway.testing.served import served
+
 Answer = Callable[[str, int], "str | web.Response | dict[str, Any]"]
 
 
@@ -94,11 +96,6 @@ async def chat_double(
     app = web.Application()
     app.router.add_get("/v1/models", double.models)
     app.router.add_post("/v1/chat/completions", double.completions)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        double.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    async with served(app) as url:
+        double.url = f"{url}/v1"
         yield double
-    finally:
-        await runner.cleanup()

@@ -39,52 +39,47 @@ class Wordy(Counting):
         await chat.say(task.prompt + 20_000 * "?")
 
 
-class Raises(Counting):
-    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
-        raise KeyError("no such thing")
-
-
-class CancelsItself(Counting):
-    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
-        doomed = asyncio.ensure_future(chat.say(task.prompt))
-        doomed.cancel()
-        await doomed
-
-
-class Silent(Counting):
-    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
-        pass
-
-
-class Slow(Counting):
-    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
-        await chat.say(task.prompt)
-        await asyncio.sleep(60)
-
-
-class SpinningReward(Counting):
-    @rw.reward
-    def right(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        while True:
-            pass
-
-
-class DyingReward(Counting):
-    @rw.reward
-    def right(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        os._exit(3)
-
-
 class RaisingReward(Counting):
     @rw.reward
     def right(self, task: rw.Task, rollout: rw.Rollout) -> float:
         raise ValueError("cannot judge")
 
 
-class NotANumber(Counting):
+FAILURES = (
+    "raises", "says_nothing", "cancels_itself", "sleeps", "spins", "dies", "cannot_judge", "nan", "none"
+)  # fmt: skip
+"""What goes wrong with task 0, 1, …"""
+
+
+class Failing(Counting):
+    """Each task fails in its own way: half of them in the rollout, half in the reward."""
+
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        how = FAILURES[int(task.id)]
+        if how == "raises":
+            raise KeyError("no such thing")
+        if how == "says_nothing":
+            return
+        saying = asyncio.ensure_future(chat.say(task.prompt))
+        if how == "cancels_itself":
+            saying.cancel()
+        await saying
+        if how == "sleeps":
+            await asyncio.sleep(60)
+
     @rw.reward
     def right(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        return float("nan")
+        match FAILURES[int(task.id)]:
+            case "spins":
+                while True:
+                    pass
+            case "dies":
+                os._exit(3)
+            case "cannot_judge":
+                raise ValueError("cannot judge")
+            case "nan":
+                return float("nan")
+        return 1.0
 
 
 class AsyncReward(Counting):

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from rollway.config.parts import RouterPart, WorkerPart
 from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
 from rollway.envs.environment import needs_whole_groups
 from rollway.envs.source import take_tasks
 from rollway.envs.strays import keep_track
+from rollway.envserver.equipment import Prepared, open_runner, prepare
 from rollway.envserver.policy import open_policy
 from rollway.envserver.rollout import RolloutRunner
 from rollway.envserver.track import Track
-from rollway.envserver.worker import Prepared, open_runner, prepare
 from rollway.loop.lag import LagMonitor
 from rollway.loop.run import Watch
 from rollway.loop.stalls import StallWatch
@@ -27,6 +28,7 @@ from rollway.records.rollout import Failed, Outcome, Scored
 from rollway.records.task import Task
 from rollway.records.turn import Sampling
 from rollway.testing import Asked, ScriptedEngine, scripted_engine
+from rollway.transport.appear import appear
 from rollway.wire.messages import Run
 
 pytestmark = pytest.mark.anyio
@@ -146,6 +148,18 @@ async def test_plain_code_that_hangs_or_raises_fails_by_itself(tmp_path: Path, t
         assert end.boundary == "env"
         assert "plainly wrong" in end.error
         assert "authoring.py" in end.traceback
+
+
+async def test_cancelling_reaches_plain_code_that_will_not_end(tmp_path: Path, tiny_moe: Path) -> None:
+    mark = tmp_path / "clings"
+    async with stage(tmp_path, tiny_moe, "PlainClings") as on:
+        order = on.order()
+        task = structs.replace(order.task, info={"mark": str(mark)})
+        running = asyncio.create_task(on.runner.run(structs.replace(order, task=task), Track()))
+        await appear(mark)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
 
 
 async def test_a_rollout_ends_where_a_stop_condition_or_a_limit_says(

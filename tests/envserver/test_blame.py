@@ -17,7 +17,7 @@ HERE = Mark(serial=1, held_s=9.0, where="env.py:12 in rollout")
 
 def entry() -> Entry:
     run = Run(RolloutId("g1.0"), 1, Task("7", "?"), Sampling(8), PolicyVersion(0))
-    return Owed().add(b"c", (run,))[0]
+    return Owed().add(b"c", (run,), 0.0)[0]
 
 
 def verdicts(one: Entry, losses: list[Loss]) -> list[Failed | None]:

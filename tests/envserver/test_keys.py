@@ -1,6 +1,5 @@
 """Who gets in: real sockets and servers; without the right key nothing is heard, nothing happens."""
 
-import asyncio
 import os
 import stat
 from collections.abc import AsyncIterator
@@ -14,7 +13,8 @@ import pytest
 import zmq
 import zmq.asyncio
 from tests.doubles.engine import EngineDouble, engine_double
-from tests.envserver.test_server import ENVS, ROUTER, plus_one, router_part
+from tests.doubles.parts import ROUTER, serving_part
+from tests.envserver.test_server import ENVS, plus_one, router_part
 from zmq.utils.monitor import recv_monitor_message
 
 from rollway.config.sections import EnvConfig
@@ -55,10 +55,9 @@ async def keyed(folder: Path, model: Path, latency_s: float = 0.0) -> AsyncItera
     async with engine_double(model, plus_one, latency_s) as engine:
         env = EnvConfig(id=ENVS, args={"kind": "Counting"}, workers=1, concurrency=8)
         part = msgspec.structs.replace(router_part(env, model, engine.url, folder), keys=str(server))
-        async with start_part("test.router", ROUTER, part, log=folder / "router.log") as router:
-            listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
-            yield Keyed(await router.ready(), engine, folder, client, router.pid)
-            listening.cancel()
+        started = serving_part("test.router", ROUTER, part, folder / "router.log")
+        async with started as (router, address):
+            yield Keyed(address, engine, folder, client, router.pid)
 
 
 def run_of(id: str, n: int = 5) -> Run:
@@ -125,12 +124,10 @@ async def test_without_the_right_key_nothing_is_heard_and_nothing_happens(
         assert "refused connection 1: " in server.log.read_text()
 
 
-async def test_a_client_is_told_why_it_cannot_get_in(
-    tmp_path: Path, tiny_moe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def error(keys: ClientKeys | None, address: str) -> str:
+async def test_a_client_is_told_why_it_cannot_get_in(tmp_path: Path, tiny_moe: Path) -> None:
+    async def error(keys: ClientKeys | None, address: str, hello_s: float = 60.0) -> str:
         with pytest.raises((KeysError, ProtocolError)) as refused:
-            async with envs.connect(address, keys=keys):
+            async with envs.connect(address, keys=keys, hello_s=hello_s):
                 pass
         return str(refused.value)
 
@@ -140,12 +137,11 @@ async def test_a_client_is_told_why_it_cannot_get_in(
         assert await error(server.unknown, server.address) == at + NOT_ACCEPTED
         assert await error(server.misled, server.address) == at + NOT_ITS_KEY
         gone = server.address
-    monkeypatch.setattr(envs, "HELLO_DEADLINE_S", 1.0)
-    assert f"no env server at {gone}: nobody is there" in await error(server.right, gone)
+    assert f"no env server at {gone}: nobody is there" in await error(server.right, gone, 1.0)
     with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as silent:
         silent.setsockopt(zmq.LINGER, 0)
         port = silent.bind_to_random_port("tcp://127.0.0.1")
-        assert "says no welcome" in await error(None, f"tcp://127.0.0.1:{port}")
+        assert "says no welcome" in await error(None, f"tcp://127.0.0.1:{port}", 1.0)
         assert NOT_ITS_KEY in await error(server.right, f"tcp://127.0.0.1:{port}")
 
 

@@ -11,12 +11,13 @@ import msgspec
 import pytest
 from aiohttp import web
 from tests.doubles.chat import ChatDouble, chat_double
+from tests.doubles.parts import ROUTER, serving_part
 
 from rollway.config.parts import RouterPart
 from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
 from rollway.envserver import client as envs
 from rollway.errors import RunStuck
-from rollway.loop.part import Parent, start_part
+from rollway.loop.part import Parent
 from rollway.observe.lags import Lags
 from rollway.orchestrator.shell.sources import from_env
 from rollway.payload.reader import SegmentReader
@@ -55,12 +56,11 @@ async def serving(folder: Path) -> AsyncIterator[tuple[envs.EnvClient, ChatDoubl
             seed=0,
             watch=WatchConfig(),
         )
-        router = "rollway.envserver.router:main"
-        async with start_part("test.router", router, part, log=folder / "router.log") as started:
-            listening = asyncio.ensure_future(started.listen(lambda stats: None, lambda body: None))
-            async with envs.connect(await started.ready()) as client:
-                yield client, double
-            listening.cancel()
+        async with (
+            serving_part("test.router", ROUTER, part, folder / "router.log") as (_, address),
+            envs.connect(address) as client,
+        ):
+            yield client, double
 
 
 async def send(client: envs.EnvClient, number: int) -> None:

@@ -1,6 +1,5 @@
 """Plain code and tools behind a real env server: router, worker and lanes in processes of their own."""
 
-import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,11 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.doubles.parts import ROUTER, serving_part
 
 from rollway.config.parts import RouterPart
 from rollway.config.sections import EngineConfig, EnvConfig, PayloadConfig, WatchConfig
 from rollway.envserver import client as envs
-from rollway.loop.part import start_part
 from rollway.payload.reader import SegmentReader
 from rollway.records.ids import PolicyVersion, RolloutId
 from rollway.records.rollout import Failed, Outcome, Scored, Settled
@@ -36,13 +35,11 @@ async def serving(folder: Path, id: str, answer: Answer, **env: Any) -> AsyncIte
             engine_urls=(engine.url,), payload=PayloadConfig(), payload_dir=str(folder),
             log_dir=str(folder), seed=0, watch=WatchConfig(),
         )  # fmt: skip
-        async with start_part(
-            "test.router", "rollway.envserver.router:main", part, log=folder / "router.log"
-        ) as router:
-            listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
-            async with envs.connect(await router.ready()) as client:
-                yield client
-            listening.cancel()
+        async with (
+            serving_part("test.router", ROUTER, part, folder / "router.log") as (_, address),
+            envs.connect(address) as client,
+        ):
+            yield client
 
 
 async def outcome(client: envs.EnvClient, task: Task) -> Outcome:
@@ -63,7 +60,7 @@ def adding(asked: Asked) -> str:
 
 
 async def test_plain_code_runs_elsewhere_and_speaks_through_its_worker(tmp_path: Path) -> None:
-    async with serving(tmp_path, PLAIN, adding, rollout_deadline_s=5.0) as client:
+    async with serving(tmp_path, PLAIN, adding, rollout_deadline_s=8.0) as client:
         scored = await outcome(client, Task("0", "add 1 2"))
         assert isinstance(scored, Scored), scored
         assert (scored.reward, scored.metrics) == (1.0, {"is_elsewhere": 1.0})

@@ -4,15 +4,13 @@ import logging
 
 import pytest
 
-from rollway.envserver.pulse import IN_FULL, WINDOWS, FailureLog, Pulse
+from rollway.envserver.failurelog import IN_FULL, FailureLog
+from rollway.envserver.pulse import WINDOWS, Pulse
 from rollway.envserver.track import MAX_TOLD, Track, progress
 from rollway.loop.lag import summarise
-from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
+from rollway.records.ids import RolloutId, WorkerName
 from rollway.records.lag import ProcessStats
 from rollway.records.rollout import Failed
-from rollway.records.task import Task
-from rollway.records.turn import Sampling
-from rollway.wire.messages import Run
 
 
 def test_one_line_for_ten_windows(caplog: pytest.LogCaptureFixture) -> None:
@@ -27,13 +25,12 @@ def test_one_line_for_ten_windows(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_failures_are_told_in_full_then_ever_fewer(caplog: pytest.LogCaptureFixture) -> None:
-    failures = FailureLog("my-env")
-    run = Run(RolloutId("g1.2#9"), 2, Task("17", "?"), Sampling(8), PolicyVersion(0))
+    failures, id = FailureLog(), RolloutId("g1.2#9")
     for _ in range(200):
-        failures.add(run, Failed("env", "KeyError('x')", 'File "env.py", line 3'))
-    failures.add(run, Failed("scorer", "nan"))
+        failures.add(id, Failed("env", "KeyError('x')", 'File "env.py", line 3'), "task '17'")
+    failures.add(id, Failed("scorer", "nan"), "task '17'")
     said = [record.message for record in caplog.records]
-    for part in ("g1.2#9", "boundary env", "'my-env'", "task '17'", "attempt 2", "KeyError", "line 3"):
+    for part in ("g1.2#9", "boundary env", "task '17'", "KeyError", "line 3"):
         assert part in said[0]
     assert IN_FULL < len(said) < IN_FULL + 10
     assert "boundary scorer (number 1)" in said[-1]

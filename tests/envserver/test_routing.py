@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from rollway.envserver.core.asked import MAX_OPEN
 from rollway.envserver.core.blame import MAX_ATTEMPTS
 from rollway.envserver.core.events import (
     ClientSays,
@@ -262,6 +263,19 @@ def test_runs_go_to_the_freest_worker_within_credits() -> None:
     assert [one.rollout_id for one in runs(commands)[targets[0]]] == ["r4#5"]
 
 
+def test_a_worker_is_told_how_long_a_run_was_kept_lost_attempts_included() -> None:
+    talk = Talk("a", credits=1)
+    (first,) = runs(talk.on(ClientSays(CLIENT, a_run("1"), 200.0)))[A]
+    assert first.queued_s == 0.0
+    assert runs(talk.on(ClientSays(CLIENT, a_run("2"), 201.0))) == {}
+    ended = Settled(first.rollout_id, first.attempt, A, FAILED)
+    (second,) = runs(talk.on(WorkerSays(A, ended, now_s=203.5)))[A]
+    assert second.queued_s == 2.5
+    assert runs(talk.on(WorkerDied(A))) == {}
+    (again,) = runs(talk.on(WorkerSays(B, Hello("b", 1), now_s=210.0)))[B]
+    assert (again.attempt, again.queued_s) == (2, 9.0)
+
+
 def test_a_late_worker_gets_less_until_it_has_caught_up() -> None:
     talk = Talk("a", "b", credits=4)
     talk.on(WorkerSays(A, stats("a", p99_s=2.0)))
@@ -476,6 +490,20 @@ def test_splits_and_clients_get_their_own_tasks() -> None:
     assert talk.on(WorkerSays(A, held_out)) == [TellClient(CLIENT, held_out)]
     assert talk.on(WorkerSays(A, many)) == [TellClient(CLIENT, many)], "answers come in order"
     assert talk.on(WorkerSays(A, few)) == [TellClient(OTHER, few)]
+
+
+def test_a_client_may_not_have_all_questions_open() -> None:
+    talk = Talk("a")
+    talk.say(Hello("d"), OTHER)
+    for start in range(MAX_OPEN):
+        assert told(talk.say(NextTasks(start, 1)), NextTasks)
+    assert told(talk.say(NextTasks(0, 1)), NextTasks), "one that is open already may be asked again"
+    (refused,) = told(talk.say(NextTasks(MAX_OPEN, 1, split="eval")), Tasks)
+    assert (refused.start, refused.split) == (MAX_OPEN, "eval")
+    assert "the most a client may have" in refused.error
+    assert told(talk.say(NextTasks(0, 1), OTHER), NextTasks), "another client has its own"
+    talk.on(WorkerSays(A, Tasks(0, (TASK,))))
+    assert told(talk.say(NextTasks(MAX_OPEN, 1)), NextTasks)
 
 
 def test_a_new_worker_hears_the_current_policy() -> None:

@@ -1,6 +1,5 @@
 """A whole env server: router, workers and lanes in real processes, against a real HTTP engine."""
 
-import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -14,6 +13,8 @@ import psutil
 import pytest
 import zmq
 from tests.doubles.engine import EngineDouble, engine_double, routes_of
+from tests.doubles.envs import FAILURES
+from tests.doubles.parts import ROUTER, serving_part
 
 from rollway.config.parts import RouterPart
 from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
@@ -32,7 +33,6 @@ from rollway.wire.messages import Cancel, NextTasks, Run, Stats, Tasks, WorkerLo
 pytestmark = pytest.mark.anyio
 
 ENVS = str(Path(__file__).parents[1] / "doubles" / "envs.py")
-ROUTER = "rollway.envserver.router:main"
 FILES = PayloadConfig()
 
 
@@ -110,13 +110,11 @@ async def serving(
     async with engine_double(model, plus_one, latency_s) as engine:
         config = EnvConfig(id=file, args={"kind": kind}, **{"workers": 1, "concurrency": 8, **env})
         part = router_part(config, model, engine.url, folder, payload)
-        async with start_part("test.router", ROUTER, part, log=folder / "router.log") as router:
-            listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
-            ready = asyncio.ensure_future(router.ready())
-            await asyncio.wait([listening, ready], return_when=asyncio.FIRST_COMPLETED)
-            async with envs.connect(await ready, landing) as client:
-                yield Server(client, engine, router.pid, folder)
-            listening.cancel()
+        async with (
+            serving_part("test.router", ROUTER, part, folder / "router.log") as (router, address),
+            envs.connect(address, landing) as client,
+        ):
+            yield Server(client, engine, router.pid, folder)
 
 
 async def test_a_rollouts_journey(tmp_path: Path, tiny_moe: Path) -> None:
@@ -154,34 +152,43 @@ async def test_tasks_come_in_order_and_rollouts_run_at_once(tmp_path: Path, tiny
             await server.hear(Stats)
 
 
+async def test_a_rollout_says_how_long_it_waited_for_a_worker(tmp_path: Path, tiny_moe: Path) -> None:
+    async with serving(tmp_path, tiny_moe, "Counting", concurrency=1, latency_s=0.2) as server:
+        await server.run("first", "1")
+        await server.run("second", "2")
+        first, second = await server.outcome("first"), await server.outcome("second")
+        assert isinstance(first, Scored)
+        assert isinstance(second, Scored)
+        assert 0 <= first.timing.queue_s < second.timing.queue_s
+        assert second.timing.queue_s > 0.1, "the other took at least twice as long"
+
+
 async def test_failures_name_their_boundary(tmp_path: Path, tiny_moe: Path) -> None:
-    """Each environment fails in its own way; the message says whose fault it is."""
+    """Each task fails in its own way; the message says whose fault it is. The last does not fail."""
     expected = {
-        "Raises": ("env", "no such thing"),
-        "Silent": ("env", "never spoke"),
-        "CancelsItself": ("env", "CancelledError"),
-        "Slow": ("deadline", "longer than 1 s"),
-        "SpinningReward": ("scorer", f"longer than 1 s and was killed; it was at {ENVS}:"),
-        "DyingReward": ("scorer", "exit code 3"),
-        "RaisingReward": ("scorer", "cannot judge"),
-        "NotANumber": ("scorer", "right returned nan"),
+        "raises": ("env", "no such thing"),
+        "says_nothing": ("env", "never spoke"),
+        "cancels_itself": ("env", "CancelledError"),
+        "sleeps": ("deadline", "longer than 3 s"),
+        "spins": ("scorer", f"longer than 1 s and was killed; it was at {ENVS}:"),
+        "dies": ("scorer", "exit code 3"),
+        "cannot_judge": ("scorer", "cannot judge"),
+        "nan": ("scorer", "right returned nan"),
     }
-    for kind, (boundary, said) in expected.items():
-        deadlines = {"rollout_deadline_s": 1.0, "scoring_deadline_s": 1.0}
-        folder = tmp_path / kind
-        folder.mkdir()
-        async with serving(folder, tiny_moe, kind, **deadlines) as server:
-            await server.run("r", "0")
-            outcome = await server.outcome("r")
-            assert isinstance(outcome, Failed), (kind, outcome)
-            assert outcome.boundary == boundary, (kind, outcome)
-            assert said in outcome.error, (kind, outcome)
-            if kind == "Raises":
+    assert (*expected, "none") == FAILURES
+    deadlines = {"rollout_deadline_s": 3.0, "scoring_deadline_s": 1.0}
+    async with serving(tmp_path, tiny_moe, "Failing", **deadlines) as server:
+        for number, (how, (boundary, said)) in enumerate(expected.items()):
+            await server.run(how, str(number))
+            outcome = await server.outcome(how)
+            assert isinstance(outcome, Failed), (how, outcome)
+            assert outcome.boundary == boundary, (how, outcome)
+            assert said in outcome.error, (how, outcome)
+            if how == "raises":
                 assert "chat" not in outcome.traceback.splitlines()[1]
                 assert "envs.py" in outcome.traceback
-            if kind == "SpinningReward":
-                await server.run("again", "0")
-                assert isinstance(await server.outcome("again"), Failed), "the lane came back"
+        await server.run("none", str(len(expected)))
+        assert isinstance(await server.outcome("none"), Scored), "the lane came back"
 
 
 async def test_an_engine_that_is_gone_fails_the_rollout_not_the_worker(

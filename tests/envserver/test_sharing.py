@@ -8,16 +8,16 @@ from pathlib import Path
 import psutil
 import pytest
 import zmq
+from tests.doubles.parts import ROUTER, serving_part
 from tests.envserver.test_losses import UNRULY, unruly
-from tests.envserver.test_server import ROUTER, Server, router_part, serving
+from tests.envserver.test_server import Server, router_part, serving
 
 from rollway.config.sections import EnvConfig
 from rollway.envserver import client as envs
 from rollway.errors import ProtocolError
-from rollway.loop.part import start_part
 from rollway.records.ids import RolloutId
 from rollway.records.rollout import Cancelled, Scored
-from rollway.wire.messages import Cancel, NextTasks, Settled, Stats, Tasks
+from rollway.wire.messages import Cancel, NextTasks, Stats, Tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -25,6 +25,11 @@ pytestmark = pytest.mark.anyio
 def address(server: Server) -> str:
     found: str = server.client._wire.getsockopt(zmq.LAST_ENDPOINT).decode()
     return found
+
+
+async def hear_for_ever(client: envs.EnvClient) -> None:
+    while True:
+        await client.receive()
 
 
 async def test_two_clients_use_the_same_ids(tmp_path: Path, tiny_moe: Path) -> None:
@@ -73,7 +78,7 @@ async def test_a_hundred_cancelled_rollouts_leave_nothing_running(
             await server.client.send(Cancel(RolloutId(f"r{n}"), "enough"))
         ends = [await server.outcome(f"r{n}") for n in range(100)]
         assert ends == [Cancelled("enough")] * 100
-        async with asyncio.timeout(2.0):
+        async with asyncio.timeout(10.0):
             await server.engine.until_running(0)
         assert server.engine.num_aborted == 100
         server.stats.clear()
@@ -125,31 +130,26 @@ async def test_a_drain_has_an_end(tmp_path: Path, tiny_moe: Path) -> None:
         await server.engine.until_running(0)
 
 
-async def test_a_server_that_ended_is_noticed(
-    tmp_path: Path, tiny_moe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(envs, "SILENT_S", 2.0)
-    async with unruly(tmp_path, tiny_moe, "Patient") as server:
+async def test_a_server_that_ended_is_noticed(tmp_path: Path, tiny_moe: Path) -> None:
+    async with (
+        unruly(tmp_path, tiny_moe, "Patient") as server,
+        envs.connect(address(server), silent_s=2.0) as client,
+    ):
         os.kill(server.pid, signal.SIGSTOP)
         try:
             with pytest.raises(ProtocolError, match="has said nothing for 2 s"):
-                await server.hear(Settled)
+                await hear_for_ever(client)
         finally:
             os.kill(server.pid, signal.SIGCONT)
 
 
-async def test_connecting_says_what_is_missing(
-    tmp_path: Path, tiny_moe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(envs, "HELLO_DEADLINE_S", 3.0)
+async def test_connecting_says_what_is_missing(tmp_path: Path, tiny_moe: Path) -> None:
     with pytest.raises(ProtocolError, match=r"no env server at tcp://127\.0\.0\.1:9: nobody is there"):
-        async with envs.connect("tcp://127.0.0.1:9"):
+        async with envs.connect("tcp://127.0.0.1:9", hello_s=1.0):
             pass
     env = EnvConfig(id=UNRULY, args={"kind": "NeverLoads"}, workers=1)
     part = router_part(env, tiny_moe, "http://127.0.0.1:9", tmp_path)
-    async with start_part("test.router", ROUTER, part, log=tmp_path / "router.log") as router:
-        listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
+    async with serving_part("test.router", ROUTER, part, tmp_path / "router.log") as (_, at):
         with pytest.raises(ProtocolError, match="none of its workers has started within 3 s"):
-            async with envs.connect(await router.ready()):
+            async with envs.connect(at, hello_s=3.0):
                 pass
-        listening.cancel()

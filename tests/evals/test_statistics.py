@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollway.evals.result import Problem, Result
-from rollway.evals.statistics import estimate, pass_at, powers_of_two, summarise
+from rollway.evals.statistics import estimate, summarise
+from rollway.observe.passing import pass_at, powers_of_two
 
 REWARDS = st.floats(-10, 10)
 

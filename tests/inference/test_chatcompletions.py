@@ -17,6 +17,7 @@ from rollway.inference.chatcompletions import ChatClient, Drawn
 from rollway.inference.retry import LONGEST_PAUSE_S, back_off_s, retry_after_s
 from rollway.records.task import CalledFunction, Message, ToolCall
 from rollway.records.turn import Sampling
+from rollway.testing.served import served
 
 pytestmark = pytest.mark.anyio
 
@@ -228,11 +229,6 @@ async def test_a_list_of_models_in_a_shape_of_its_own_is_as_good_as_none() -> No
 
     app = web.Application()
     app.router.add_get("/v1/models", bare)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        with ChatClient(f"http://127.0.0.1:{runner.addresses[0][1]}", "whatever") as chat:
+    async with served(app) as url:
+        with ChatClient(url, "whatever") as chat:
             await chat.check()
-    finally:
-        await runner.cleanup()

@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from tests.doubles.parts import ENGINE, serving_part
 
 from rollway.config.parts import EnginePart
 from rollway.config.sections import EngineConfig, ModelConfig, WatchConfig
@@ -18,14 +19,12 @@ from rollway.errors import EngineError, PartDied
 from rollway.inference.control import control
 from rollway.inference.engine import connect
 from rollway.inference.prompt import prompt_of
-from rollway.loop.part import Part, start_part
+from rollway.loop.part import start_part
 from rollway.model.load import load_model, save_weights
 from rollway.records.load import EngineLoad
 from rollway.records.turn import Sampling
 
 pytestmark = pytest.mark.anyio
-
-ENGINE = "rollway.inference.embedded.http:main"
 
 
 def part(folder: Path, port: int = 0) -> EnginePart:
@@ -40,11 +39,9 @@ def part(folder: Path, port: int = 0) -> EnginePart:
 
 
 @asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[tuple[str, Part]]:
-    async with start_part("engine", ENGINE, part(folder)) as engine:
-        listening = asyncio.create_task(engine.listen(lambda stats: None, lambda body: None))
-        yield await engine.ready(), engine
-        listening.cancel()
+async def serving(folder: Path) -> AsyncIterator[str]:
+    async with serving_part("engine", ENGINE, part(folder)) as (_, address):
+        yield address
 
 
 async def post(url: str, **body: Any) -> tuple[int, Any]:
@@ -65,7 +62,7 @@ async def until(url: str, line: str) -> None:
 
 async def test_what_clients_see(tiny_moe: Path) -> None:
     """One server for the many small things: routes, errors, metrics, chat, control."""
-    async with serving(tiny_moe) as (url, _):
+    async with serving(tiny_moe) as url:
         name = tiny_moe.name
         assert await get(f"{url}/health") == (200, "")
         assert f'"{name}"' in (await get(f"{url}/v1/models"))[1]
@@ -78,7 +75,21 @@ async def test_what_clients_see(tiny_moe: Path) -> None:
         assert (await get(f"{url}/weight_info"))[1] == '{"weight_version":"2"}'
         assert (await post(f"{url}/pause?mode=keep"))[0] == 200
         assert (await get(f"{url}/is_paused"))[1] == '{"is_paused":true}'
+        await hanging_up(url, name)
         assert (await post(f"{url}/resume"))[0] == 200
+        async with connect(url, routes=False, deadline_s=60) as engine:
+            prompt = prompt_of(np.arange(5, dtype=np.int32))
+            assert len((await engine.complete(prompt, Sampling(3), [], 0)).completion_ids) == 3
+
+
+async def hanging_up(url: str, name: str) -> None:
+    """While it is paused: a client that goes away takes its request with it."""
+    async with connect(url, routes=False, deadline_s=60) as engine:
+        prompt = prompt_of(np.arange(5, dtype=np.int32))
+        asked = asyncio.create_task(engine.complete(prompt, Sampling(100), [], 0))
+        await until(url, f'vllm:num_requests_waiting{{model_name="{name}"}} 1.0')
+        asked.cancel()
+        await until(url, f'vllm:num_requests_waiting{{model_name="{name}"}} 0.0')
 
 
 async def completions(url: str, name: str) -> None:
@@ -139,7 +150,7 @@ async def test_weights_change_under_requests_in_flight(tiny_moe: Path, tmp_path:
             weight.add_(torch.randn_like(weight) * 0.05)
     save_weights(other, tmp_path / "v3")
     async with (
-        serving(tiny_moe) as (url, _),
+        serving(tiny_moe) as url,
         connect(url, routes=True, deadline_s=60) as engine,
         control(url, model="", key="", deadline_s=60) as controlled,
     ):
@@ -148,7 +159,7 @@ async def test_weights_change_under_requests_in_flight(tiny_moe: Path, tmp_path:
             asyncio.create_task(engine.complete(prompt_of(prompt), Sampling(100), [], routes_start=0))
             for _ in range(8)
         ]
-        await asyncio.sleep(0.2)
+        await until(url, f'vllm:num_requests_running{{model_name="{tiny_moe.name}"}} 8.0')
         load = await controlled.load()
         assert load is not None
         assert load == EngineLoad(load.running, 0, load.running / 8)
@@ -168,18 +179,6 @@ async def test_weights_change_under_requests_in_flight(tiny_moe: Path, tmp_path:
     np.testing.assert_allclose(later.logprobs, expected, atol=1e-4)
 
 
-async def test_a_client_that_hangs_up_frees_its_slot(tiny_moe: Path) -> None:
-    async with serving(tiny_moe) as (url, _), connect(url, routes=False, deadline_s=60) as engine:
-        await post(f"{url}/pause?mode=keep")
-        prompt = np.arange(5, dtype=np.int32)
-        asked = asyncio.create_task(engine.complete(prompt_of(prompt), Sampling(100), [], 0))
-        await until(url, f'vllm:num_requests_waiting{{model_name="{tiny_moe.name}"}} 1.0')
-        asked.cancel()
-        await until(url, f'vllm:num_requests_waiting{{model_name="{tiny_moe.name}"}} 0.0')
-        await post(f"{url}/resume")
-        assert len((await engine.complete(prompt_of(prompt), Sampling(3), [], 0)).completion_ids) == 3
-
-
 async def test_a_dead_core_ends_the_engine_with_the_reason(tiny_moe: Path) -> None:
     async with start_part("engine", ENGINE, part(tiny_moe)) as engine:
         listening = asyncio.create_task(engine.listen(lambda stats: None, lambda body: None))
@@ -194,7 +193,7 @@ async def test_a_dead_core_ends_the_engine_with_the_reason(tiny_moe: Path) -> No
 
 
 async def test_a_busy_port_and_a_broken_model_are_one_line(tiny_moe: Path, tmp_path: Path) -> None:
-    async with serving(tiny_moe) as (url, _):
+    async with serving(tiny_moe) as url:
         port = int(url.rpartition(":")[2])
         async with start_part("engine", ENGINE, part(tiny_moe, port)) as second:
             with pytest.raises(PartDied, match=rf"engine\.port {port} cannot be bound"):

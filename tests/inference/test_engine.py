@@ -21,6 +21,7 @@ from rollway.inference.prompt import prompt_of
 from rollway.inference.routes import RouteShape, encode_npy
 from rollway.loop.lanes import ProcessLane
 from rollway.records.turn import Sampling, Turn
+from rollway.testing.served import served
 
 pytestmark = pytest.mark.anyio
 
@@ -43,13 +44,8 @@ async def serving(answer: Answer, owner: str = "vllm") -> AsyncIterator[str]:
     for path in ("/v1/completions", "/generate", "/pause_generation", "/continue_generation",
                  "/update_weights_from_disk"):  # fmt: skip
         app.router.add_post(path, complete)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with served(app) as url:
+        yield url
 
 
 def routes_of(positions: int) -> Any:

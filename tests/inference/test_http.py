@@ -123,6 +123,7 @@ async def test_large_bodies_wait_until_they_are_read() -> None:
     ("reply", "said"),
     [
         (b"SSH-2.0-OpenSSH\r\n\r\n", "not an HTTP reply"),
+        (b"HTTP/1.1 2\xb20 OK\r\n\r\n", "not an HTTP reply"),
         (OK + b"Content-Length: ten\r\n\r\n", "Content-Length"),
         (OK + b"Content-Length: 10\r\n\r\nhalf", "closed the connection"),
         (CHUNKED + b"zz\r\n", "chunk's size"),
@@ -190,8 +191,9 @@ async def test_nobody_there() -> None:
     with pytest.raises(HttpError, match="cannot connect"):
         async with HttpClient("http://127.0.0.1:1").request("GET", "/"):
             pass
-    with pytest.raises(HttpError, match="not the address"):
-        HttpClient("ftp://host")
+    for url in ("ftp://host", "http://", "http://host:99999", "http://host:no", "http://[::1"):
+        with pytest.raises(HttpError, match="not the address of an HTTP server"):
+            HttpClient(url)
 
 
 @given(chunks=st.lists(st.binary(min_size=1, max_size=40), max_size=8), step=st.integers(1, 50))
@@ -254,6 +256,27 @@ async def test_what_a_sink_can_do_without_stays_in_the_kernel(num_pieces: int) -
             assert sink.kept.replace(b"-", b"") == b"a" * 1000 + b"z" * 1000
             assert len(sink.kept) + sink.num_skipped == len(body)
             assert sink.num_skipped > 8 << 20
+
+
+@pytest.mark.parametrize("length", [3 << 20, 600 << 10, 400 << 10])
+async def test_a_body_that_filled_the_kernels_buffer_is_thrown_away_too(length: int) -> None:
+    """Its server can send nothing more until enough was read: nothing may wait for more to come."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request_of(reader)
+        writer.write(OK + f"Content-Length: {length}\r\n\r\n".encode() + b"-" * length)
+        await writer.drain()
+        await reader.read()
+
+    async def wait_and_read(client: HttpClient) -> int:
+        sink = Middle(1000, 1 << 30)
+        async with client.request("GET", "/") as reply:
+            await asyncio.sleep(0.3)
+            await reply.read(sink.feed, sink)
+        return len(sink.kept) + sink.num_skipped
+
+    async with served_by(serve) as client, asyncio.timeout(20):
+        assert await asyncio.gather(*(wait_and_read(client) for _ in range(4))) == [length] * 4
 
 
 @pytest.mark.parametrize("ends", [True, False])

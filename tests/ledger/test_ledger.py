@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rollway.errors import RunDirError
 from rollway.ledger.ledger import open_ledger
+from rollway.ledger.restore import restore
 
 INSERT = (
     "INSERT INTO rollouts (rollout_id, group_id, env, task_id, dispatched_version, dispatched_s, step) "
@@ -48,3 +50,14 @@ async def test_what_was_queued_survives_a_failing_run(tmp_path: Path) -> None:
         await failing_run()
     with closing(sqlite3.connect(tmp_path / "run.db")) as db:
         assert db.execute("SELECT count(*) FROM rollouts").fetchone() == (200,)
+
+
+@pytest.mark.anyio
+async def test_a_file_that_is_no_ledger_is_refused_before_anything_waits_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    path.write_bytes(b"no database " * 100)
+    with pytest.raises(RunDirError, match=r"the ledger .*run\.db cannot be used: .*not a database"):
+        async with open_ledger(path):
+            pytest.fail("it was opened")
+    with pytest.raises(RunDirError, match=r"cannot be used: .*--clean"):
+        restore(path, [], [], lambda ref: True)

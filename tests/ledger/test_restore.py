@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollway.ledger.ledger import open_ledger
-from rollway.ledger.restore import restore
+from rollway.ledger.restore import reports, restore
 from rollway.records.batch import BatchManifest, BatchRow
 from rollway.records.ids import GroupId, PolicyVersion, RolloutId, Step, WorkerName, rollout_id
 from rollway.records.payload import PayloadRef
@@ -26,6 +26,7 @@ from rollway.records.rollout import (
 from rollway.records.task import Task
 
 SIZE = 3
+SAID = {"reward/all/mean": 0.5}
 
 
 def scored(number: int) -> Scored:
@@ -38,7 +39,7 @@ def scored(number: int) -> Scored:
 
 def manifest(step: int, ids: list[str], refs: dict[str, PayloadRef]) -> BatchManifest:
     rows = tuple(BatchRow(RolloutId(id), refs[id], 0, 10, 5, 0.5) for id in ids)
-    return BatchManifest(Step(step), PolicyVersion(step - 1), rows, (tuple(range(len(rows))),))
+    return BatchManifest(Step(step), PolicyVersion(step - 1), rows, ((tuple(range(len(rows))),),))
 
 
 class Story:
@@ -76,7 +77,7 @@ class Story:
         async with open_ledger(path) as ledger:
             for group, kinds in enumerate(self.ends):
                 id, task = GroupId(group), Task(id=str(group), prompt="?")
-                await ledger.opened(id, "env", task, PolicyVersion(0), group + 1)
+                await ledger.opened(id, "env", task, PolicyVersion(0), group + 1, "train")
                 for member in range(len(kinds)):
                     one = rollout_id(id, member)
                     await ledger.dispatched(one, id, "env", str(group), PolicyVersion(0))
@@ -85,9 +86,9 @@ class Story:
                 if self.fates[group] == "discarded":
                     await ledger.closed(id, "zero_advantage")
             if tells:
-                await ledger.shipped(Step(1), map(RolloutId, self.members("trained")))
+                await ledger.shipped(Step(1), map(RolloutId, self.members("trained")), {})
                 await ledger.published(Step(1))
-                await ledger.shipped(Step(2), map(RolloutId, self.members("shipped")))
+                await ledger.shipped(Step(2), map(RolloutId, self.members("shipped")), SAID)
 
 
 kinds = st.sampled_from(["scored", "scored", "torn", "failed", "cancelled", "running"])
@@ -125,6 +126,11 @@ async def test_everything_is_trained_waits_or_runs_again(
     assert len(found.batches) == bool(shipped and batch_is_whole)
     in_batches = {m.rollout_id for b in found.batches for c in b.closed for m in c.group.members}
     assert in_batches == (set(told.members("shipped")) if found.batches else set())
+
+    assert [batch.metrics for batch in found.batches] == [SAID if tells else {}] * len(found.batches)
+    kept = {1: {}, 2: SAID} if tells else {}
+    was_unmade = bool(shipped) and not found.batches
+    assert reports(path) == {step: said for step, said in kept.items() if step == 1 or not was_unmade}
 
     restored = {group.id: group for group in found.groups}
     for number, (ends, fate) in enumerate(story):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollway.loop.lag import GROWTH, merge, summarise
+from rollway.loop.lag import GROWTH, MAX_TICKS, Window, merge, summarise
 
 lags = st.lists(st.floats(0, 10), min_size=1, max_size=200)
 
@@ -29,3 +29,15 @@ def test_quantiles_are_never_too_low_and_hardly_too_high(values: list[float]) ->
 def test_a_window_without_ticks_is_zero() -> None:
     assert summarise([]).max == 0
     assert merge(summarise([]), summarise([1.0])).max == 1.0
+
+
+def test_a_window_that_nobody_takes_does_not_grow() -> None:
+    lags, window = [n / 1e4 for n in range(5 * MAX_TICKS // 2)], Window()
+    for lag in lags:
+        window.add(lag)
+    assert len(window._lags) < MAX_TICKS
+    taken, whole = window.take(), summarise(lags)
+    assert (taken.buckets, taken.min, taken.max, taken.p90) == (
+        whole.buckets, whole.min, whole.max, whole.p90
+    )  # fmt: skip
+    assert window.take().num_ticks == 0

@@ -35,12 +35,16 @@ def test_stalls_are_summed_by_culprit(caplog: pytest.LogCaptureFixture) -> None:
         stats = await hold_often(watch, 0.3, times=3)
         assert stats.lag.max >= 0.25
         assert stats.lag.med < 0.1
-        assert sum(stall.count for stall in stats.stalls) == 3
-        assert {stall.function for stall in stats.stalls} == {"hold_the_loop"}
-        assert all(stall.where.startswith(f"{__file__}:") for stall in stats.stalls)
-        assert sum(stall.total_s for stall in stats.stalls) >= 0.75
-        assert max(stall.longest_s for stall in stats.stalls) >= 0.25
-        assert {stall.kind for stall in stats.stalls} == {"loop"}
+        stalls = list(stats.stalls)
+        while sum(stall.count for stall in stalls) < 3:  # the thread that watches may be late itself
+            await asyncio.sleep(0.05)
+            stalls += watch.take().stalls
+        assert sum(stall.count for stall in stalls) == 3
+        assert {stall.function for stall in stalls} == {"hold_the_loop"}
+        assert all(stall.where.startswith(f"{__file__}:") for stall in stalls)
+        assert sum(stall.total_s for stall in stalls) >= 0.75
+        assert max(stall.longest_s for stall in stalls) >= 0.25
+        assert {stall.kind for stall in stalls} == {"loop"}
         assert watch.take().stalls == ()
 
     run("test", WatchConfig(stall_ms=100, tick_ms=5, **SILENT), main)
@@ -64,7 +68,8 @@ def test_a_late_window_names_who_held_the_loop_also_below_a_stall(
         assert late.culprit.function == "hold_the_loop"
         assert late.culprit.where.startswith(f"{__file__}:")
 
-    run("test", WatchConfig(stall_ms=10_000, tick_ms=5, warn_p99_ms=30, warn_max_ms=40), main)
+    limits = {"warn_p90_ms": 0, "warn_p99_ms": 30, "warn_max_ms": 40}
+    run("test", WatchConfig(stall_ms=10_000, tick_ms=5, **limits), main)
     (said,) = [one.message for one in caplog.records]
     assert said.startswith("loop late: ")
     assert f"{__file__}:" in said

@@ -3,11 +3,12 @@
 import socket
 
 import aiohttp
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rollway.errors import PortError
-from rollway.observe.metrics import DECLARED
+from rollway.observe.declared import DECLARED
 from rollway.observe.prometheus import Exporter, exported_name
 from rollway.observe.report import Progress, StepDone
 from rollway.observe.scrape import scrapable
@@ -69,6 +70,17 @@ async def test_a_run_is_scraped() -> None:
     assert {key: got.get(key) for key in expected} == expected
 
 
+async def test_what_a_step_has_no_more_is_gone() -> None:
+    exporter, port = Exporter(), free_port()
+    async with scrapable("127.0.0.1", port, exporter.render):
+        exporter.on_step(StepDone(1, {"stop/found": 0.5, "stop/length": 0.5, "loss": 1.0}, {}))
+        exporter.on_step(StepDone(2, {"stop/length": 1.0, "loss": 2.0}, {}))
+        got = await scrape(port)
+    stops = {key: value for key, value in got.items() if key[0] == "rollway_stop_ratio"}
+    assert stops == {("rollway_stop_ratio", frozenset([("condition", "length")])): 1.0}
+    assert got["rollway_loss", frozenset()] == 2.0
+
+
 def test_every_exported_name_is_its_own_and_carries_its_unit() -> None:
     names = [exported_name(one) for one in DECLARED if one.is_exported and not one.is_summed]
     assert len(names) == len(set(names))
@@ -89,5 +101,13 @@ async def test_a_port_that_is_taken_names_its_key() -> None:
 
 
 async def test_port_0_serves_nothing() -> None:
+    def open_ports() -> set[int]:
+        ours = psutil.Process().net_connections("tcp")
+        return {one.laddr.port for one in ours if one.status == psutil.CONN_LISTEN}
+
+    before = open_ports()
     async with scrapable("127.0.0.1", 0, lambda: b""):
-        pass
+        assert open_ports() == before
+    port = free_port()
+    async with scrapable("127.0.0.1", port, lambda: b""):
+        assert open_ports() == before | {port}

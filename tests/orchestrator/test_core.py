@@ -1,11 +1,8 @@
-"""The core's invariants, over random orders of settling, failing, publishing and applying."""
+"""The core's rules, one by one."""
 
 from typing import Any
 
-import msgspec
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.orchestrator.made import limits, scored
 
 from rollway.orchestrator.core.commands import (
     CancelRollout,
@@ -14,12 +11,14 @@ from rollway.orchestrator.core.commands import (
     Dispatch,
     Finish,
     GiveUp,
+    Pooled,
     PullTasks,
     Release,
+    ReportEval,
     Ship,
     UpdateWeights,
 )
-from rollway.orchestrator.core.core import Core, Limits
+from rollway.orchestrator.core.core import Core
 from rollway.orchestrator.core.events import (
     Credited,
     Started,
@@ -27,259 +26,14 @@ from rollway.orchestrator.core.events import (
     Tick,
     VersionPublished,
     WeightsApplied,
+    WorkerLag,
 )
+from rollway.orchestrator.core.limits import DifficultyRule, EvalRule, RetryRule
 from rollway.orchestrator.core.tasks import TaskMix
-from rollway.orchestrator.credit.baselines import grpo
-from rollway.records.ids import PolicyVersion, RolloutId, Step, WorkerName
-from rollway.records.payload import PayloadRef
-from rollway.records.rollout import Cancelled, Failed, Outcome, RowSummary, Scored, Settled, Timing
+from rollway.records.ids import PolicyVersion, Step, WorkerName
+from rollway.records.load import EngineLoad
+from rollway.records.rollout import Cancelled, Failed, Outcome, Settled
 from rollway.records.task import Task
-
-GIBBERISH = 77
-"""Tokens of a row that a filter leaves out."""
-
-
-def limits(**changes: Any) -> Limits:
-    defaults: dict[str, Any] = {
-        "batch_size": 8,
-        "group_size": 4,
-        "max_in_flight": 16,
-        "max_outstanding": 16,
-        "max_off_policy_steps": 1,
-        "max_fruitless_groups": 1000,
-        "max_steps": 6,
-        "micro_batch_tokens": 100,
-        "payload_bytes": 1 << 30,
-        "drop_zero_advantage": True,
-    }
-    return Limits(**{**defaults, **changes})
-
-
-def scored(reward: float, version: int, number: int = 0) -> Scored:
-    return Scored(
-        reward=reward,
-        rewards={"r": reward},
-        metrics={},
-        rows=(RowSummary(10, 5),),
-        ref=PayloadRef("w0.0-0000.seg", 64 * number, 64),
-        num_turns=1,
-        stop="stop",
-        first_version=PolicyVersion(version),
-        last_version=PolicyVersion(version),
-        timing=Timing(0, 0, 0, 0),
-    )
-
-
-class World(RuleBasedStateMachine):
-    """Everything around the core: env servers, engine and trainer, each at its own pace."""
-
-    @initialize(
-        off_policy=st.integers(0, 2), group_size=st.integers(2, 4), in_flight=st.integers(4, 20),
-        drop=st.booleans(), asks=st.booleans(), spare=st.integers(0, 40),
-        num_tasks=st.one_of(st.none(), st.integers(1, 5)),
-    )  # fmt: skip
-    def begin(
-        self,
-        off_policy: int,
-        group_size: int,
-        in_flight: int,
-        drop: bool,
-        asks: bool,
-        spare: int,
-        num_tasks: int | None,
-    ) -> None:
-        batch = 2 * group_size
-        self.limits = limits(
-            batch_size=batch, group_size=group_size, max_in_flight=max(in_flight, group_size),
-            max_outstanding=batch * (1 + off_policy), max_off_policy_steps=off_policy,
-            drop_zero_advantage=drop, asks_for_credit=asks, payload_bytes=64 * (3 * batch + spare),
-        )  # fmt: skip
-        self.num_tasks = num_tasks
-        self.limits = msgspec.structs.replace(
-            self.limits, enforced=frozenset({"gibberish"}), patience_s=60
-        )
-        self.core = Core(self.limits, {"a": 3.0, "b": 1.0}, Step(1), {})
-        self.running: dict[RolloutId, Dispatch] = {}
-        self.settled: set[str] = set()
-        self.held: dict[PayloadRef, str] = {}
-        self.trained: list[str] = []
-        self.queue: list[Ship] = []
-        self.to_apply: list[int] = []
-        self.to_credit: list[Credit] = []
-        self.closed: list[int] = []
-        self.dispatched: dict[str, int] = {"a": 0, "b": 0}
-        self.engine = 0
-        self.count = 0
-        self.now_s = 1e5
-        self.done = False
-        self.hear(Started())
-
-    def hear(self, event: Any) -> None:
-        for command in self.core.on_event(event):
-            self.obey(command)
-
-    def obey(self, command: Any) -> None:
-        match command:
-            case PullTasks(env=env, start=start, count=count):
-                end = start + count if self.num_tasks is None else min(start + count, self.num_tasks)
-                tasks = tuple(Task(id=str(n), prompt="?") for n in range(start, end))
-                self.hear(TasksArrived(env, start, tasks, exhausted=len(tasks) < count))
-            case Dispatch(rollout_id=id):
-                assert id not in self.running
-                assert id not in self.settled
-                assert command.version == self.engine, "dispatched under the version that samples"
-                self.running[id] = command
-                self.dispatched[command.env] += 1
-            case CancelRollout(rollout_id=id):
-                if id in self.running:
-                    self.end(id, Cancelled("x"))
-            case Credit(group_id=id, rewards=rewards):
-                assert self.limits.asks_for_credit
-                assert id not in self.closed
-                assert len(rewards) == len(command.num_tokens) == len(command.num_turns) >= 2
-                self.to_credit.append(command)
-            case Ship(manifest=manifest, closed=closed):
-                self.closed += [one.group.id for one in closed if one.fate == "trained"]
-                self.check_batch(command)
-                self.trained += dict.fromkeys(row.rollout_id for row in manifest.rows)
-                self.queue.append(command)
-                assert all(one.group.members for one in closed if one.fate == "trained")
-            case Discard(closed=closed):
-                self.closed.append(closed.group.id)
-                for member in closed.group.members:
-                    del self.held[member.scored.ref]
-            case Release(refs=refs):
-                for ref in refs:
-                    del self.held[ref]
-            case UpdateWeights(version=version):
-                assert not self.to_apply, "one update at a time"
-                self.to_apply.append(version)
-            case Finish():
-                self.done = True
-            case GiveUp(reason=reason):
-                raise AssertionError(reason)
-
-    def check_batch(self, ship: Ship) -> None:
-        manifest = ship.manifest
-        assert {index for bin in manifest.micro_batches for index in bin} == set(
-            range(len(manifest.rows))
-        )
-        groups = [one for one in ship.closed if one.fate == "trained"]
-        for one in groups:
-            assert abs(sum(one.advantages)) < 1e-9, "advantages of a group sum to zero"
-            for member in one.group.members:
-                staleness = manifest.trains_version - member.scored.first_version
-                assert 0 <= staleness <= self.limits.max_off_policy_steps, "too stale to ship"
-        for row in manifest.rows:
-            assert row.ref in self.held, "a released ref is never read"
-            assert row.num_tokens != GIBBERISH, "what a filter leaves out does not train"
-        assert len({row.rollout_id for row in manifest.rows}) >= self.limits.batch_size
-
-    def end(self, id: RolloutId, outcome: Outcome) -> None:
-        del self.running[id]
-        self.settled.add(id)
-        settled = Settled(id, 1, WorkerName("w"), outcome)
-        self.hear(settled)
-        self.hear(settled)  # a duplicate changes nothing
-
-    @precondition(lambda self: self.running)
-    @rule(data=st.data(), reward=st.sampled_from([0.0, 0.0, 1.0]), bad=st.integers(0, 5))
-    def score_one(self, data: st.DataObject, reward: float, bad: int) -> None:
-        id = data.draw(st.sampled_from(sorted(self.running)))
-        self.count += 1
-        version = data.draw(st.integers(self.running[id].version, self.engine))
-        outcome = scored(reward, version, self.count)
-        if bad == 0:
-            row = RowSummary(GIBBERISH, 4, ("gibberish",))
-            outcome = msgspec.structs.replace(outcome, rows=(*outcome.rows, row))
-        self.held[outcome.ref] = id
-        self.end(id, outcome)
-
-    @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def fail_one(self, data: st.DataObject) -> None:
-        self.end(data.draw(st.sampled_from(sorted(self.running))), Failed("env", "x"))
-
-    @precondition(lambda self: self.to_credit)
-    @rule(data=st.data())
-    def credit(self, data: st.DataObject) -> None:
-        """In any order, whatever else happens in between."""
-        self.credit_one(data.draw(st.integers(0, len(self.to_credit) - 1)))
-
-    def credit_one(self, at: int) -> None:
-        order = self.to_credit.pop(at)
-        credited = Credited(order.group_id, grpo(order.rewards))
-        self.hear(credited)
-        self.hear(credited)  # a duplicate changes nothing
-
-    @precondition(lambda self: self.queue)
-    @rule()
-    def train(self) -> None:
-        ship = self.queue.pop(0)
-        self.hear(VersionPublished(PolicyVersion(ship.manifest.step), "path"))
-
-    @precondition(lambda self: self.to_apply)
-    @rule()
-    def apply(self) -> None:
-        self.engine = self.to_apply.pop()
-        self.hear(WeightsApplied(PolicyVersion(self.engine)))
-
-    @precondition(lambda self: not self.done)
-    @rule(seconds=st.floats(0, 100))
-    def wait(self, seconds: float) -> None:
-        self.now_s += seconds
-        self.hear(Tick(self.now_s))
-
-    @precondition(lambda self: self.done)
-    @rule()
-    def rest(self) -> None:
-        """A finished run hears nothing more."""
-        assert self.core.on_event(WeightsApplied(PolicyVersion(self.engine))) == []
-
-    @invariant()
-    def bounds_hold(self) -> None:
-        if hasattr(self, "core"):
-            assert len(self.running) <= self.limits.max_in_flight
-            assert self.core.num_in_flight == len(self.running)
-            assert len(self.trained) == len(set(self.trained)), "no rollout trains twice"
-            assert len(self.closed) == len(set(self.closed)), "a group closes once"
-            assert self.core.live_bytes == 64 * len(self.held), "live bytes are counted exactly"
-            coming = self.limits.max_in_flight if not self.count else len(self.running)
-            assert self.core.live_bytes <= self.limits.payload_bytes + 64 * coming
-
-    def teardown(self) -> None:
-        """When everybody keeps working the run finishes: nothing waits for what cannot happen."""
-        if not hasattr(self, "core"):
-            return
-        for turn in range(20_000):
-            if self.done:
-                break
-            if self.to_apply:
-                self.apply()
-            elif self.queue:
-                self.train()
-            elif self.to_credit:
-                self.credit_one(0)
-            else:
-                assert self.running, "nothing runs, nothing trains, and the run is not done"
-                id = min(self.running)
-                self.count += 1
-                outcome = scored(float(turn % 2), self.engine, self.count)
-                self.held[outcome.ref] = id
-                self.end(id, outcome)
-        assert self.done
-        assert not self.running, "every dispatched rollout settles"
-        assert not self.to_credit, "every group that was asked about is closed"
-        shipped = {m.scored.ref for ship in self.queue for one in ship.closed for m in one.group.members}
-        waiting = {m.scored.ref for one in self.core._ready for m in one.group.members}
-        assert set(self.held) <= shipped | waiting, "everything else was released"
-
-
-TestWorld = World.TestCase
-TestWorld.settings = settings(
-    max_examples=120, stateful_step_count=60, deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)  # fmt: skip
 
 
 def play(core: Core, event: Any) -> list[Any]:
@@ -430,7 +184,7 @@ def test_the_cursor_wraps_where_the_tasks_end() -> None:
             mix.arrived("env", pull.start, tasks, exhausted=len(tasks) < pull.count)
         task = mix.take()
         assert task is not None
-        assert task[2] == (int(task[1].id) + 1) % 16
+        assert mix.position("env") == (int(task[1].id) + 1) % 16
         taken.append(int(task[1].id))
     assert taken == [n % 16 for n in range(40)]
 
@@ -473,5 +227,236 @@ def test_others_train_on_without_an_environment_that_never_answers() -> None:
     assert core.silent_envs == ("dead",)
 
 
+def test_that_stale_rollouts_are_cancelled_makes_a_silent_environment_no_less_silent() -> None:
+    core = Core(
+        limits(max_off_policy_steps=0, max_outstanding=8, patience_s=60, max_steps=1000),
+        {"dead": 1.0, "good": 1.0}, Step(1), {},
+    )  # fmt: skip
+    orders: list[Dispatch] = []
+    for pull in play(core, Started()):
+        tasks = tuple(Task(id=str(n), prompt="?") for n in range(100))
+        orders += [one for one in play(core, TasksArrived(pull.env, 0, tasks)) if is_order(one)]
+    number = 0
+    for second in range(1001, 1400, 10):
+        commands = play(core, Tick(float(second)))
+        for order in [one for one in orders if one.env == "good"]:
+            number += 1
+            commands += settle(core, order, scored(number % 2, core.applied_version, number))
+        for ship in [one for one in commands if isinstance(one, Ship)]:
+            version = PolicyVersion(ship.manifest.step)
+            commands += play(core, VersionPublished(version, "p"))
+            for cut in [one for one in commands if isinstance(one, CancelRollout)]:
+                gone = Settled(cut.rollout_id, 1, WorkerName("w"), Cancelled("stale"))
+                commands += play(core, gone)
+            commands += play(core, WeightsApplied(version))
+        orders = [one for one in commands if is_order(one)]
+    assert core.next_step > 5
+    assert core.silent_envs == ("dead",)
+
+
 def is_order(command: Any) -> bool:
     return isinstance(command, Dispatch)
+
+
+def orders_of(commands: list[Any]) -> list[Dispatch]:
+    return [one for one in commands if is_order(one)]
+
+
+def test_a_rollout_that_failed_by_no_fault_of_its_own_runs_again() -> None:
+    core, orders = started(retries=RetryRule({"engine": 2}, 0.5))
+    (again,) = settle(core, orders[0], Failed("engine", "gone"))
+    assert (again.rollout_id, again.group_id, again.task) == ("g0.0+1", 0, orders[0].task)
+    (again,) = settle(core, again, Failed("engine", "gone"))
+    assert again.rollout_id == "g0.0+2"
+    assert not orders_of(settle(core, again, Failed("engine", "gone"))), "twice is enough"
+    assert not orders_of(settle(core, orders[1], Failed("env", "x"))), "the environment's own fault"
+    assert core.num_retries == 2
+    for n, order in enumerate(orders[2:4]):
+        settle(core, order, scored(n, 0, n))
+    assert core.num_ready == 2, "the group is complete without"
+
+
+def test_retries_end_with_their_budget() -> None:
+    core, orders = started(
+        retries=RetryRule({"engine": 100}, 0.1), max_in_flight=400, max_outstanding=400, batch_size=400
+    )
+    assert len(orders) == 400
+    again = [order for one in orders for order in orders_of(settle(core, one, Failed("engine", "x")))]
+    num_first = len(orders) + sum("+" not in one.rollout_id for one in again)
+    assert 40 <= core.num_retries <= num_first / 10 + 1
+
+
+def test_groups_that_run_as_one_are_not_run_again_in_part() -> None:
+    core = Core(limits(retries=RetryRule({"engine": 2}, 0.5)), {"env": 1.0}, Step(1), {})
+    play(core, Started(whole_groups=frozenset({"env"})))
+    tasks = tuple(Task(id=str(n), prompt="?") for n in range(100))
+    orders = orders_of(play(core, TasksArrived("env", 0, tasks)))
+    assert not settle(core, orders[0], Failed("engine", "gone"))
+
+
+def test_stragglers_are_cut_once_most_of_their_group_has_settled() -> None:
+    core, orders = started(cut_after=0.75, cut_wait_s=30)
+    play(core, Tick(1000.0))
+    for n, order in enumerate(orders[:2]):
+        settle(core, order, scored(n, 0, n))
+    assert not play(core, Tick(1100.0)), "half of them is not enough"
+    settle(core, orders[2], scored(0, 0, 2))
+    assert not play(core, Tick(1129.0))
+    (cut,) = play(core, Tick(1130.0))
+    assert isinstance(cut, CancelRollout)
+    assert cut.rollout_id == orders[3].rollout_id
+    assert not play(core, Tick(1200.0)), "once is enough"
+
+
+def test_batches_by_tokens_are_full_when_they_have_as_many() -> None:
+    core, orders = started(batch_tokens=100, batch_size=8, max_outstanding=64, max_in_flight=64)
+    ships: list[Ship] = []
+    for n, order in enumerate(orders):
+        ships += [one for one in settle(core, order, scored(n % 2, 0, n)) if isinstance(one, Ship)]
+        if ships:
+            break
+    assert len(ships[0].manifest.rows) == 12, "groups of 4, with 10 tokens each rollout"
+    assert core.rollouts_a_batch == 10
+
+
+def test_no_more_start_than_a_minute_allows() -> None:
+    core, orders = started(rollouts_a_minute=8, max_in_flight=64, max_outstanding=64)
+    assert len(orders) == 4, "one group, and its share of a minute has to pass"
+    assert not orders_of(play(core, Tick(1000.0)))
+    assert not orders_of(play(core, Tick(1029.0)))
+    assert len(orders_of(play(core, Tick(1030.0)))) == 4
+    assert len(orders_of(play(core, Tick(2000.0)))) == 4, "what was not used is gone"
+
+
+def test_fewer_run_while_the_engine_is_overloaded() -> None:
+    core, orders = started(adapts=True, max_in_flight=40, max_outstanding=80, batch_size=80)
+    assert len(orders) == 40
+    play(core, EngineLoad(running=10, waiting=30, cache_use=0.5))
+    assert core.max_in_flight == 36
+    play(core, EngineLoad(running=30, waiting=0, cache_use=0.99))
+    assert core.max_in_flight == 32
+    play(core, EngineLoad(running=30, waiting=3, cache_use=0.5))
+    assert core.max_in_flight == 32, "neither too much nor too little"
+    play(core, WorkerLag(0.3))
+    play(core, EngineLoad(running=30, waiting=0, cache_use=0.5))
+    assert core.max_in_flight == 28, "workers are late"
+    play(core, EngineLoad(running=30, waiting=0, cache_use=0.5))
+    assert core.max_in_flight == 32
+
+
+def test_a_solved_task_leaves_the_normal_pool_and_comes_back_when_it_fails() -> None:
+    rule = DifficultyRule(easy_at=1.0, hard_at=0.0, easy_share=0.2, hard_share=0.0)
+    core = Core(
+        limits(difficulty=rule, max_in_flight=4, max_outstanding=10**5, batch_size=10**5, group_size=4,
+               max_fruitless_groups=10**6), {"env": 1.0}, Step(1), {},
+    )  # fmt: skip
+    tasks = tuple(Task(id=str(n), prompt="?") for n in range(3))
+    play(core, Started())
+    commands = play(core, TasksArrived("env", 0, tasks, exhausted=True))
+    solved = {"0"}
+    seen: list[str] = []
+    moves: list[tuple[str, str | None]] = []
+    for number in range(400):
+        if number == 200:
+            solved = set()
+        pulls = [one for one in commands if isinstance(one, PullTasks)]
+        pending, commands = orders_of(commands), []
+        for pull in pulls:
+            commands += play(core, TasksArrived("env", pull.start, tasks[pull.start :], exhausted=True))
+        pending += orders_of(commands)
+        seen.append(pending[0].task.id)
+        wins = pending[0].task.id in solved
+        for member, order in enumerate(pending):
+            reward = 1.0 if wins else member % 2
+            commands += settle(core, order, scored(reward, 0, 4 * number + member))
+        moves += [(one.task.id, one.pool) for one in commands if isinstance(one, Pooled)]
+    assert moves == [("0", "easy"), ("0", None)]
+    assert 0.15 < seen[10:200].count("0") / 190 < 0.25, "its share, no more"
+    assert seen[220:].count("0") / 180 > 0.3, "one of three again"
+
+
+def eval_rule(**changes: Any) -> EvalRule:
+    wants: dict[str, Any] = {
+        "every": 2, "num_tasks": 3, "num_rollouts": 2, "share": 0.25, "at_start": True, "envs": ("env",)
+    }  # fmt: skip
+    return EvalRule(**{**wants, **changes})
+
+
+def test_evaluations_run_beside_training_within_their_share() -> None:
+    core = Core(limits(evals=eval_rule()), {"env": 1.0}, Step(1), {})
+    pulls = [one for one in play(core, Started()) if isinstance(one, PullTasks)]
+    assert [(one.split, one.count) for one in pulls] == [("eval", 3), ("train", 8)]
+    tasks = tuple(Task(id=f"t{n}", prompt="?") for n in range(3))
+    first = orders_of(play(core, TasksArrived("env", 0, tasks, split="eval")))
+    assert [one.split for one in first] == ["eval"] * 4, "two tasks: a quarter of 16"
+    plenty = tuple(Task(id=str(n), prompt="?") for n in range(8))
+    train = orders_of(play(core, TasksArrived("env", 0, plenty)))
+    assert {one.split for one in train} == {"train"}
+    assert core.num_in_flight == 16
+    commands: list[Any] = []
+    for n, order in enumerate(first):
+        commands += settle(core, order, scored(1.0, 0, n))
+    last = [one for one in orders_of(commands) if one.split == "eval"]
+    assert not [one for one in commands if isinstance(one, ReportEval)]
+    for n, order in enumerate(last):
+        commands += settle(core, order, scored(0.0, 0, 10 + n))
+    (report,) = [one for one in commands if isinstance(one, ReportEval)]
+    assert report.version == 0
+    assert [len(one.group.members) for one in report.closed] == [2, 2, 2]
+    assert core.num_ready == 0, "nothing of it trains"
+    assert core.live_bytes == 0, "nothing of it is kept"
+
+
+def test_the_last_version_is_evaluated_before_the_run_ends() -> None:
+    core, orders = started(max_steps=1, max_outstanding=8, evals=eval_rule(at_start=False))
+    commands: list[Any] = []
+    for n, order in enumerate(orders):
+        commands += settle(core, order, scored(n % 2, 0, n))
+    commands = play(core, VersionPublished(PolicyVersion(1), "p"))
+    assert any(isinstance(one, UpdateWeights) for one in commands)
+    assert not core.finished
+    (pull,) = play(core, WeightsApplied(PolicyVersion(1)))
+    assert pull == PullTasks("env", 0, 3, "eval")
+    evals = orders_of(play(core, TasksArrived("env", 0, (Task(id="t", prompt="?"),), True, "eval")))
+    for n, order in enumerate(evals):
+        commands = settle(core, order, scored(1.0, 1, 100 + n))
+    assert [type(one) for one in commands][-2:] == [ReportEval, Finish]
+
+
+def test_a_run_in_which_nothing_moves_stops_and_says_what_it_waited_for() -> None:
+    core, _orders = started(quiet_s=100)
+    play(core, Tick(1000.0))
+    assert not play(core, Tick(1099.0))
+    (given_up,) = play(core, Tick(1100.0))
+    assert isinstance(given_up, GiveUp)
+    assert "nothing has moved for 100 s" in given_up.reason
+    assert "step 1 waits for rollouts" in given_up.reason
+
+
+def test_shares_follow_what_trains_not_what_was_tried() -> None:
+    """Half of b's groups teach nothing: it gets twice as many."""
+    mix = TaskMix({"a": 3.0, "b": 1.0}, {}, ahead=2000)
+    for pull in mix.pull():
+        mix.arrived(pull.env, 0, tuple(Task(id=str(n), prompt="?") for n in range(2000)), False)
+    trained = {"a": 0, "b": 0}
+    for number in range(1000):
+        taken = mix.take()
+        assert taken is not None
+        if taken[0] == "b" and number % 2:
+            mix.useless("b")
+        else:
+            trained[taken[0]] += 1
+    assert abs(trained["a"] / trained["b"] - 3) < 0.1
+
+
+def test_an_environment_of_no_use_does_not_take_everything() -> None:
+    mix = TaskMix({"a": 1.0, "b": 1.0}, {}, ahead=2000)
+    for pull in mix.pull():
+        mix.arrived(pull.env, 0, tuple(Task(id=str(n), prompt="?") for n in range(2000)), False)
+    taken = []
+    for _ in range(1000):
+        env, _task = mix.take() or ("", None)
+        taken.append(env)
+        if env == "b":
+            mix.useless("b")
+    assert taken.count("a") >= 190, "four times its share is the most"

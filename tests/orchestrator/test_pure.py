@@ -1,4 +1,4 @@
-"""Credit, filters and packing."""
+"""Credit and filters."""
 
 import math
 
@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollway.orchestrator.batching.packing import pack
 from rollway.orchestrator.credit.baselines import BASELINES, grpo
 from rollway.orchestrator.credit.length import shortened
 from rollway.orchestrator.filters.filters import is_flat
@@ -56,13 +55,3 @@ def test_only_right_answers_pay_for_their_length(group: list[tuple[float, int]],
 def test_equal_rewards_are_flat(value: float, count: int) -> None:
     assert is_flat(grpo([value] * count))
     assert not is_flat(grpo([value] * count + [value + 1]))
-
-
-@given(st.lists(st.integers(1, 3000), max_size=60), st.integers(1, 2048))
-def test_packing_places_every_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
-    bins = pack(lengths, budget)
-    assert sorted(index for one in bins for index in one) == list(range(len(lengths)))
-    for one in bins:
-        assert len(one) == 1 or sum(lengths[index] for index in one) <= budget
-    half_full = sum(sum(lengths[i] for i in one) * 2 <= budget for one in bins)
-    assert half_full <= 1, "two bins that fit into one were left apart"

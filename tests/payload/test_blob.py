@@ -57,14 +57,13 @@ def test_joined_in_one_buffer_it_is_the_same(given_columns: dict[str, list[Any]]
 
 
 @given(columns(), st.data())
-def test_damaged_blobs_are_refused_or_harmless(cols: dict[str, list[Any]], data: st.DataObject) -> None:
-    raw = bytearray(as_bytes(build(cols)))
+def test_a_blob_that_was_cut_anywhere_is_refused(
+    cols: dict[str, list[Any]], data: st.DataObject
+) -> None:
+    raw = as_bytes(build(cols))
     cut = data.draw(st.integers(0, len(raw) - 1))
-    try:
+    with pytest.raises(PayloadError):
         parse(memoryview(raw[:cut]))
-    except PayloadError:
-        return
-    assert cut >= 8, "something was opened that had no header"
 
 
 @given(columns(), st.data())

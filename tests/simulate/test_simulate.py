@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 
 from rollway.cli.main import app
 from rollway.config.sections import SimulateConfig
-from rollway.orchestrator.core.core import Core, Limits
+from rollway.orchestrator.core.core import Core
+from rollway.orchestrator.core.limits import Limits
 from rollway.records.ids import Step
 from rollway.simulate.durations import Durations, from_config
 from rollway.simulate.world import Tally, World

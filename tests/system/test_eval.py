@@ -15,12 +15,15 @@ import psutil
 import pytest
 from aiohttp import web
 from tests.doubles.chat import ChatDouble, chat_double
+from tests.doubles.command import Rollway
 from tests.doubles.engine import engine_double
+from tests.doubles.workspace import MARK, marked
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system, pytest.mark.timeout(180)]
 
 ENVS = str(Path(__file__).parents[1] / "doubles" / "envs.py")
 KEY_VAR = "ROLLWAY_TEST_KEY"
+NOWHERE = ("--base-url", "http://127.0.0.1:1")
 
 
 def number(said: str) -> int:
@@ -48,19 +51,9 @@ class Command:
         return self
 
 
-MARK = "ROLLWAY_TEST_MARK"
-
-
 def left_of(folder: Path) -> list[psutil.Process]:
     """Everything started in this folder that still runs."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == str(folder) and process.status() != "zombie":
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
+    return marked(str(folder))
 
 
 @asynccontextmanager
@@ -100,7 +93,7 @@ def value(out: str, name: str) -> str:
     return {row[0]: row[1] for row in rows if len(row) == 2}[name]
 
 
-async def test_a_whole_evaluation_of_a_chat_endpoint(tmp_path: Path) -> None:
+async def test_a_whole_evaluation_of_a_chat_endpoint(tmp_path: Path, rollway: Rollway) -> None:
     async with chat_double(even_ones, key="sesame") as double:
         done = await run(
             tmp_path, *counting(double, "-n", "4", "-r", "2", "-c", "3", "--max-tokens", "9")
@@ -121,7 +114,7 @@ async def test_a_whole_evaluation_of_a_chat_endpoint(tmp_path: Path) -> None:
         assert "sesame" not in (folder / "eval.json").read_text()
         check_results(folder)
         assert not list((folder / "payload").iterdir())
-        again = await run(tmp_path, *counting(double, "-n", "4", "-r", "2", "--output", str(folder)))
+        again = rollway("eval", *counting(double, "-n", "4", "-r", "2", "--output", str(folder)))
         assert again.code == 1
         assert "holds an evaluation already: --resume goes on" in again.err
 
@@ -169,7 +162,10 @@ async def test_an_embedded_model(tmp_path: Path, tiny_moe: Path) -> None:
     assert len(lines(tmp_path / "here")) == 6
 
 
-async def test_ctrl_c_and_a_resume_that_repeats_nothing(tmp_path: Path) -> None:
+async def test_ctrl_c_and_a_resume_that_repeats_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rollway: Rollway
+) -> None:
+    monkeypatch.chdir(tmp_path)
     async with chat_double(lambda said, nth: str(number(said))) as double:
         double.is_held = lambda said: number(said) >= 3
         args = counting(double, "-n", "6", "-r", "2", "-c", "4", "--output", "here")
@@ -190,7 +186,7 @@ async def test_ctrl_c_and_a_resume_that_repeats_nothing(tmp_path: Path) -> None:
         double.release.set()
         for other, said in ((("-n", "7"), "-n was 6, is 7"),
                             (("--temperature", "0.5"), "temperature was 1.0, is 0.5")):  # fmt: skip
-            refused = await run(tmp_path, *args, *other, "--resume")
+            refused = rollway("eval", *args, *other, "--resume")
             assert (refused.code, said in refused.err) == (1, True), refused.err
         done = await run(tmp_path, *args, "--resume")
         assert done.code == 0, done.err
@@ -242,20 +238,24 @@ async def test_a_killed_worker_and_tasks_that_are_others_now(tmp_path: Path) -> 
         assert "the environment has changed; start anew without --resume" in changed.err
 
 
-async def test_the_latest_matching_is_resumed_and_failed_ones_run_again(tmp_path: Path) -> None:
+async def test_the_latest_matching_is_resumed_and_failed_ones_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rollway: Rollway
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
     def broken_at_first(said: str, nth: int) -> str | web.Response:
         if number(said) == 1 and nth == 0:
             return web.json_response({"error": {"message": "out of order"}}, status=500)
         return str(number(said))
 
     async with chat_double(broken_at_first) as double:
-        none = await run(tmp_path, *counting(double, "-n", "3", "--resume"))
+        none = rollway("eval", *counting(double, "-n", "3", "--resume"))
         assert (none.code, "to resume" in none.err) == (1, True)
         first = await run(tmp_path, *counting(double, "-n", "3"))
         assert first.code == 0, first.err
         assert value(first.out, "failed") == "1 of 3: 1 engine"
         assert "out of order" in first.out
-        other = await run(tmp_path, *counting(double, "-n", "5", "--resume"))
+        other = rollway("eval", *counting(double, "-n", "5", "--resume"))
         assert (other.code, "-n was 3, is 5" in other.err) == (1, True)
         second = await run(tmp_path, *counting(double, "-n", "3", "--resume"))
         assert second.code == 0, second.err
@@ -271,27 +271,41 @@ async def test_all_failed_is_a_failure(tmp_path: Path) -> None:
         assert "cannot judge" in done.out
 
 
-async def test_bad_input_is_one_line(tmp_path: Path, tiny_moe: Path) -> None:
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("-m", "nowhere"), 1, "no model folder 'nowhere'"),
+        (("-m", "double", *NOWHERE, "--args", "[1]"), 1, "is no JSON object"),
+        (("-m", "double", *NOWHERE, "--tokens"), 1, "--tokens needs --tokenizer"),
+        (("-m", "double", *NOWHERE, "--renderer", "qwen3"), 1, "are for --tokens"),
+        (("-m", "double", *NOWHERE, "-n", "0"), 2, "-n"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rollway: Rollway,
+    args: tuple[str, ...], code: int, said: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    refused = rollway("eval", "reverse-text", *args)
+    assert (refused.code, said in refused.err) == (code, True), refused.err
+    assert code == 2 or refused.err.count("\n") == 1, refused.err
+    assert not list(tmp_path.iterdir())
+
+
+async def test_what_cannot_be_run_is_one_line(tmp_path: Path, tiny_moe: Path) -> None:
     async with chat_double(even_ones) as double:
-        url = ("--base-url", double.url)
+        url = ("--base-url", double.url, "--workers", "1")
         for args, said in (
             (("revers-text", "-m", "double", *url), "did you mean 'reverse-text'"),
             (("revers-text", "-m", str(tiny_moe)), "did you mean 'reverse-text'"),
             (("reverse-text", "-m", "doubl", *url), "no model 'doubl'"),
-            (("reverse-text", "-m", "double", "--base-url", "http://127.0.0.1:1"), "cannot connect"),
-            (("reverse-text", "-m", "nowhere"), "no model folder 'nowhere'"),
-            (("reverse-text", "-m", "double", *url, "--args", "[1]"), "not a JSON object"),
+            (("reverse-text", "-m", "double", *NOWHERE, "--workers", "1"), "cannot connect"),
             (("reverse-text", "-m", "double", *url, "--args", '{"lengt": 1}'), "lengt"),
-            (("reverse-text", "-m", "double", *url, "--tokens"), "--tokens needs --tokenizer"),
-            (("reverse-text", "-m", "double", *url, "--renderer", "qwen3"), "are for --tokens"),
         ):
             refused = await run(tmp_path, *args)
             assert refused.code == 1, (args, refused.err)
             assert said in refused.err
             assert refused.err.count("\n") == 1, refused.err
-        zero = await run(tmp_path, "reverse-text", "-m", "double", *url, "-n", "0")
-        assert zero.code == 2
-        assert "-n" in zero.err
 
 
 async def test_fewer_tasks_than_asked_for(tmp_path: Path) -> None:

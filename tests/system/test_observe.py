@@ -4,12 +4,11 @@ import re
 import socket
 import subprocess
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.doubles import credit
-from tests.system.test_train import ENVS, Workspace
+from tests.doubles.workspace import ENVS, Workspace
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
@@ -26,14 +25,6 @@ def place(path: Path, text: str, after: str) -> str:
 IN_ROLLOUT = place(ENVS, "time.sleep", "class Planted")
 IN_REWARD = place(ENVS, "time.sleep", "def ponder")
 IN_ADVANTAGE = place(CREDIT, "time.sleep", "def slow")
-
-
-@pytest.fixture
-def work(tmp_path: Path, tiny_moe: Path) -> Iterator[Workspace]:
-    work = Workspace(tmp_path, tiny_moe)
-    yield work
-    for process in work.processes():
-        process.kill()
 
 
 @pytest.fixture
@@ -70,7 +61,7 @@ def test_blocking_calls_are_named_in_log_metrics_console_and_prometheus(
     """One in an environment's rollout, one in a reward, one in an advantage function."""
     options = {
         "env.0.args.kind": "Planted", "orchestrator.advantage": f"{CREDIT}:slow",
-        "metrics.prometheus_port": port,
+        "metrics.prometheus_port": port, "max_steps": 3,
     }  # fmt: skip
     overrides = [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
     text, out = train_and_scrape(work, port, overrides)

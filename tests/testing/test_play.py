@@ -266,7 +266,10 @@ class Sleeps(Base):
     ids=lambda one: type(one).__name__ if isinstance(one, rw.Environment) else None,
 )
 async def test_failures_say_whose_they_are(env: rw.Environment, boundary: str, said: str) -> None:
-    limits = {"scoring_deadline_s": 0.1, "rollout_deadline_s": 0.1 if boundary == "deadline" else 30}
+    limits = {
+        "scoring_deadline_s": 0.1 if isinstance(env, SlowReward) else 30,
+        "rollout_deadline_s": 0.1 if isinstance(env, Sleeps) else 30,
+    }
     with pytest.raises(testing.RolloutFailed) as failure:
         await testing.play(env, TASK, loud, **limits)
     assert failure.value.boundary == boundary

@@ -150,7 +150,7 @@ async def test_a_step_moves_probability_towards_advantage(tiny_moe: Path, tmp_pa
     for micro_batches in ((tuple(range(NUM)),), tuple((n,) for n in range(NUM))):
         model.load_state_dict(before)
         learner = Learner(model, TrainerConfig(lr=1e-3))
-        manifest = BatchManifest(Step(1), PolicyVersion(0), rows, micro_batches)
+        manifest = BatchManifest(Step(1), PolicyVersion(0), rows, (micro_batches,))
         metrics = learner.step(manifest, SegmentReader(tmp_path))
         assert metrics["mismatch_kl"] < 1e-6
         assert metrics["ratio/mean"] == pytest.approx(1, abs=1e-3)
@@ -183,7 +183,7 @@ async def test_token_weights_scale_the_loss_and_default_to_one(tiny_moe: Path, t
         folder.mkdir()
         rows = tuple(await write(folder, given))
         model.load_state_dict(before)
-        manifest = BatchManifest(Step(1), PolicyVersion(0), rows, (tuple(range(NUM)),))
+        manifest = BatchManifest(Step(1), PolicyVersion(0), rows, ((tuple(range(NUM)),),))
         figures.append(Learner(model, TrainerConfig()).step(manifest, SegmentReader(folder)))
     plain, mixed, doubled = figures
     for name in ("loss", "grad_norm"):

@@ -60,7 +60,7 @@ def test_the_wrong_folder_is_met_with_the_right_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"short\n", b"x" * 41, b"\xff" * 40, b"a" * 20 + b"\n" + b"a" * 20]
+    "content", [b"", b"short\n", b"x" * 41, b"\xff" * 40, b"#" * 40, b"a" * 20 + b"\n" + b"a" * 20]
 )
 def test_what_is_no_key_is_named(tmp_path: Path, content: bytes) -> None:
     server, client = make(tmp_path)

@@ -4,17 +4,16 @@ import asyncio
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from ..config.parts import EnginePart
 from ..config.sections import EngineConfig, ModelConfig, WatchConfig
-from ..errors import ConfigError
 from ..launch.engine import ENGINE
 from ..loop.part import start_part
-from ..loop.run import Watch, run
+from ..loop.run import run
 from ..model.folder import check_folder
 from .extras import need_torch
+from .options import checked
 
 
 def engine(
@@ -38,18 +37,10 @@ def engine(
         seed=0,
         watch=WatchConfig(),
     )
-    run("rollway-engine", part.watch, lambda watch: _serve(part, watch))
+    run("rollway-engine", part.watch, lambda _: _serve(part))
 
 
-def checked(config: EngineConfig) -> EngineConfig:
-    """Options are checked like a run file's keys."""
-    try:
-        return msgspec.convert(msgspec.to_builtins(config), EngineConfig)
-    except msgspec.ValidationError as error:
-        raise ConfigError(str(error).replace(" - at `$.", " - for `--").replace("_", "-")) from None
-
-
-async def _serve(part: EnginePart, watch: Watch) -> None:
+async def _serve(part: EnginePart) -> None:
     async with asyncio.TaskGroup() as tasks, start_part("engine", ENGINE, part) as started:
         listening = tasks.create_task(started.listen(lambda stats: None, lambda body: None))
         typer.echo(f"Serving {part.model.path} at {await started.ready()}/v1 (Ctrl-C ends it)")

@@ -1,13 +1,10 @@
 """`rollway eval`: an environment against any endpoint, without training."""
 
-import asyncio
-import signal
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import typer
 
 from ..errors import ConfigError, ModelError
@@ -23,7 +20,8 @@ from ..model.folder import check_folder
 from ..observe.console import Screen
 from ..records.turn import Sampling
 from .extras import need_torch
-from .train import INTERRUPTED, TERMINATED
+from .options import json_object
+from .stopping import STOPPED, cancel_on_sigterm, exit_for
 
 ALL_FAILED = 1
 OUTPUTS = Path("outputs")
@@ -137,13 +135,6 @@ def check_model(
         )
 
 
-def json_object(option: str, text: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"{option} {text!r} is not a JSON object: {error}") from None
-
-
 def choose_folder(asked: Asked, output: Path | None, *, resume: bool) -> EvalFolder:
     if output is not None:
         return EvalFolder(output)
@@ -163,11 +154,11 @@ def run_it(
     try:
         if progress.num_done < asked.total:
             run("eval", how.watch, lambda me: job(asked, how, folder, known, progress, screen, me))
-    except (KeyboardInterrupt, asyncio.CancelledError) as stopped:
+    except STOPPED as stopped:
         show(progress, screen)
         typer.echo(f"Stopped. The same command with --resume --output {folder.path} goes on", err=True)
-        raise typer.Exit(INTERRUPTED if isinstance(stopped, KeyboardInterrupt) else TERMINATED) from None
-    except BaseException:
+        raise exit_for(stopped) from None
+    except Exception:  # whatever ends it, what is done is not lost
         screen.close()
         if progress.num_scored:
             typer.echo(
@@ -192,7 +183,5 @@ async def job(
     screen: Screen, me: Watch,
 ) -> None:  # fmt: skip
     """SIGTERM ends it like Ctrl-C does."""
-    this = asyncio.current_task()
-    assert this is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+    cancel_on_sigterm()
     await run_evaluation(asked, how, folder, known, progress, screen, me)

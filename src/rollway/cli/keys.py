@@ -1,4 +1,4 @@
-"""`rollway keys`: keys for env servers that other machines can reach."""
+"""`rollway keys`: keys for env servers, and runs, that other machines can reach."""
 
 from pathlib import Path
 from typing import Annotated
@@ -23,8 +23,9 @@ def new(
     """Make a key pair for a server and one for its client: FOLDER/server and FOLDER/client.
 
     Each side gets its own folder and nothing else: 'rollway serve --keys FOLDER/server' on one machine,
-    'keys = "FOLDER/client"' in the env section of the other's run file. Move FOLDER/client over a safe
-    way (scp), and remove it where it is not needed.
+    'keys = "FOLDER/client"' in the env section of the other's run file. With a trainer on another
+    machine the run's [transport] section names FOLDER/server, and the trainer FOLDER/client. Move
+    FOLDER/client over a safe way (scp), and remove it where it is not needed.
 
     To let in one more client: make a pair for it ('rollway keys new other'), write the public key of
     other/client ('rollway keys show') into FOLDER/server/clients/other.public and the server's into

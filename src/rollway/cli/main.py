@@ -1,13 +1,14 @@
 """Parses the command line; errors that users can mend are one line, without a traceback."""
 
 import sys
+from collections.abc import Sequence
 
 import typer
 
 from ..errors import RollwayError
 from ..loop.part import first_cause
 from . import engine, envs, evaluate, init, keys, payload, serve, show, simulate, train, why
-from .train import INTERRUPTED
+from .stopping import INTERRUPTED
 
 app = typer.Typer(
     name="rollway",
@@ -29,9 +30,10 @@ app.add_typer(keys.app)
 app.add_typer(payload.app)
 
 
-def main() -> None:
+def main(args: Sequence[str] | None = None) -> None:
+    """What the command line says unless `args` are given. Always ends by SystemExit."""
     try:
-        app()
+        app(args)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except (RollwayError, BaseExceptionGroup) as error:

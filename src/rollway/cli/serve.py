@@ -1,13 +1,10 @@
 """`rollway serve`: one environment's server on its own, for runs that point at it."""
 
 import asyncio
-import signal
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Literal, cast
 
-import msgspec
 import typer
-from msgspec import Struct
 
 from ..config.address import ANY_LOOPBACK_PORT, check_bind
 from ..config.parts import RouterPart
@@ -22,10 +19,8 @@ from ..loop.run import run
 from ..model.folder import check_folder
 from ..observe.console import Screen
 from ..wire.keys import server_keys
-from .train import INTERRUPTED, TERMINATED
-
-S = TypeVar("S", bound=Struct)
-
+from .options import checked, json_object
+from .stopping import STOPPED, cancel_on_sigterm, exit_for
 
 Env = Annotated[
     str, typer.Argument(help="Environment: a name of 'rollway envs', a module, or path/to/env.py.")
@@ -99,13 +94,15 @@ def serve(
         server_keys(Path(keys))
     check_folder(str(model))
     part = RouterPart(
-        env=_checked(
+        env=checked(
             EnvConfig(
-                id=env, args=_json("--args", args), workers=workers, concurrency=concurrency,
+                id=env, args=json_object("--args", args), workers=workers, concurrency=concurrency,
                 rollout_deadline_s=rollout_deadline_s,
             )
         ),
-        model=ModelConfig(path=str(model), renderer=renderer, template=_json("--template", template)),
+        model=ModelConfig(
+            path=str(model), renderer=renderer, template=json_object("--template", template)
+        ),
         engine=EngineConfig(url=tuple(engine), routes=routes),
         engine_urls=tuple(engine),
         payload=_payload(payload, payload_dir),
@@ -128,15 +125,13 @@ def serve_part(part: RouterPart) -> None:
     screen = Screen()
     try:
         run("serve", part.watch, lambda _: _serve(part, logs, screen))
-    except (KeyboardInterrupt, asyncio.CancelledError) as stopped:
+    except STOPPED as stopped:
         typer.echo("Stopped.", err=True)
-        raise typer.Exit(INTERRUPTED if isinstance(stopped, KeyboardInterrupt) else TERMINATED) from None
+        raise exit_for(stopped) from None
 
 
 async def _serve(part: RouterPart, logs: Path, screen: Screen) -> None:
-    this = asyncio.current_task()
-    assert this is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+    cancel_on_sigterm()
     name = f"{env_name(part.env.id)}.router"
     watch = ServerWatch(screen, part.env.workers)
     async with (
@@ -153,7 +148,8 @@ async def _serve(part: RouterPart, logs: Path, screen: Screen) -> None:
 
 
 def _payload(store: str, folder: str) -> PayloadConfig:
-    config = _checked(PayloadConfig(store=cast(Literal["files", "frames"], store)))
+    chosen = PayloadConfig(store=cast(Literal["files", "frames"], store))
+    config = checked(chosen, store="payload")
     if config.store == "files" and not (folder and Path(folder).is_dir()):
         raise ConfigError(
             f"--payload files needs --payload-dir: the folder 'payload' of the run that will connect; "
@@ -162,24 +158,3 @@ def _payload(store: str, folder: str) -> PayloadConfig:
     if config.store == "frames" and folder:
         raise ConfigError("--payload-dir is for --payload files; frames are written by the run")
     return config
-
-
-def _json(option: str, text: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"{option} {text!r} is no JSON object: {error}") from None
-
-
-def _checked(config: S) -> S:
-    """Options are checked like a run file's keys."""
-    try:
-        return msgspec.convert(msgspec.to_builtins(config), type(config))
-    except msgspec.ValidationError as error:
-        told = (
-            str(error)
-            .replace(" - at `$.", " - for `--")
-            .replace("_", "-")
-            .replace("--store", "--payload")
-        )
-        raise ConfigError(told) from None

@@ -11,7 +11,7 @@ from ..config.load import load
 from ..config.plan import plan
 from ..launch.run import StartPoint, orchestrator_part
 from ..orchestrator.core.core import Core
-from ..orchestrator.shell.main import limits
+from ..orchestrator.shell.limits import limits
 from ..records.ids import Step
 from ..rundir.rundir import RunDir
 from ..simulate.durations import from_config, from_run, measured_step_s
@@ -51,7 +51,9 @@ def simulate(
     endless = msgspec.structs.replace(limits(part), max_steps=ENDLESS)
     core = Core(endless, ratios, Step(1), {})
     started_s = time.monotonic()
-    tally = World(core, durations, slots, config.seed).run(rollouts)
+    wants = config.orchestrator
+    ticks = wants.adapt_in_flight or wants.rollouts_a_minute > 0 or wants.stragglers_after < 1
+    tally = World(core, durations, slots, config.seed, ticks=ticks).run(rollouts)
     for line in report(tally, slots, planned, measured_step_s(run) if run else 0.0):
         typer.echo(line)
     typer.echo(f"simulated in {time.monotonic() - started_s:.1f} s")

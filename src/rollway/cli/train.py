@@ -1,7 +1,6 @@
 """`rollway train`: a whole run from one file."""
 
 import asyncio
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from ..config.sections import RunConfig
 from ..errors import RunDirError
 from ..launch.resume import resume_point
 from ..launch.run import StartPoint, run_all
+from ..launch.sinks import sinks
 from ..launch.warmup import build_model, warmup_part
 from ..launch.watch import RunWatch
 from ..loop.child import log_to
@@ -26,11 +26,9 @@ from ..orchestrator.shell.advantage import check
 from ..records.ids import Step
 from ..rundir.rundir import RunDir, without_none
 from ..trainer.recipe import is_built
-from ..wire.keys import client_keys
-from .extras import need_torch
-
-INTERRUPTED, TERMINATED = 130, 143
-"""Exit codes of a run ended by SIGINT and by SIGTERM, as shells know them."""
+from ..wire.keys import client_keys, server_keys
+from .extras import need_sinks, need_torch
+from .stopping import STOPPED, cancel_on_sigterm, exit_for
 
 
 def train(
@@ -58,7 +56,9 @@ def train(
         return
     if resume and clean:
         raise RunDirError("--resume and --clean exclude each other")
-    need_torch("training")
+    if not (config.trainer.external and config.engine.url):
+        need_torch("training")
+    need_sinks(config.metrics)
     check_keys(config)
     directory = RunDir(planned.run_dir)
     needs_model = warmup_needed(config)
@@ -87,10 +87,10 @@ def run_it(
             "launcher", config.watch,
             lambda me: job(config, planned, directory, start, watch, me, screen, needs_model),
         )  # fmt: skip
-    except (KeyboardInterrupt, asyncio.CancelledError) as stopped:
+    except STOPPED as stopped:
         screen.close()
         typer.echo(f"Stopped after step {watch.last_step}. --resume goes on from there", err=True)
-        raise typer.Exit(INTERRUPTED if isinstance(stopped, KeyboardInterrupt) else TERMINATED) from None
+        raise exit_for(stopped) from None
     finally:
         screen.close()
     for line in watch.summary():
@@ -103,20 +103,19 @@ async def job(
     me: Watch, screen: Screen, needs_model: bool,
 ) -> None:  # fmt: skip
     """Model first if there is none, then the run; SIGTERM ends it like Ctrl-C does."""
-    this = asyncio.current_task()
-    assert this is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+    cancel_on_sigterm()
     part = warmup_part(config)
     port = config.metrics.prometheus_port
     async with scrapable(config.metrics.prometheus_host, port, watch.exporter.render):
         await check(config.orchestrator)
-        if needs_model and part is not None:
-            await build_model(part, directory, screen)
-        watching = asyncio.create_task(watch.watch_itself(me))
-        try:
-            await run_all(config, planned, directory, start, watch)
-        finally:
-            watching.cancel()
+        async with sinks(config.metrics, directory, watch):
+            if needs_model and part is not None:
+                await build_model(part, directory, screen)
+            watching = asyncio.create_task(watch.watch_itself(me))
+            try:
+                await run_all(config, planned, directory, start, watch)
+            finally:
+                watching.cancel()
 
 
 def check_keys(config: RunConfig) -> None:
@@ -124,6 +123,10 @@ def check_keys(config: RunConfig) -> None:
     for env in config.env:
         if env.keys:
             client_keys(Path(env.keys))
+    if config.transport.keys:
+        server_keys(Path(config.transport.keys))
+    if config.transport.trainer_keys:
+        client_keys(Path(config.transport.trainer_keys))
 
 
 def warmup_needed(config: RunConfig) -> bool:

@@ -1,4 +1,4 @@
-"""Addresses of env servers: which stay on this machine, and what others require."""
+"""Addresses of servers: which stay on this machine, and what others require."""
 
 import re
 from ipaddress import ip_address
@@ -31,12 +31,14 @@ def is_loopback(address: str, what: str) -> bool:
         return host == "localhost"
 
 
-def check_bind(address: str, keys: str) -> None:
+def check_bind(
+    address: str, keys: str, bind_option: str = "--bind", keys_option: str = "--keys"
+) -> None:
     """A server that other machines can reach must have keys."""
-    if not is_loopback(address, "--bind") and not keys:
+    if not is_loopback(address, bind_option) and not keys:
         raise ConfigError(
-            f"--bind {address} lets other machines connect, and nothing would keep them from running "
-            f"code here: --keys is required; {KEYS_HELP}"
+            f"{bind_option} {address} lets other machines connect, and nothing would keep them from "
+            f"running code here: {keys_option} is required; {KEYS_HELP}"
         )
 
 

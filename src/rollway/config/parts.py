@@ -7,13 +7,18 @@ from ..records.restored import Restored
 from ..records.turn import Sampling
 from .address import ANY_LOOPBACK_PORT
 from .sections import (
+    DifficultyConfig,
     EngineConfig,
     EnvConfig,
+    EvalConfig,
     FiltersConfig,
+    MetricsConfig,
     ModelConfig,
     OrchestratorConfig,
     PayloadConfig,
+    RetriesConfig,
     TrainerConfig,
+    TransportConfig,
     WarmupConfig,
     WatchConfig,
 )
@@ -101,14 +106,27 @@ class OrchestratorPart(Struct, frozen=True):
     run_dir: str
     watch: WatchConfig
     filters: FiltersConfig = FiltersConfig()
+    retries: RetriesConfig = RetriesConfig()
+    difficulty: DifficultyConfig = DifficultyConfig()
+    eval: EvalConfig = EvalConfig()
+    transport: TransportConfig = TransportConfig()
+    ranks: int = 1
     restored: Restored = Restored()
     generation: int = 0
+
+
+class SinksPart(Struct, frozen=True):
+    """The process that passes steps on to W&B and TensorBoard."""
+
+    metrics: MetricsConfig
+    run_dir: str
 
 
 class TrainerPart(Struct, frozen=True):
     """The trainer: where to start, what to read, what to write."""
 
     trainer: TrainerConfig
+    transport: TransportConfig
     weights: str
     optimizer: str
     """File with the state to go on with; empty for a new one."""
@@ -117,6 +135,13 @@ class TrainerPart(Struct, frozen=True):
     run_dir: str
     seed: int
     watch: WatchConfig
+
+
+class Address(Struct, frozen=True):
+    """What the trainer is told once it is known: where the orchestrator waits for it; empty if batches
+    come through the run directory."""
+
+    address: str
 
 
 class WarmupPart(Struct, frozen=True):

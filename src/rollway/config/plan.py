@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from ..errors import ConfigError
-from .address import check_connect
+from .address import ANY_LOOPBACK_PORT, check_bind, check_connect
 from .sections import EnvConfig, RunConfig
 
 
@@ -88,7 +88,24 @@ def _check(config: RunConfig) -> None:
             f"'warmup.topk' = {config.warmup.topk} is more than 'warmup.num_experts' = "
             f"{config.warmup.num_experts}"
         )
+    _check_evals(config)
     _check_envs(config)
+    _check_transport(config)
+
+
+def _check_evals(config: RunConfig) -> None:
+    wants = config.eval
+    if not wants.every:
+        return
+    if wants.num_rollouts > config.orchestrator.max_in_flight:
+        raise ConfigError(
+            f"'eval.num_rollouts' = {wants.num_rollouts} is more than 'orchestrator.max_in_flight' = "
+            f"{config.orchestrator.max_in_flight}: the rollouts of one task could never run"
+        )
+    known = [env.id for env in config.env]
+    for id in wants.envs:
+        if id not in known:
+            raise ConfigError(f"'eval.envs' names '{id}', but the run's environments are {known}")
 
 
 def _check_envs(config: RunConfig) -> None:
@@ -125,3 +142,26 @@ def _check_served(config: RunConfig, env: EnvConfig, where: str) -> None:
             "run's folder: set 'payload.store' to 'frames', or start the server with '--payload files "
             f"--payload-dir {folder}' and set '{where}.shares_payload' = true"
         )
+
+
+def _check_transport(config: RunConfig) -> None:
+    wants, is_ours = config.transport, not config.trainer.external
+    if wants.manifests == "files":
+        given = {"payload": wants.payload != "files", "bind": wants.bind != ANY_LOOPBACK_PORT,
+                 "keys": wants.keys, "trainer_keys": wants.trainer_keys}  # fmt: skip
+        for key in [key for key, is_given in given.items() if is_given]:
+            raise ConfigError(f"'transport.{key}' is for 'transport.manifests' = 'zmq'; it is 'files'")
+        return
+    check_bind(wants.bind, wants.keys, "'transport.bind' =", "'transport.keys'")
+    if is_ours and bool(wants.keys) != bool(wants.trainer_keys):
+        missing = "trainer_keys" if wants.keys else "keys"
+        raise ConfigError(
+            f"'transport.{missing}' is empty: 'transport.keys' are the orchestrator's (keys/server of "
+            "'rollway keys new keys'), 'transport.trainer_keys' the trainer's (keys/client)"
+        )
+    for key in ("payload", "trainer_keys"):
+        if not is_ours and getattr(wants, key) not in ("", "files"):
+            raise ConfigError(
+                f"'transport.{key}' is for the trainer that is started here; with 'trainer.external' "
+                "yours says so when it connects (rollway.transport.open_batches)"
+            )

@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
+from .address import ANY_LOOPBACK_PORT
+
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
@@ -34,12 +36,19 @@ class WarmupConfig(Section, frozen=True, kw_only=True):
     solve_rate: Fraction = 0.2
     """Stop when the mean probability of a right answer reaches this."""
     max_steps: Count = 600
+    """Stop after so many steps in any case."""
     batch_size: Count = 64
+    """Answers of one step."""
     lr: Positive = 2e-3
+    """Learning rate."""
     hidden_size: Count = 128
+    """Width of the model."""
     num_layers: Count = 2
+    """Its layers."""
     num_experts: Annotated[int, Meta(ge=2)] = 8
+    """Experts of each layer."""
     topk: Count = 2
+    """Experts that a token goes through."""
 
 
 class EnvConfig(Section, frozen=True, kw_only=True):
@@ -96,6 +105,7 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
     max_tokens: Count = 1024
     """Tokens of one turn."""
     temperature: Positive = 1.0
+    """Logits are divided by it, in the engine and in the trainer."""
 
 
 class EngineConfig(Section, frozen=True, kw_only=True):
@@ -139,12 +149,28 @@ class OrchestratorConfig(Section, frozen=True, kw_only=True):
 
     batch_size: Count = 64
     """Rollouts of one optimizer step."""
+    batch_tokens: Natural = 0
+    """Tokens of one optimizer step, prompts included; a batch is shipped once it has as many, whatever
+    the number of rollouts. 0 counts rollouts; `batch_size` is then only where the estimate starts."""
     group_size: Annotated[int, Meta(ge=2)] = 8
     """Rollouts of one task."""
     max_off_policy_steps: Natural = 1
     """How many versions older than the trained weights a rollout may be; 0 is synchronous."""
     max_in_flight: Count = 256
     """Rollouts running at a time."""
+    adapt_in_flight: bool = False
+    """Run fewer than `max_in_flight` while the engine says that more requests wait than run or that its
+    cache is nearly full, or while workers' loops are late; more again when there is room."""
+    rollouts_a_minute: NonNegative = 0.0
+    """Rollouts started a minute, at most, for tools and judges that are limited; 0 sets no limit."""
+    stragglers_after: Fraction = 1.0
+    """Once this share of a group has settled, the rest of it has `stragglers_wait_s` left and is
+    cancelled then; the group trains without. It favours short rollouts. 1 waits for all."""
+    stragglers_wait_s: NonNegative = 30.0
+    """How long the rest of such a group may go on."""
+    max_quiet_s: Positive = 3600.0
+    """If for so long no rollout settles, no version is published and no weights are loaded, the run
+    stops and says what it waited for."""
     env_patience_s: Positive = 120.0
     """An environment none of whose rollouts settles for so long gets no more of them until one does, and
     the others train without it."""
@@ -166,6 +192,60 @@ class OrchestratorConfig(Section, frozen=True, kw_only=True):
     """Write every settled rollout to `rollouts/step_N/train.jsonl`."""
     keep_weights: Annotated[int, Meta(ge=1)] = 2
     """How many versions stay on disk once the engine has newer ones."""
+
+
+class RetriesConfig(Section, frozen=True, kw_only=True):
+    """How often a rollout that failed runs again, by the boundary at which it did. Environments that
+    run groups as one are left out."""
+
+    env: Natural = 0
+    """Failed in the environment's own code."""
+    engine: Natural = 2
+    """Failed because the engine refused, or answered nonsense or nothing."""
+    scorer: Natural = 0
+    """Failed in a reward."""
+    deadline: Natural = 0
+    """Took longer than it may."""
+    worker: Natural = 1
+    """Lost with its worker, more than once."""
+    budget: Fraction = 0.1
+    """Retries of all rollouts started, at most: where everything fails, trying all of it again only
+    adds load."""
+
+
+class DifficultyConfig(Section, frozen=True, kw_only=True):
+    """Tasks that are always solved, or never, teach little: they get a pool of their own and come up
+    seldom. One group that goes otherwise brings a task back."""
+
+    easy_at: float | None = None
+    """A task whose group has a mean reward of at least this is easy; without it none is."""
+    hard_at: float | None = None
+    """A task whose group has a mean reward of at most this is hard; without it none is."""
+    easy_share: Fraction = 0.05
+    """Groups of easy tasks, of all groups."""
+    hard_share: Fraction = 0.1
+    """Groups of hard tasks, of all groups."""
+
+
+class EvalConfig(Section, frozen=True, kw_only=True):
+    """Evaluations between the steps, on the environments' split `eval`. They never train."""
+
+    every: Natural = 0
+    """Steps from one evaluation to the next; the last version is evaluated too. 0 evaluates none."""
+    at_start: bool = True
+    """Evaluate the model before its first step as well."""
+    num_tasks: Count = 64
+    """Tasks of each environment."""
+    num_rollouts: Count = 4
+    """Rollouts of each task."""
+    share: Annotated[float, Meta(gt=0, le=1)] = 0.25
+    """Of the rollouts that run at a time, at most this part is evaluation."""
+    envs: tuple[str, ...] = ()
+    """Ids of the environments; all if empty."""
+    temperature: Positive = 1.0
+    """How the engine draws evaluated rollouts."""
+    max_tokens: Natural = 0
+    """Tokens of one turn; 0 takes `sampling.max_tokens`."""
 
 
 class FiltersConfig(Section, frozen=True, kw_only=True):
@@ -191,10 +271,13 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """The optimizer step."""
 
     lr: Positive = 1e-3
+    """Learning rate of AdamW."""
     lr_ramp_steps: Natural = 0
     """Steps over which the learning rate rises to `lr`."""
     weight_decay: NonNegative = 0.0
+    """Weight decay of AdamW."""
     max_grad_norm: Positive = 1.0
+    """A gradient with a greater norm is scaled down to it."""
     clip_low: Fraction = 0.2
     """Importance ratios below `1 - clip_low` give no gradient where that would move further away."""
     clip_high: NonNegative = 0.28
@@ -204,11 +287,16 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     replay_routes: bool = True
     """Use the engine's expert choices in the Mixture-of-Experts layers."""
     threads: Count = 1
-    """Torch threads of the trainer."""
+    """Torch threads of each rank."""
     checkpoint_every: Natural = 10
     """Steps between checkpoints, for `--resume`; 0 writes none but the last."""
     keep_checkpoints: Count = 3
     """How many checkpoints stay on disk."""
+    ranks: Count = 1
+    """Processes that train together, each its part of every batch."""
+    external: bool = False
+    """Start no trainer: one of your own takes the batches (`rollway.transport`). Of the other keys only
+    `ranks` and `micro_batch_tokens` are for such a trainer."""
 
 
 class PayloadConfig(Section, frozen=True, kw_only=True):
@@ -226,6 +314,26 @@ class PayloadConfig(Section, frozen=True, kw_only=True):
     """With `frames`: bytes of one worker on their way, at most; further rollouts wait to commit."""
     budget_mb: Count = 16_384
     """Payload written and not yet trained, at most; dispatching slows down before it."""
+
+
+class TransportConfig(Section, frozen=True, kw_only=True):
+    """How batches come to the trainer, and word of its versions back."""
+
+    manifests: Literal["files", "zmq"] = "files"
+    """`files`: through the run directory, which the trainer must see. `zmq`: through a socket, on which
+    every batch is kept until its version is published, and sent again to a trainer that restarts."""
+    payload: Literal["files", "frames"] = "files"
+    """With `zmq`: whether the trainer maps the segments in the run directory, or is sent their bytes and
+    keeps them in a folder of its own. A trainer of your own says so when it connects."""
+    bind: str = ANY_LOOPBACK_PORT
+    """With `zmq`: where the orchestrator waits for the trainer; `*` takes a free port."""
+    keys: str = ""
+    """Folder with the orchestrator's keys (`keys/server` of `rollway keys new keys`); required where
+    `bind` lets other machines connect."""
+    trainer_keys: str = ""
+    """Folder with the keys of the trainer that is started here (`keys/client`); needed with `keys`."""
+    frames_mb: Count = 64
+    """With `frames`: bytes on their way to the trainer, at most."""
 
 
 class WatchConfig(Section, frozen=True, kw_only=True):
@@ -250,6 +358,12 @@ class MetricsConfig(Section, frozen=True, kw_only=True):
     """Serve `/metrics` to Prometheus at this port while the run lasts; 0 serves nothing."""
     prometheus_host: str = "127.0.0.1"
     """Address the port is bound to; `0.0.0.0` lets other machines scrape."""
+    wandb_project: str = ""
+    """Log every step to this project of Weights & Biases, `project` or `team/project`; empty does not.
+    Needs `rollway[wandb]`."""
+    tensorboard: bool = False
+    """Write every step to event files in `tensorboard/` of the run directory. Needs
+    `rollway[tensorboard]`."""
 
 
 class SimulateConfig(Section, frozen=True, kw_only=True):
@@ -262,6 +376,7 @@ class SimulateConfig(Section, frozen=True, kw_only=True):
     tool_s: NonNegative = 0.0
     """The environment's time between two turns."""
     scoring_s: NonNegative = 0.1
+    """The rewards' time."""
     train_s: Positive = 30.0
     """From a batch being shipped to its weights being published."""
     update_s: NonNegative = 2.0
@@ -269,7 +384,9 @@ class SimulateConfig(Section, frozen=True, kw_only=True):
     spread: NonNegative = 0.5
     """Of all durations: the standard deviation of their logarithm."""
     rollout_bytes: Natural = 1_000_000
+    """Payload of a rollout."""
     rollout_tokens: Count = 1000
+    """Tokens of a rollout, prompts included."""
     fails: Fraction = 0.0
     """Rollouts that fail."""
 
@@ -280,6 +397,7 @@ class RunConfig(Section, frozen=True, kw_only=True):
     name: Name
     """Name of the run: its directory below `output_dir`."""
     output_dir: str = "outputs"
+    """Folder of all runs."""
     seed: Natural = 0
     """Seed of task order, sampling and warm-up."""
     max_steps: Count = 100
@@ -290,9 +408,13 @@ class RunConfig(Section, frozen=True, kw_only=True):
     sampling: SamplingConfig = SamplingConfig()
     engine: EngineConfig = EngineConfig()
     orchestrator: OrchestratorConfig = OrchestratorConfig()
+    retries: RetriesConfig = RetriesConfig()
+    difficulty: DifficultyConfig = DifficultyConfig()
+    eval: EvalConfig = EvalConfig()
     filters: FiltersConfig = FiltersConfig()
     trainer: TrainerConfig = TrainerConfig()
     payload: PayloadConfig = PayloadConfig()
+    transport: TransportConfig = TransportConfig()
     watch: WatchConfig = WatchConfig()
     metrics: MetricsConfig = MetricsConfig()
     simulate: SimulateConfig = SimulateConfig()

@@ -67,7 +67,7 @@ def _import_file(id: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException:  # a module that did not load whole, for whatever reason, is not there
         del sys.modules[name]
         raise
     return module

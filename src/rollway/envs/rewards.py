@@ -83,6 +83,12 @@ def scorers(kind: type) -> tuple[Scorer, ...]:
     return tuple(found.values())
 
 
+def told_apart(kind: type, scores: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """The rewards and the metrics among `scores`."""
+    rewards = {one.name: scores[one.name] for one in scorers(kind) if not one.is_metric}
+    return rewards, {name: value for name, value in scores.items() if name not in rewards}
+
+
 def total(kind: type, scores: dict[str, float]) -> float:
     """The weighted sum of the rewards among `scores`."""
     return sum(one.weight * scores[one.name] for one in scorers(kind) if not one.is_metric)

@@ -64,7 +64,7 @@ class Toolbox:
             return f"error: {error}"
         try:
             return as_text(await self._run(toolset, spec, arguments))
-        except Exception as error:
+        except Exception as error:  # whatever the tool raises
             if toolset.errors == "fail":
                 raise ToolFailed(f"tool {name}: {_said(error)}") from error
             return f"error: {_said(error)}"

@@ -79,7 +79,7 @@ def _spec(kind: type[Toolset], name: str, method: Callable[..., Any]) -> ToolSpe
     origin = f"tool {kind.__name__}.{name}"
     try:
         hints = get_type_hints(method, include_extras=True)
-    except Exception as error:
+    except Exception as error:  # hints may be code in quotes
         raise EnvironmentNotFound(f"{origin}: its type hints cannot be read: {error}") from None
     fields: list[Any] = []
     for parameter in list(inspect.signature(method).parameters.values())[1:]:

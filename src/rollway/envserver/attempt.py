@@ -16,9 +16,10 @@ from ..envs.rollout import Rollout
 from ..envs.strays import no_strays
 from ..envs.toolbox import Toolbox
 from ..errors import LaneTimeout
+from ..loop.cancelling import is_cancelled
 from ..records.rollout import Failed, Timing
 from ..records.task import Task
-from .failure import failed, is_cancelled, too_late
+from .failure import failed, too_late
 from .plain import PlainCode
 from .policy import Talk
 from .scoring import Scoring
@@ -77,7 +78,7 @@ class Attempt:
             return scores
         total_s = time.monotonic() - start_s
         engine_s = self._talk.record.engine_s
-        timing = Timing(engine_s, rollout_s - engine_s, total_s - rollout_s, total_s)
+        timing = Timing(engine_s, max(0.0, rollout_s - engine_s), total_s - rollout_s, total_s)
         return Done(rollout, scores, timing)
 
     async def _held(self, stack: AsyncExitStack) -> Chat | Failed:
@@ -96,7 +97,7 @@ class Attempt:
             if is_cancelled():
                 raise
             return failed(task, error, "env")
-        except Exception as error:
+        except Exception as error:  # of user code
             if deadline.expired() or isinstance(error, LaneTimeout):
                 return too_late(task, error, limit)
             return failed(task, error, "env")
@@ -110,7 +111,7 @@ class Attempt:
             self._talk.record.track.enter("env" if name == "rollout" else "update")
             try:
                 await self._call(name, chat)
-            except Exception as error:
+            except Exception as error:  # of user code, which may pass a stop on in a group
                 stop = stop_in(error)
                 if not stop:
                     raise

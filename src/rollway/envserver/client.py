@@ -56,7 +56,7 @@ class EnvClient:
 
     def __init__(
         self, env: str, address: str, wire: Any, landing: SegmentWriter | None, *,
-        must_land: bool = False, whole_groups: bool = False,
+        must_land: bool = False, whole_groups: bool = False, silent_s: float = SILENT_S,
     ) -> None:  # fmt: skip
         self.env = env
         self.whole_groups = whole_groups
@@ -65,6 +65,7 @@ class EnvClient:
         self._wire = wire
         self._landing = landing
         self._must_land = must_land
+        self._silent_s = silent_s
         self._turns = Turns()
         self.num_bad = 0
 
@@ -106,20 +107,20 @@ class EnvClient:
                 return await self._wire.recv_multipart(zmq.NOBLOCK, copy=False)
             if is_silent:
                 raise ProtocolError(
-                    f"the env server at {self._address} has said nothing for {SILENT_S:g} s: it has "
-                    "ended, or cannot be reached"
+                    f"the env server at {self._address} has said nothing for {self._silent_s:g} s: it "
+                    "has ended, or cannot be reached"
                 )
-            is_silent = not await self._wire.poll(SILENT_S * 1000)
+            is_silent = not await self._wire.poll(self._silent_s * 1000)
 
 
 @asynccontextmanager
 async def connect(
     address: str, landing: SegmentWriter | None = None, keys: ClientKeys | None = None, *,
-    must_land: bool = False,
+    must_land: bool = False, hello_s: float = HELLO_DEADLINE_S, silent_s: float = SILENT_S,
 ) -> AsyncIterator[EnvClient]:  # fmt: skip
-    """A client that the server has welcomed; `landing` is for payload of workers that share no file
-    system with it, `keys` for a server that requires them. With `must_land` a ref to a file of the
-    server's is a failure: nobody here could open it."""
+    """A client that the server has welcomed within `hello_s`; `landing` is for payload of workers that
+    share no file system with it, `keys` for a server that requires them. With `must_land` a ref to a
+    file of the server's is a failure: nobody here could open it."""
     with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as wire:
         wire.setsockopt(zmq.IDENTITY, f"client-{uuid.uuid4().hex[:12]}".encode())
         wire.setsockopt(zmq.LINGER, 0)
@@ -131,10 +132,10 @@ async def connect(
             with Handshake(wire, has_keys=keys is not None) as handshake:
                 wire.connect(address)
                 await wire.send(encode(Hello("client", protocol=PROTOCOL)))
-                welcome = await _answer(wire, handshake, address)
+                welcome = await _answer(wire, handshake, address, hello_s)
             yield EnvClient(
                 welcome.env, address, wire, landing,
-                must_land=must_land, whole_groups=welcome.whole_groups,
+                must_land=must_land, whole_groups=welcome.whole_groups, silent_s=silent_s,
             )  # fmt: skip
         finally:
             pinging.cancel()
@@ -147,15 +148,13 @@ async def _ping(wire: Any) -> None:
         await wire.send(encode(Ping()))
 
 
-async def _answer(wire: Any, handshake: Handshake, address: str) -> Welcome:
+async def _answer(wire: Any, handshake: Handshake, address: str, limit_s: float) -> Welcome:
     """The server's welcome, or why there is none."""
     heard: list[ToClient] = []
     answered = asyncio.ensure_future(_welcomed(wire, address, heard))
     refused = asyncio.ensure_future(handshake.refused())
     try:
-        await asyncio.wait(
-            [answered, refused], timeout=HELLO_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED
-        )
+        await asyncio.wait([answered, refused], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if answered.done():
             return answered.result()
         if refused.done():
@@ -163,10 +162,10 @@ async def _answer(wire: Any, handshake: Handshake, address: str) -> Welcome:
         if heard:
             raise ProtocolError(
                 f"the env server at {address} answers, but none of its workers has started within "
-                f"{HELLO_DEADLINE_S:g} s: their logs say why"
+                f"{limit_s:g} s: their logs say why"
             )
         met = "something answers there, but says no welcome" if handshake.has_met else "nobody is there"
-        raise ProtocolError(f"no env server at {address}: {met} ({HELLO_DEADLINE_S:g} s)")
+        raise ProtocolError(f"no env server at {address}: {met} ({limit_s:g} s)")
     finally:
         answered.cancel()
         refused.cancel()

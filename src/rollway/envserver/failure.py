@@ -1,6 +1,5 @@
 """Turns what was raised while a rollout ran into a failure that says whose it is and where."""
 
-import asyncio
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -37,12 +36,6 @@ def too_late(task: Task, error: Exception, limit_s: float) -> Failed:
     where = stacks.culprit(stacks.of_traceback(cut_short.__traceback__)).where
     said = f"task '{task.id}' ran longer than {limit_s:g} s; it was at {where}"
     return Failed("deadline", said, user_traceback(cut_short))
-
-
-def is_cancelled() -> bool:
-    """Whether this rollout is being cancelled, rather than something its own code awaited."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def short(error: BaseException) -> str:

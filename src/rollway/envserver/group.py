@@ -3,10 +3,13 @@
 import asyncio
 from contextvars import Context
 
+from msgspec import structs
+
 from ..envs.rollout import Rollout
 from ..records.ids import RolloutId
 from ..records.rollout import Failed
 from ..records.task import Task
+from .attempt import Done
 from .scoring import Scores, Scoring
 
 
@@ -19,30 +22,28 @@ class GroupRun:
         self._scoring = scoring
         self._missing = set(members)
         self._arrived: dict[RolloutId, Rollout] = {}
-        self._scored: asyncio.Future[dict[RolloutId, Scores] | Failed] = (
-            asyncio.get_running_loop().create_future()
-        )
-        self._scoring_task: asyncio.Task[None] | None = None
+        self._complete = asyncio.Event()
+        self._scored: asyncio.Task[dict[RolloutId, Scores] | Failed] | None = None
 
-    async def scores(self, id: RolloutId, rollout: Rollout) -> Scores | Failed:
-        """What the group rewards give this member, once every other has arrived or left."""
-        self._arrived[id] = rollout
+    async def joined(self, id: RolloutId, done: Done) -> Done | Failed:
+        """A member with what the group rewards give it, once every other has arrived or left."""
+        self._arrived[id] = done.rollout
         self.leave(id)
+        await self._complete.wait()
+        assert self._scored is not None
         scored = await asyncio.shield(self._scored)
-        return scored if isinstance(scored, Failed) else scored[id]
+        if isinstance(scored, Failed):
+            return scored
+        return structs.replace(done, scores={**done.scores, **scored[id]})
 
     def leave(self, id: RolloutId) -> None:
         """A member that failed, was cancelled, or has arrived: nobody waits for it."""
         self._missing.discard(id)
-        if not self._missing and self._scoring_task is None:
-            self._scoring_task = asyncio.get_running_loop().create_task(self._score(), context=Context())
+        if self._arrived and not self._missing and self._scored is None:
+            scoring = self._score(dict(self._arrived))
+            self._scored = asyncio.get_running_loop().create_task(scoring, context=Context())
+            self._complete.set()
 
-    async def _score(self) -> None:
-        members = dict(self._arrived)
-        if not members:
-            return
+    async def _score(self, members: dict[RolloutId, Rollout]) -> dict[RolloutId, Scores] | Failed:
         scored = await self._scoring.score_group(self._task, list(members.values()))
-        if isinstance(scored, Failed):
-            self._scored.set_result(scored)
-        else:
-            self._scored.set_result(dict(zip(members, scored, strict=True)))
+        return scored if isinstance(scored, Failed) else dict(zip(members, scored, strict=True))

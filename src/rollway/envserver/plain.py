@@ -5,6 +5,7 @@ from typing import Any
 from ..envs.chat import Chat
 from ..envs.plainchat import Asked, ChatState
 from ..envs.source import EnvSpec, call_plain_tool, run_plain
+from ..errors import LaneError
 from ..loop.lanes import Lane
 from ..loop.laneserver import caller
 from ..records.task import Task
@@ -30,9 +31,12 @@ class PlainCode:
                 run_in_lane, self._spec, method, task, host.state(),
                 deadline_s=deadline_s, queue_s=deadline_s, replier=host.answer,
             )  # fmt: skip
-        finally:
-            if host.error is not None:
-                raise host.error
+        except LaneError:
+            if host.error is None:
+                raise
+            raise host.error from None
+        if host.error is not None:
+            raise host.error
         host.take(state)
 
     async def call_tool(
@@ -76,7 +80,7 @@ class _Host:
                     borrowed = [one for one in chat.tools if type(one).__name__ in names]
                     child = await chat.child(prompt, tools=borrowed, system_prompt=system_prompt)
                     return _state_of(child)
-        except Exception as error:
+        except Exception as error:  # a stop, an engine's, a tool's: raised again in the worker
             self.error = error
             return None
         return self.state()

@@ -1,21 +1,16 @@
-"""What a worker writes into its log: how it does, and which rollouts failed."""
+"""What a worker writes into its log of how it does."""
 
 import logging
-from collections import Counter
 
 from ..loop.lag import merge
-from ..loop.seldom import is_news
 from ..loop.telling import ms
 from ..records.ids import WorkerName
 from ..records.lag import LagStats, ProcessStats
-from ..records.rollout import Failed
-from ..wire.messages import Run
 
 log = logging.getLogger(__name__)
 
 WINDOWS = 10
 """Seconds that one line sums up."""
-IN_FULL = 10
 
 
 class Pulse:
@@ -41,21 +36,3 @@ class Pulse:
         )
         rss = f"{stats.rss_bytes / 1e6:,.0f}MB"
         return f"W{self._name} | {stats.in_flight} active | Lag: {shown} | RSS {rss}"
-
-
-class FailureLog:
-    """The first failures of a boundary in full, then ever fewer: a log stays readable and bounded."""
-
-    def __init__(self, env: str) -> None:
-        self._env = env
-        self._seen: Counter[str] = Counter()
-
-    def add(self, run: Run, failed: Failed) -> None:
-        count = self._seen[failed.boundary] = self._seen[failed.boundary] + 1
-        if count <= IN_FULL or is_news(count - 1, count):
-            traceback = f"\n{failed.traceback}" if failed.traceback else ""
-            log.warning(
-                "%s failed: boundary %s (number %d), environment '%s', task '%s', attempt %d: %s%s",
-                run.rollout_id, failed.boundary, count, self._env, run.task.id, run.attempt,
-                failed.error, traceback,
-            )  # fmt: skip

@@ -5,7 +5,7 @@ import numpy as np
 
 from ..config.sections import EnvConfig
 from ..envs.environment import Environment
-from ..envs.rewards import scorers, total
+from ..envs.rewards import told_apart, total
 from ..envs.rollout import Rollout
 from ..errors import PayloadError
 from ..payload.blob import Blob, build, row_columns
@@ -21,7 +21,7 @@ from .group import GroupRun
 from .plain import PlainCode
 from .policy import Policy
 from .record import Record
-from .scoring import Scores, Scoring
+from .scoring import Scoring
 from .toolkeeper import ToolKeeper
 from .track import Track
 
@@ -55,18 +55,14 @@ class RolloutRunner:
             group.key if group else None,
         )  # fmt: skip
         done = await attempt.run()
+        if group is not None and isinstance(done, Done):
+            done = await group.joined(run.rollout_id, done)
         if isinstance(done, Failed):
             return done
-        scores = done.scores
-        if group is not None:
-            shared = await group.scores(run.rollout_id, done.rollout)
-            if isinstance(shared, Failed):
-                return shared
-            scores = {**scores, **shared}
         track.enter("committing")
-        return await self._commit(talk.record, done, scores)
+        return await self._commit(talk.record, done, run.queued_s)
 
-    async def _commit(self, record: Record, done: Done, scores: Scores) -> Outcome:
+    async def _commit(self, record: Record, done: Done, queue_s: float) -> Outcome:
         """Write the columns, then speak of them."""
         rows = record.rows()
         try:
@@ -74,10 +70,9 @@ class RolloutRunner:
         except PayloadError as error:
             return Failed("worker", str(error))
         kind = type(self._env)
-        rewards = {one.name: scores[one.name] for one in scorers(kind) if not one.is_metric}
-        metrics = {name: value for name, value in scores.items() if name not in rewards}
+        rewards, metrics = told_apart(kind, done.scores)
         return Scored(
-            reward=total(kind, scores),
+            reward=total(kind, rewards),
             rewards=rewards,
             metrics=metrics,
             rows=tuple(row.summary(self._signs) for row in rows),
@@ -86,7 +81,7 @@ class RolloutRunner:
             stop=done.rollout.stop,
             first_version=PolicyVersion(record.versions[0]),
             last_version=PolicyVersion(record.versions[-1]),
-            timing=done.timing,
+            timing=msgspec.structs.replace(done.timing, queue_s=queue_s),
             num_sampled=record.num_sampled,
         )
 

@@ -111,7 +111,7 @@ class Router:
     async def serve_clients(self) -> None:
         while True:
             sender, message, _ = await self._receive(self._clients, from_client)
-            await self.on(ClientSays(sender, message))
+            await self.on(ClientSays(sender, message, time.monotonic()))
             await self._turns.let_others()
 
     async def serve_workers(self) -> None:
@@ -121,7 +121,7 @@ class Router:
             if isinstance(message, Stats):
                 await self.overhear(message.stats)
             name = WorkerName(sender.decode(errors="replace"))
-            await self.on(WorkerSays(name, message, frame, size))
+            await self.on(WorkerSays(name, message, frame, size, time.monotonic()))
             await self._turns.let_others()
 
     async def hear_deaths(self) -> None:
@@ -234,7 +234,7 @@ async def _until_told_to_end(
 ) -> None:
     """A signal lets rollouts finish; a second one, or the parent's end, does not wait for that."""
     async with asyncio.TaskGroup() as tasks:
-        gone = tasks.create_task(_gone(parent))
+        gone = tasks.create_task(parent.gone())
         told = tasks.create_task(signals.get())
         await asyncio.wait([gone, told], return_when=asyncio.FIRST_COMPLETED)
         if not gone.done():
@@ -245,11 +245,6 @@ async def _until_told_to_end(
             again.cancel()
         gone.cancel()
         told.cancel()
-
-
-async def _gone(parent: Parent) -> None:
-    while await parent.told() is not None:
-        pass
 
 
 def main(name: str, sock: socket.socket) -> None:

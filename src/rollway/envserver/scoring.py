@@ -9,10 +9,11 @@ from ..envs.environment import Environment
 from ..envs.rewards import Scorer, scorers
 from ..envs.rollout import Rollout
 from ..envs.source import EnvSpec, as_score, as_scores, score, score_group
+from ..loop.cancelling import is_cancelled
 from ..loop.lanes import Lane
 from ..records.rollout import Failed
 from ..records.task import Task
-from .failure import failed, is_cancelled
+from .failure import failed
 
 Scores = dict[str, float]
 

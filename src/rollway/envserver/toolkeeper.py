@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import Context
 from typing import Any
@@ -31,7 +31,7 @@ class _Held:
             async with self.toolset:
                 self._opened.set_result(None)
                 await self._close.wait()
-        except Exception as error:
+        except Exception as error:  # of user code
             if self._opened.done():
                 raise
             self._opened.set_exception(error)
@@ -42,11 +42,7 @@ class _Held:
 
     async def close(self) -> None:
         self._close.set()
-        try:
-            async with asyncio.timeout(CLOSE_DEADLINE_S):
-                await self._task
-        except TimeoutError:
-            log.warning("%s did not close within %g s", type(self.toolset).__name__, CLOSE_DEADLINE_S)
+        await _within_deadline(self.toolset, self._task)
 
 
 class ToolKeeper:
@@ -84,7 +80,7 @@ class ToolKeeper:
         try:
             try:
                 await held.opened()
-            except Exception:
+            except Exception:  # of user code
                 if self._held.get(key) is held:
                     del self._held[key]  # the next rollout tries anew
                 raise
@@ -99,9 +95,11 @@ class ToolKeeper:
         return self
 
     async def __aexit__(self, *_: Any) -> None:
+        """One that cannot be closed keeps none of the others open."""
         held, self._held = list(self._held.values()), {}
-        for one in held:
-            await one.close()
+        async with AsyncExitStack() as stack:
+            for one in held:
+                stack.push_async_callback(one.close)
 
 
 @asynccontextmanager
@@ -111,8 +109,14 @@ async def _bounded(toolset: Toolset) -> AsyncIterator[Toolset]:
     try:
         yield live
     finally:
-        try:
-            async with asyncio.timeout(CLOSE_DEADLINE_S):
-                await toolset.__aexit__(None, None, None)
-        except TimeoutError:
-            log.warning("%s did not close within %g s", type(toolset).__name__, CLOSE_DEADLINE_S)
+        await _within_deadline(toolset, toolset.__aexit__(None, None, None))
+
+
+async def _within_deadline(toolset: Toolset, closing: Awaitable[None]) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_DEADLINE_S) as deadline:
+            await closing
+    except TimeoutError:
+        if not deadline.expired():
+            raise  # its own
+        log.warning("%s did not close within %g s", type(toolset).__name__, CLOSE_DEADLINE_S)

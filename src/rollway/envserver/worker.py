@@ -4,33 +4,26 @@ import asyncio
 import faulthandler
 import logging
 import socket
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
-from pathlib import Path
+from contextlib import AsyncExitStack
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-from ..config.parts import RouterPart, WorkerPart
-from ..config.sections import FiltersConfig
-from ..envs.environment import Environment, needs_whole_groups
-from ..envs.source import EnvSpec, load_shared, take_tasks
+from ..config.parts import WorkerPart
+from ..envs.environment import needs_whole_groups
+from ..envs.source import EnvSpec, take_tasks
 from ..envs.strays import keep_track
 from ..errors import LaneError, ProtocolError
 from ..loop.board import Board, owned_by
 from ..loop.lanes import ProcessLane
-from ..loop.memory import bounded
 from ..loop.part import Parent, run_part
-from ..loop.run import Watch
 from ..loop.seldom import is_news
 from ..loop.turns import Turns
-from ..payload.frames import FrameStore
 from ..payload.store import PayloadStore
-from ..payload.writer import SegmentWriter
 from ..records.ids import RolloutId, WorkerName
 from ..records.lag import ProcessStats
 from ..records.rollout import Cancelled, Failed, Outcome, Scored, Settled
-from ..trace.detect import Signs
 from ..wire.messages import (
     Cancel,
     Drain,
@@ -50,13 +43,12 @@ from ..wire.messages import (
     unread_runs,
 )
 from .core.keys import serial_of
+from .equipment import Prepared, open_runner, open_store, prepare
+from .failurelog import FailureLog
 from .group import GroupRun
-from .plain import PlainCode
-from .policy import Policy, Speech, load_speech, open_policy
-from .pulse import FailureLog, Pulse
+from .policy import Policy, open_policy
+from .pulse import Pulse
 from .rollout import RolloutRunner
-from .scoring import Scoring
-from .toolkeeper import ToolKeeper
 from .track import Track, progress
 
 log = logging.getLogger(__name__)
@@ -94,7 +86,7 @@ class Worker:
         """For tasks, and not answered yet."""
         self._is_draining = False
         self._finished = asyncio.Event()
-        self._failures = FailureLog(spec.id)
+        self._failures = FailureLog()
         self._pulse = Pulse(name)
         self._num_unread = 0
 
@@ -197,7 +189,8 @@ class Worker:
 
     async def _settle(self, run: Run, outcome: Outcome) -> None:
         if isinstance(outcome, Failed):
-            self._failures.add(run, outcome)
+            whose = f"environment '{self._spec.id}', task '{run.task.id}', attempt {run.attempt}"
+            self._failures.add(run.rollout_id, outcome, whose)
         settled = encode(Settled(run.rollout_id, run.attempt, self._name, outcome))
         frame = self._store.frame_of(outcome.ref) if isinstance(outcome, Scored) else None
         if frame is None:
@@ -234,21 +227,6 @@ class Worker:
         await self._wire.send(encode(message))
 
 
-class Prepared(msgspec.Struct, frozen=True):
-    """What takes long to load, loaded: the environment, and how the model's tokens are spoken."""
-
-    part: WorkerPart
-    spec: EnvSpec
-    env: Environment
-    speech: Speech | None
-
-
-def prepare(part: WorkerPart) -> Prepared:
-    config = part.server.env
-    spec = EnvSpec(config.id, msgspec.json.encode(config.args), part.server.seed)
-    return Prepared(part, spec, spec.build(), load_speech(part.server))
-
-
 async def worker(prepared: Prepared, parent: Parent) -> None:
     """Open what rollouts need, say Hello, serve until the router is gone."""
     part, server = prepared.part, prepared.part.server
@@ -279,53 +257,6 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
         await _until_finished(me, parent)
 
 
-async def open_runner(
-    prepared: Prepared, watch: Watch, policy: Policy, store: PayloadStore, stack: AsyncExitStack
-) -> RolloutRunner:
-    """The lanes for user code, and what runs rollouts with them."""
-    name, spec, config = prepared.part.name, prepared.spec, prepared.part.server.env
-    waiting = 4 * config.concurrency
-    score_lane = await stack.enter_async_context(
-        ProcessLane(
-            f"{name}.score", config.scoring_processes, what="reward", watch=watch,
-            warm=(bounded, config.scoring_memory_mb, "env.scoring_memory_mb", load_shared, spec),
-            max_waiting=config.concurrency,
-        )
-    )  # fmt: skip
-    plain_lane = await stack.enter_async_context(
-        ProcessLane(f"{name}.plain", config.plain_processes, what="plain code", max_waiting=waiting)
-    )
-    return RolloutRunner(
-        config,
-        prepared.env,
-        policy,
-        PlainCode(spec, plain_lane, config.rollout_deadline_s),
-        Scoring(config, spec, prepared.env, score_lane),
-        await stack.enter_async_context(ToolKeeper()),
-        store,
-        signs_of(prepared.part.server.filters),
-    )
-
-
-def signs_of(filters: FiltersConfig) -> Signs:
-    return Signs(
-        rare_from=filters.gibberish_rare_from,
-        unlikely_below=filters.gibberish_logprob,
-        run_length=filters.repetition_tokens,
-        certain_above=filters.repetition_probability,
-    )
-
-
-def open_store(server: RouterPart, name: WorkerName) -> AbstractContextManager[PayloadStore]:
-    """Where this worker's payload goes."""
-    wants = server.payload
-    if wants.store == "frames":
-        return nullcontext(FrameStore(wants.frames_mb << 20))
-    folder = Path(server.payload_dir)
-    mine = f"r{server.generation}.{name}" if server.generation else name
-    return SegmentWriter(folder, mine, wants.segment_mb << 20, wants.durability)
-
-
 def show_who_runs(board_fd: int, parent: Parent) -> None:
     """From now on the router sees, even after this process has died, whose code was running."""
     board = Board(board_fd)
@@ -336,15 +267,10 @@ def show_who_runs(board_fd: int, parent: Parent) -> None:
 async def _until_finished(me: Worker, parent: Parent) -> None:
     """Drained, or the parent is gone."""
     async with asyncio.TaskGroup() as tasks:
-        serving, gone = tasks.create_task(me.serve()), tasks.create_task(_gone(parent))
+        serving, gone = tasks.create_task(me.serve()), tasks.create_task(parent.gone())
         await asyncio.wait([serving, gone], return_when=asyncio.FIRST_COMPLETED)
         serving.cancel()
         gone.cancel()
-
-
-async def _gone(parent: Parent) -> None:
-    while await parent.told() is not None:
-        pass
 
 
 def main(name: str, sock: socket.socket) -> None:

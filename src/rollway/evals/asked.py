@@ -5,8 +5,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from ..records.task import Split
 from ..records.turn import Sampling
-from ..wire.messages import Split
 
 OPTIONS = {
     "num_tasks": "-n", "num_rollouts": "-r", "model": "-m", "base_url": "--base-url",

@@ -1,6 +1,5 @@
 """An evaluation's folder: what was asked, what came of it, and how to go on."""
 
-import fcntl
 import os
 import re
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import msgspec
 
 from ..config.plan import env_name
 from ..errors import RunDirError
+from ..rundir.lock import only_one
 from ..rundir.rundir import write_whole
 from .asked import Asked, differences
 from .result import Key, Result
@@ -35,18 +35,11 @@ class EvalFolder:
         self._check(asked, resume=resume)
         for folder in (self.logs, self.payload):
             folder.mkdir(parents=True, exist_ok=True)
-        held = os.open(self.logs, os.O_RDONLY)
-        try:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunDirError(f"another process evaluates in {self.path}") from None
+        with only_one(self.logs, f"evaluates in {self.path}"):
             self.drop_payload()
             if not resume:
                 write_whole(self.asked, msgspec.json.format(msgspec.json.encode(asked)) + b"\n")
             yield read_results(self.results)
-        finally:
-            os.close(held)
 
     def _check(self, asked: Asked, *, resume: bool) -> None:
         if not resume:

@@ -4,12 +4,12 @@ import asyncio
 import time
 from collections import Counter
 
-from ..loop.culprits import Culprits
 from ..loop.lag import merge
 from ..loop.part import STATS_EVERY_S
 from ..loop.run import Watch
 from ..loop.seldom import is_news
-from ..observe.console import Screen, late_line, stall_line
+from ..observe.complaints import Complaints
+from ..observe.console import Screen
 from ..records.lag import LagStats, ProcessStats
 from .asked import Asked
 from .result import Key, Result
@@ -35,7 +35,7 @@ class EvalProgress:
         self._num_turns = 0
         self._lags_now: dict[str, LagStats] = {}
         self._lags: dict[str, LagStats] = {}
-        self._culprits: dict[str, Culprits] = {}
+        self._complaints = Complaints(screen)
 
     @property
     def num_done(self) -> int:
@@ -78,14 +78,8 @@ class EvalProgress:
     def on_stats(self, stats: ProcessStats) -> None:
         name = stats.process
         self._lags_now[name] = stats.lag
-        old = self._lags.get(name)
-        self._lags[name] = merge(old, stats.lag) if old else stats.lag
-        for stall in stats.stalls:
-            total = self._culprits.setdefault(name, Culprits()).add(stall)
-            if is_news(total.count - stall.count, total.count):
-                self._screen.line(stall_line(name, total))
-        if stats.late is not None:
-            self._screen.line(late_line(name, stats.late))
+        self._lags[name] = merge(self._lags.get(name, LagStats()), stats.lag)
+        self._complaints.hear(stats)
 
     def status(self) -> str:
         if self._start_s is None:

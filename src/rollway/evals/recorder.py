@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from ..errors import PayloadError, RunDirError
-from ..loop.lanes import thread, thread_to_the_end
+from ..loop.lanes import thread_to_the_end
+from ..payload.keeper import SegmentKeeper
 from ..payload.reader import SegmentReader
-from ..payload.release import LiveRefs
 from ..records.payload import PayloadRef
 from .folder import EvalFolder
 from .result import Line, Result
@@ -34,7 +34,7 @@ class Recorder:
         self._path = folder.results
         self._file = file
         self._segments = SegmentReader(folder.payload)
-        self._live = LiveRefs()
+        self._keeper = SegmentKeeper(self._segments)
         self._queue: asyncio.Queue[Entry | None] = asyncio.Queue(MAX_QUEUED)
         self._failed: RunDirError | None = None
 
@@ -42,8 +42,8 @@ class Recorder:
         """Queue a result; waits when the disk is far behind."""
         if self._failed is not None:
             raise self._failed
-        if ref is not None and self._live.hold(ref):
-            await self._sweep()
+        if ref is not None:
+            await self._keeper.hold(ref)
         await self._queue.put(Entry(result, ref))
 
     async def write_all(self) -> None:
@@ -61,7 +61,7 @@ class Recorder:
                 self._failed = RunDirError(f"cannot write to {self._path}: {error}")
                 self._let_go()
                 raise self._failed from None
-            await self._release(batch)
+            await self._keeper.release(one.ref for one in batch if one.ref is not None)
 
     def _let_go(self) -> None:
         """Nothing is written any more: who waits for room need not."""
@@ -78,16 +78,6 @@ class Recorder:
         if one.ref is not None:
             said = Raw(self._segments.open(one.ref)["transcript"].tobytes())
         return msgspec.json.encode(one.result)[:-1] + b"," + msgspec.json.encode(Line(said))[1:] + b"\n"
-
-    async def _release(self, batch: list[Entry]) -> None:
-        for one in batch:
-            if one.ref is not None and self._live.release(one.ref):
-                await thread(self._segments.remove, one.ref.segment)
-
-    async def _sweep(self) -> None:
-        """A worker has begun a new segment: remove what that closed and nobody uses."""
-        for segment in self._live.unused(await thread(self._segments.segments)):
-            await thread(self._segments.remove, segment)
 
     async def stop(self) -> None:
         await self._queue.put(None)

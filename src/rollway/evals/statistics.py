@@ -7,11 +7,12 @@ means; with fewer than two tasks there is none. Rollouts that failed are counted
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from math import comb, sqrt
+from math import sqrt
 from statistics import fmean, variance
 
 from msgspec import Struct
 
+from ..observe.passing import pass_at, powers_of_two
 from .result import Result
 
 
@@ -45,12 +46,6 @@ class Summary(Struct, frozen=True):
         return sum(self.errors.values())
 
 
-def pass_at(k: int, num_samples: int, num_passed: int) -> float:
-    """The chance that one of k samples passes, if they are drawn from these without putting back: of
-    pass@k the estimate without bias."""
-    return 1 - comb(num_samples - num_passed, k) / comb(num_samples, k)
-
-
 def estimate(samples: Iterable[Sequence[float]]) -> Estimate | None:
     """The mean over tasks, given the samples of each; None if there are none at all."""
     means = [fmean(one) for one in samples if one]
@@ -80,10 +75,6 @@ def summarise(results: Iterable[Result], passing_reward: float, num_rollouts: in
         tokens=_mean([one.num_tokens for one in scored]),
         errors=dict(Counter(one.error.boundary for one in settled if one.error).most_common()),
     )
-
-
-def powers_of_two(limit: int) -> list[int]:
-    return [1 << n for n in range(limit.bit_length()) if 1 << n <= limit]
 
 
 def _passes(

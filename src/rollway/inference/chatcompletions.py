@@ -5,7 +5,6 @@ import random
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -94,7 +93,9 @@ class ChatClient:
     """One model at one endpoint. `url` is its base: `https://host/v1`; a bare host means `/v1`."""
 
     def __init__(self, url: str, model: str, key: str = "", *, deadline_s: float = 120.0) -> None:
-        self.url = url.rstrip("/") if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1"
+        host, _, path = url.partition("://")[2].partition("/")
+        is_bare = host and not path.strip("/")
+        self.url = f"{url.rstrip('/')}/v1" if is_bare else url.rstrip("/")
         self.model = model
         self._deadline_s = deadline_s
         self._unknown: set[str] = set()

@@ -12,8 +12,9 @@ MIN_BYTES = 256 << 10
 """Fewer are read and forgotten: that is less work than to set this up."""
 MAX_BYTES = 4 << 20
 """What one call throws away."""
-WAKE_BYTES = 512 << 10
-"""How much should have arrived before the loop is woken."""
+WAKE_SHARE = 5
+"""The loop is woken when one part in so many of the socket's buffer has arrived: less than what its
+window holds when it is empty. A peer sends no more than that, and both would wait for ever."""
 
 
 class Discard:
@@ -28,10 +29,15 @@ class Discard:
         self._sock = socket.fromfd(sock.fileno(), sock.family, sock.type)
         self._asked = self._left = num_bytes
         self._on_end = on_end
-        self._wake_at(WAKE_BYTES)
+        room = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        self._wake_bytes = max(1, room // WAKE_SHARE)
+        self._wake_at(min(num_bytes, self._wake_bytes))
         self._loop.add_reader(self._sock, self._throw)
+        self._loop.call_soon(self._throw)  # what is there already may have closed the window
 
     def _throw(self) -> None:
+        if self._sock.fileno() < 0:
+            return
         try:
             thrown = self._sock.recv_into(_NOWHERE, min(self._left, MAX_BYTES), socket.MSG_TRUNC)
         except (BlockingIOError, InterruptedError):
@@ -42,7 +48,7 @@ class Discard:
         if not thrown or not self._left:
             self.close()
             self._on_end(self._asked - self._left)
-        elif self._left < WAKE_BYTES:
+        elif self._left < self._wake_bytes:
             self._wake_at(self._left)
 
     def _wake_at(self, num_bytes: int) -> None:

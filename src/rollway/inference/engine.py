@@ -12,8 +12,9 @@ from ..records.turn import Routes, Sampling, Turn
 from .binary import SAFETENSORS, decode_reply
 from .body import BodyCutter, Spool
 from .columns import Columns
+from .connection import Connection
 from .dialects.dialect import Dialect
-from .http import Connection, Reply
+from .http import Reply
 from .link import Link, dialect_of, open_link
 from .longreply import LongReplies
 from .prompt import Prompt

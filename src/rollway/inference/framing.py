@@ -70,7 +70,7 @@ def parse_head(text: bytes) -> Head:
     status_line, *lines = text.decode("latin-1").split("\r\n")
     version, _, rest = status_line.partition(" ")
     code = rest[:3]
-    if not version.startswith("HTTP/1.") or not code.isdigit():
+    if not version.startswith("HTTP/1.") or not (code.isascii() and code.isdigit()):
         raise HttpError(f"not an HTTP reply: {status_line[:80]!r}")
     headers = {}
     for line in lines:

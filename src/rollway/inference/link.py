@@ -7,12 +7,13 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from ..errors import EngineAway, EngineError, EngineLate
+from .connection import Connection
 from .dialects.dialect import Call, Dialect, problem
 from .dialects.sglang import Sglang
 from .dialects.vllm import Vllm
 from .endpoint import Served, headers, pick, read_all, served_models
 from .framing import HttpAway, HttpError
-from .http import Connection, HttpClient, Reply, Vouch
+from .http import HttpClient, Reply, Vouch
 from .retry import AWAY
 from .routes import RouteShape
 

@@ -11,21 +11,26 @@ from ..records.ids import PolicyVersion, Step
 from ..records.payload import PayloadRef
 from ..records.restored import Restored
 from ..rundir.rundir import RunDir
-from ..transport.filesystem import read_manifest
+from ..transport.filesystem import read_manifest, read_stable
 from .run import StartPoint
+from .unreported import report_the_rest
 
 
 def resume_point(config: RunConfig, run: RunDir) -> StartPoint:
     """From the last version that was published, with the optimizer that made it.
 
     What is half-written is removed: weights, batches that lost payload, payload nobody will read.
+    A step that was trained and not reported is reported now.
     """
     published = run.last_published()
-    weights = run.weights_of(published) if published else Path(config.model.path).resolve()
+    weights = _weights(run, published) if published else Path(config.model.path).resolve()
     if not weights.exists():
-        raise RunDirError(f"{run.path} cannot go on: the weights of step {published} are gone")
+        raise RunDirError(
+            f"{run.path} cannot go on: the weights of step {published} are gone from {weights}"
+        )
     last = Step(published)
     run.forget_unpublished(last)
+    report_the_rest(run, last)
     reader = SegmentReader(run.payload)
     shipped = _shipped_after(run, last)
     trained = _last_trained(run, last)
@@ -35,6 +40,7 @@ def resume_point(config: RunConfig, run: RunDir) -> StartPoint:
     for manifest in shipped:
         if manifest.step not in kept:
             run.forget_batch(manifest.step)
+    run.forget_evals(-1 if restored.evaluated is None else restored.evaluated)
     _remove_unused(reader, restored)
     return StartPoint(
         first_step=Step(last + 1),
@@ -43,6 +49,12 @@ def resume_point(config: RunConfig, run: RunDir) -> StartPoint:
         restored=restored,
         generation=run.next_generation(),
     )
+
+
+def _weights(run: RunDir, version: PolicyVersion) -> Path:
+    """Where a version lies: in the run directory, or where a trainer of the user's wrote it."""
+    ours = run.weights_of(version)
+    return ours if (ours / "config.json").exists() else Path(read_stable(run, version).path)
 
 
 def _optimizer(run: RunDir, published: PolicyVersion) -> str:

@@ -1,11 +1,13 @@
 """A whole run on this machine: engine, env servers, trainer, orchestrator."""
 
+from contextlib import suppress
 from functools import partial
 
 import msgspec
 from msgspec import Struct
 
 from ..config.parts import (
+    Address,
     EnginePart,
     EnvAddress,
     OrchestratorPart,
@@ -15,6 +17,7 @@ from ..config.parts import (
 from ..config.plan import Plan, env_name
 from ..config.sections import RunConfig
 from ..loop.lanes import thread
+from ..loop.part import Part
 from ..records.ids import Step
 from ..records.restored import Restored
 from ..records.turn import Sampling
@@ -44,12 +47,15 @@ async def run_all(
 ) -> None:  # fmt: skip
     """Start everything, wait for the last step, end everything."""
     async with started_parts(run.logs, watch.on_stats, watch.on_said, watch.say) as parts:
-        watch.say(f"Starting: trainer, engine, {plan.num_workers} env workers, orchestrator")
-        urls, engine = config.engine.urls, None
+        ours = () if config.trainer.external else ("trainer",)
+        starting = ", ".join((*ours, "engine", f"{plan.num_workers} env workers", "orchestrator"))
+        watch.say(f"Starting: {starting}")
+        urls, engine, trainer = config.engine.urls, None, None
         if not urls:
             again = partial(thread, newest_engine_part, config, run, start)
             engine = await start_engine(parts, engine_part(config, start), again)
-        trainer = await parts.start("trainer", TRAINER, trainer_part(config, run, start))
+        if not config.trainer.external:
+            trainer = await parts.start("trainer", TRAINER, trainer_part(config, run, start))
         if engine is not None:
             urls = (await engine.ready(),)
         watch.say(f"Engine at {', '.join(urls)}; logs of all processes in {run.logs}")
@@ -62,16 +68,28 @@ async def run_all(
         }
         addresses = {env.id: env.address for env in config.env}
         addresses |= {id: await router.ready() for id, router in routers.items()}
-        await trainer.ready()
+        if trainer is not None:
+            await trainer.ready()
         part = orchestrator_part(config, plan, run, start, urls, addresses)
         orchestrator = await parts.start("orchestrator", ORCHESTRATOR, part)
         watch.relay_to(orchestrator)
+        await introduce(trainer, await orchestrator.ready(), run, watch)
         await parts.ended(orchestrator)
+
+
+async def introduce(trainer: Part | None, address: str, run: RunDir, watch: RunWatch) -> None:
+    """Tell the trainer where batches are; the user, if the trainer is theirs."""
+    if trainer is None:
+        watch.say(f"Waiting for your trainer: open_batches('{address or run.path}')")
+        return
+    with suppress(ConnectionError):  # it died first: whoever listens to it hears how
+        await trainer.tell(Address(address))
 
 
 def trainer_part(config: RunConfig, run: RunDir, start: StartPoint) -> TrainerPart:
     return TrainerPart(
         trainer=config.trainer,
+        transport=config.transport,
         weights=start.weights,
         optimizer=start.optimizer,
         first_step=start.first_step,
@@ -88,9 +106,14 @@ def engine_part(config: RunConfig, start: StartPoint) -> EnginePart:
         engine=config.engine,
         weights=start.weights,
         version=start.first_step - 1,
-        seed=config.seed,
+        seed=engine_seed(config.seed, start.generation, start.first_step - 1),
         watch=config.watch,
     )
+
+
+def engine_seed(seed: int, generation: int, version: int) -> int:
+    """Each time an engine starts it draws anew: the same numbers once more would not average out."""
+    return seed + 7919 * (generation + 1000 * version)
 
 
 def newest_engine_part(config: RunConfig, run: RunDir, start: StartPoint) -> EnginePart:
@@ -98,8 +121,12 @@ def newest_engine_part(config: RunConfig, run: RunDir, start: StartPoint) -> Eng
     published = run.last_published()
     if published < start.first_step:
         return engine_part(config, start)
-    newest = str(run.weights_of(published))
-    return msgspec.structs.replace(engine_part(config, start), weights=newest, version=published)
+    return msgspec.structs.replace(
+        engine_part(config, start),
+        weights=str(run.weights_of(published)),
+        version=published,
+        seed=engine_seed(config.seed, start.generation, published),
+    )
 
 
 def router_part(
@@ -142,6 +169,8 @@ def orchestrator_part(
         weights=start.weights,
         must_push=bool(config.engine.urls) and start.first_step > 1,
         micro_batch_tokens=config.trainer.micro_batch_tokens,
+        transport=config.transport,
+        ranks=config.trainer.ranks,
         payload=config.payload,
         max_outstanding=plan.max_outstanding,
         max_steps=config.max_steps,
@@ -151,4 +180,7 @@ def orchestrator_part(
         run_dir=str(run.path),
         watch=config.watch,
         filters=config.filters,
+        retries=config.retries,
+        difficulty=config.difficulty,
+        eval=config.eval,
     )

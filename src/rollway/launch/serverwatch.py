@@ -2,9 +2,8 @@
 
 import asyncio
 
-from ..loop.culprits import Culprits
-from ..loop.seldom import is_news
-from ..observe.console import Screen, lag_line, late_line, stall_line
+from ..observe.complaints import Complaints
+from ..observe.console import Screen, lag_line
 from ..records.lag import ProcessStats
 
 STATUS_EVERY_S = 10.0
@@ -17,17 +16,11 @@ class ServerWatch:
         self._screen = screen
         self._num_workers = num_workers
         self._now: dict[str, ProcessStats] = {}
-        self._culprits: dict[str, Culprits] = {}
+        self._complaints = Complaints(screen)
 
     def on_stats(self, stats: ProcessStats) -> None:
-        name = stats.process
-        self._now[name] = stats
-        if stats.late is not None:
-            self._screen.line(late_line(name, stats.late))
-        for stall in stats.stalls:
-            total = self._culprits.setdefault(name, Culprits()).add(stall)
-            if is_news(total.count - stall.count, total.count):
-                self._screen.line(stall_line(name, total))
+        self._now[stats.process] = stats
+        self._complaints.hear(stats)
 
     async def tell(self, every_s: float) -> None:
         """One line every so often, for ever; processes that said nothing since are not in it."""

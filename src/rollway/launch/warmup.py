@@ -6,6 +6,7 @@ from ..config.parts import WarmupPart
 from ..config.sections import RunConfig
 from ..errors import ModelError, PartDied
 from ..loop import child
+from ..loop.part import last_words_in
 from ..observe.console import Screen
 from ..rundir.rundir import RunDir
 from ..trainer.recipe import Said, WarmupEnded, WarmupProgress
@@ -34,7 +35,7 @@ async def build_model(part: WarmupPart, run: RunDir, screen: Screen) -> None:
     )
     log = run.logs / "warmup.log"
     async with child.start("warmup", "rollway.trainer.warmup:main", log=log) as process:
-        await process.pipe.send(msgspec.msgpack.encode(part))
+        await process.begin_with(msgspec.msgpack.encode(part))
         while (frame := await process.pipe.receive()) is not None:
             match _said.decode(frame):
                 case WarmupProgress(step=step, loss=loss, solve_rate=solved):
@@ -46,5 +47,4 @@ async def build_model(part: WarmupPart, run: RunDir, screen: Screen) -> None:
                     if error:
                         raise ModelError(error)
                     return
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
-        raise PartDied(f"the warm-up died; last lines of {log}:\n{tail}")
+        raise PartDied(f"the warm-up died{last_words_in(log)}")

@@ -1,16 +1,16 @@
 """What the launcher hears from a run's processes, and what it shows of it."""
 
 import asyncio
+from collections.abc import Callable
 
-from ..loop.culprits import Culprits
 from ..loop.lag import merge
 from ..loop.part import STATS_EVERY_S, Part
 from ..loop.run import Watch
-from ..loop.seldom import is_news
-from ..observe.console import Screen, lag_line, late_line, stall_line, status_line, step_line
+from ..observe.complaints import Complaints
+from ..observe.console import Screen, eval_line, lag_line, stall_line, status_line, step_line
 from ..observe.prometheus import Exporter
-from ..observe.report import Notice, Progress, StepDone, decode_report
-from ..records.lag import LagStats, ProcessStats, Stall
+from ..observe.report import EvalDone, Notice, Progress, StepDone, decode_report
+from ..records.lag import LagStats, ProcessStats
 
 NO_WIRE = ("launcher", "engine", "trainer")
 """Processes that the orchestrator hears of through the launcher only."""
@@ -25,12 +25,14 @@ class RunWatch:
         self._max_steps = max_steps
         self._now: dict[str, LagStats] = {}
         self._whole_run: dict[str, LagStats] = {}
-        self._culprits: dict[str, Culprits] = {}
+        self._complaints = Complaints(screen)
         self._rewards: list[float] = []
         self._orchestrator: Part | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.exporter = Exporter()
         self.last_step = 0
+        self.on_step: Callable[[], None] = lambda: None
+        """Called when a step is in `metrics.jsonl`."""
 
     def relay_to(self, orchestrator: Part) -> None:
         """The orchestrator writes metrics, so it hears of processes it has no wire to."""
@@ -48,23 +50,13 @@ class RunWatch:
     def on_stats(self, stats: ProcessStats) -> None:
         name = stats.process
         self._now[name] = stats.lag
-        old = self._whole_run.get(name)
-        self._whole_run[name] = merge(old, stats.lag) if old else stats.lag
+        self._whole_run[name] = merge(self._whole_run.get(name, LagStats()), stats.lag)
         self.exporter.on_stats(stats)
-        for stall in stats.stalls:
-            self._on_stall(name, stall)
-        if stats.late is not None:
-            self._screen.line(late_line(name, stats.late))
+        self._complaints.hear(stats)
         if self._orchestrator is not None and name in NO_WIRE:
             task = asyncio.ensure_future(_relay(self._orchestrator, stats))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-
-    def _on_stall(self, process: str, stall: Stall) -> None:
-        """Said when it happens; a culprit that does it again and again, ever more seldom."""
-        total = self._culprits.setdefault(process, Culprits()).add(stall)
-        if is_news(total.count - stall.count, total.count):
-            self._screen.line(stall_line(process, total))
 
     def on_said(self, body: bytes) -> None:
         match decode_report(body):
@@ -72,7 +64,11 @@ class RunWatch:
                 self.last_step = done.step
                 self._rewards.append(done.metrics.get("reward/all/mean", 0.0))
                 self.exporter.on_step(done)
+                self.on_step()
                 self._screen.line(step_line(done, self._max_steps))
+            case EvalDone() as done:
+                self.exporter.on_eval(done)
+                self._screen.line(eval_line(done))
             case Progress() as progress:
                 self.exporter.on_progress(progress)
                 self._screen.status(status_line(progress, self._max_steps, self._now))
@@ -94,8 +90,7 @@ class RunWatch:
 
     def _worst(self) -> list[str]:
         """Who held what longest, over the whole run."""
-        all_of = [(name, one) for name, sums in self._culprits.items() for one in sums.seen()]
-        worst = sorted(all_of, key=lambda one: -one[1].total_s)
+        worst = self._complaints.worst()
         lines = [f"Whole run, {stall_line(name, one)}" for name, one in worst[:MAX_CULPRITS]]
         rest = len(worst) - MAX_CULPRITS
         return [*lines, f"… and {rest} more places, in metrics.jsonl"] if rest > 0 else lines
@@ -103,6 +98,6 @@ class RunWatch:
 
 async def _relay(orchestrator: Part, stats: ProcessStats) -> None:
     try:
-        await orchestrator.tell(stats)
+        await orchestrator.mention(stats)
     except ConnectionError:
         return  # it is ending; its own listener says so

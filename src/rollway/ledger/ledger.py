@@ -3,18 +3,19 @@
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from ..errors import RunDirError
 from ..loop.lanes import thread, thread_to_the_end
 from ..records.group import Fate
 from ..records.ids import GroupId, PolicyVersion, RolloutId, Step
 from ..records.rollout import Cancelled, Failed, Scored, Settled
-from ..records.task import Task
+from ..records.task import Pool, Split, Task
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
@@ -23,7 +24,7 @@ CREATE TABLE IF NOT EXISTS groups (
     task BLOB NOT NULL,        -- msgpack: what a restart gives to rollouts that it runs again
     version INTEGER NOT NULL,
     position INTEGER NOT NULL, -- of the environment's next task, after this one
-    fate TEXT                  -- NULL while it is open or waits to be shipped
+    fate TEXT                  -- NULL while it is open or waits to be shipped; eval: never trains
 );
 CREATE TABLE IF NOT EXISTS rollouts (
     rollout_id TEXT PRIMARY KEY,
@@ -47,10 +48,25 @@ CREATE TABLE IF NOT EXISTS rollouts (
     step INTEGER               -- the step it trained in
 );
 CREATE INDEX IF NOT EXISTS rollouts_by_group ON rollouts (group_id);
+CREATE TABLE IF NOT EXISTS pools (
+    env TEXT NOT NULL,
+    task_id TEXT NOT NULL,
+    pool TEXT NOT NULL,        -- easy, hard; a task that is in neither has no line
+    task BLOB NOT NULL,
+    PRIMARY KEY (env, task_id)
+);
+CREATE TABLE IF NOT EXISTS evals (
+    version INTEGER PRIMARY KEY,
+    reported_s REAL NOT NULL
+);
 CREATE TABLE IF NOT EXISTS steps (
     step INTEGER PRIMARY KEY,
     shipped_s REAL NOT NULL,
     published_s REAL
+);
+CREATE TABLE IF NOT EXISTS reports (
+    step INTEGER PRIMARY KEY,
+    metrics BLOB NOT NULL      -- msgpack: what its batch says, for whoever reports the step
 );
 """
 TRAINED = (
@@ -64,23 +80,44 @@ Statement = tuple[str, tuple[Any, ...]]
 class Ledger:
     """Write-behind: `write` queues a statement, one task commits what has gathered."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
         self._queue: asyncio.Queue[Statement | asyncio.Future[None] | None] = asyncio.Queue(MAX_QUEUED)
         self._failed: sqlite3.Error | None = None
 
     async def opened(
-        self, group_id: GroupId, env: str, task: Task, version: PolicyVersion, position: int
+        self,
+        group_id: GroupId,
+        env: str,
+        task: Task,
+        version: PolicyVersion,
+        position: int,
+        split: Split,
     ) -> None:
         """A group's rollouts are about to start, or some of them once more."""
         await self.write(
-            "INSERT OR REPLACE INTO groups (group_id, env, task, version, position) "
-            "VALUES (?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO groups (group_id, env, task, version, position, fate) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
             group_id, env, msgspec.msgpack.encode(task), version, position,
+            "eval" if split == "eval" else None,
         )  # fmt: skip
 
     async def closed(self, group_id: GroupId, fate: Fate) -> None:
         await self.write("UPDATE groups SET fate = ? WHERE group_id = ?", fate, group_id)
+
+    async def pooled(self, env: str, task: Task, pool: Pool | None) -> None:
+        """A task is in this pool from now on; None: in none."""
+        if pool is None:
+            await self.write("DELETE FROM pools WHERE env = ? AND task_id = ?", env, task.id)
+            return
+        await self.write(
+            "INSERT OR REPLACE INTO pools (env, task_id, pool, task) VALUES (?, ?, ?, ?)",
+            env, task.id, pool, msgspec.msgpack.encode(task),
+        )  # fmt: skip
+
+    async def evaluated(self, version: PolicyVersion) -> None:
+        """The evaluation of a version is over and told."""
+        await self.write("INSERT OR REPLACE INTO evals VALUES (?, ?)", version, time.time())
 
     async def dispatched(
         self, id: RolloutId, group_id: GroupId, env: str, task_id: str, version: PolicyVersion
@@ -110,8 +147,15 @@ class Ledger:
             msgspec.msgpack.encode(settled), settled.rollout_id,
         )  # fmt: skip
 
-    async def shipped(self, step: Step, trained: Iterable[RolloutId]) -> None:
-        """A batch went to the trainer."""
+    async def shipped(
+        self, step: Step, trained: Iterable[RolloutId], metrics: Mapping[str, float]
+    ) -> None:
+        """A batch went to the trainer; `metrics` are told of it once it is trained, if need be by a
+        restart."""
+        await self.write(
+            "INSERT OR REPLACE INTO reports (step, metrics) VALUES (?, ?)",
+            step, msgspec.msgpack.encode(metrics),
+        )  # fmt: skip
         await self.write(
             "INSERT OR REPLACE INTO steps (step, shipped_s) VALUES (?, ?)", step, time.time()
         )
@@ -139,8 +183,7 @@ class Ledger:
 
     async def _commit_all(self) -> None:
         """Commit in batches until told to stop, each batch in the thread lane."""
-        with closing(sqlite3.connect(self._path, check_same_thread=False)) as db:
-            await thread(_prepare, db)
+        with closing(self._db) as db:
             done = False
             while not done:
                 batch = [await self._queue.get()]
@@ -172,7 +215,7 @@ class Ledger:
 @asynccontextmanager
 async def open_ledger(path: Path) -> AsyncIterator[Ledger]:
     """The ledger of a run; leaving the block commits what is queued."""
-    ledger = Ledger(path)
+    ledger = Ledger(await thread(_opened, path))
     committing = asyncio.create_task(ledger._commit_all(), name="ledger")
     try:
         yield ledger
@@ -182,10 +225,23 @@ async def open_ledger(path: Path) -> AsyncIterator[Ledger]:
         await asyncio.shield(committing)
 
 
-def _prepare(db: sqlite3.Connection) -> None:
-    db.execute("PRAGMA journal_mode=WAL")
-    db.execute("PRAGMA synchronous=NORMAL")
-    db.executescript(SCHEMA)
+def _opened(path: Path) -> sqlite3.Connection:
+    """The database with its tables; one that cannot be used is refused before anything is queued."""
+    db = None
+    try:
+        db = sqlite3.connect(path, check_same_thread=False)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.executescript(SCHEMA)
+    except sqlite3.Error as error:
+        if db is not None:
+            db.close()
+        raise unusable(path, error) from None
+    return db
+
+
+def unusable(path: Path, error: sqlite3.Error) -> RunDirError:
+    return RunDirError(f"the ledger {path} cannot be used: {error}; --clean starts over without it")
 
 
 def _commit(db: sqlite3.Connection, batch: list[Statement]) -> None:

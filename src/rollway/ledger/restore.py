@@ -11,14 +11,20 @@ import msgspec
 
 from ..records.batch import BatchManifest
 from ..records.group import ClosedGroup, Group, Member
-from ..records.ids import GroupId, RolloutId
+from ..records.ids import GroupId, RolloutId, Step
 from ..records.payload import PayloadRef
-from ..records.restored import Restored, RestoredBatch, RestoredGroup
+from ..records.restored import Restored, RestoredBatch, RestoredGroup, RestoredTask
 from ..records.rollout import Cancelled, Failed, Scored, Settled
 from ..records.task import Task
-from .ledger import SCHEMA, TRAINED
+from .ledger import SCHEMA, TRAINED, unusable
 
 PUBLISHED = "UPDATE steps SET published_s = coalesce(published_s, ?) WHERE step = ?"
+CURSORS = "SELECT env, position, max(group_id) FROM groups WHERE fate IS NOT 'eval' GROUP BY env"
+UNFINISHED_EVALS = (
+    "UPDATE rollouts SET outcome = 'cancelled', error = 'the run was interrupted' WHERE outcome IS NULL "
+    "AND group_id IN (SELECT group_id FROM groups WHERE fate = 'eval')"
+)
+"""An evaluation that was interrupted is made anew."""
 
 IsIntact = Callable[[PayloadRef], bool]
 """Whether the columns of a ref can still be read, and are what was written."""
@@ -35,6 +41,15 @@ def restore(
     """
     if not path.exists():
         return Restored()
+    try:
+        return _read(path, trained, shipped, is_intact)
+    except sqlite3.DatabaseError as error:
+        raise unusable(path, error) from None
+
+
+def _read(
+    path: Path, trained: Sequence[BatchManifest], shipped: Sequence[BatchManifest], is_intact: IsIntact
+) -> Restored:
     with closing(sqlite3.connect(path)) as db, db:
         db.executescript(SCHEMA)
         for manifest in trained:
@@ -44,7 +59,7 @@ def restore(
         groups = _groups(db, is_intact)
         batches: list[RestoredBatch] = []
         for manifest in shipped:
-            batch = _batch(manifest, groups)
+            batch = _batch(manifest, groups, _report(db, manifest.step))
             if batch is None:
                 break  # later ones were made of what came after
             _note(db, manifest)
@@ -52,11 +67,17 @@ def restore(
             for one in batch.closed:
                 del groups[one.group.id]
         _forget(db, {batch.manifest.step for batch in batches}, [one.step for one in shipped])
-        newest = db.execute("SELECT env, position, max(group_id) FROM groups GROUP BY env")
+        db.execute(UNFINISHED_EVALS)
+        newest = db.execute(CURSORS)
         cursors = {env: position for env, position, _ in newest}
         last = db.execute("SELECT max(group_id) FROM groups").fetchone()[0]
+        evaluated = db.execute("SELECT max(version) FROM evals").fetchone()[0]
+        pooled = tuple(
+            RestoredTask(env, msgspec.msgpack.decode(task, type=Task), pool)
+            for env, task, pool in db.execute("SELECT env, task, pool FROM pools ORDER BY rowid")
+        )
     next_group = GroupId(0 if last is None else last + 1)
-    return Restored(tuple(groups.values()), tuple(batches), cursors, next_group)
+    return Restored(tuple(groups.values()), tuple(batches), cursors, next_group, pooled, evaluated)
 
 
 def _note(db: sqlite3.Connection, manifest: BatchManifest) -> None:
@@ -99,7 +120,25 @@ def _is_usable(end: Settled, is_intact: IsIntact) -> bool:
     return isinstance(end.outcome, Failed)
 
 
-def _batch(manifest: BatchManifest, groups: dict[GroupId, RestoredGroup]) -> RestoredBatch | None:
+def reports(path: Path) -> dict[Step, dict[str, float]]:
+    """What the batches of a run said, by step."""
+    if not path.exists():
+        return {}
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(SCHEMA)
+        steps = db.execute("SELECT step FROM reports").fetchall()
+        return {Step(step): _report(db, step) for (step,) in steps}
+
+
+def _report(db: sqlite3.Connection, step: int) -> dict[str, float]:
+    """Empty if the run ended before it was written down."""
+    found = db.execute("SELECT metrics FROM reports WHERE step = ?", (step,)).fetchone()
+    return msgspec.msgpack.decode(found[0], type=dict[str, float]) if found else {}
+
+
+def _batch(
+    manifest: BatchManifest, groups: dict[GroupId, RestoredGroup], metrics: dict[str, float]
+) -> RestoredBatch | None:
     """The batch's groups as they closed; None if some of its payload is gone."""
     advantages = {row.rollout_id: row.advantage for row in manifest.rows}
     closed: list[ClosedGroup] = []
@@ -120,7 +159,8 @@ def _batch(manifest: BatchManifest, groups: dict[GroupId, RestoredGroup]) -> Res
                 tuple(one.rollout_id for one in members if one.rollout_id not in advantages),
             )
         )
-    return RestoredBatch(manifest, tuple(closed)) if found >= advantages.keys() else None
+    is_whole = found >= advantages.keys()
+    return RestoredBatch(manifest, tuple(closed), metrics) if is_whole else None
 
 
 def _others(
@@ -138,3 +178,4 @@ def _forget(db: sqlite3.Connection, kept: set[int], shipped: Sequence[int]) -> N
         if step not in kept:
             db.execute("UPDATE rollouts SET step = NULL WHERE step = ?", (step,))
             db.execute("DELETE FROM steps WHERE step = ?", (step,))
+            db.execute("DELETE FROM reports WHERE step = ?", (step,))

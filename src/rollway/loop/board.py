@@ -89,15 +89,12 @@ class Marked(Coroutine[Any, Any, Any]):
         words[_SINCE] = time.monotonic_ns()
         words[_OWNER] = self._owner
         try:
-            result = self._coro.send(value)
+            return self._coro.send(value)
         except (SystemExit, KeyboardInterrupt):
             words[_QUIT] = self._owner  # this ends the process, after others have had a step
             raise
-        except BaseException:
+        finally:
             words[_OWNER] = 0
-            raise
-        words[_OWNER] = 0
-        return result
 
     def throw(self, *error: Any) -> Any:
         words = self._words

@@ -19,6 +19,14 @@ GRACE_S = 5.0
 """How long a child may take to end by itself once its pipe is closed."""
 
 
+def signal_name(code: int) -> str:
+    """The signal that ended a process with this negative exit code; not every one has a name."""
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
 class Child:
     """A running child. Reading None from `pipe` means that it has closed its end."""
 
@@ -35,6 +43,11 @@ class Child:
     @property
     def has_ended(self) -> bool:
         return self._process.returncode is not None
+
+    async def begin_with(self, frame: bytes) -> None:
+        """The first thing it is told. One that has died already says so by its end, like any other."""
+        with suppress(ConnectionError):
+            await self.pipe.send(frame)
 
     async def wait(self) -> int:
         """The exit code, negative for a signal, once it has ended."""
@@ -75,9 +88,8 @@ async def start(
     """
     ours, theirs = socket.socketpair()
     with theirs, log.open("ab") if log else nullcontext() as output:
-        pipe = await AsyncPipe.open(
-            ours
-        )  # first: nothing may be awaited between the process and its `try`
+        # the pipe comes first: nothing may be awaited between the process and its `try`
+        pipe = await AsyncPipe.open(ours)
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "rollway.loop.child",
@@ -85,16 +97,14 @@ async def start(
                 stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
                 pass_fds=[theirs.fileno(), *pass_fds],
             )  # fmt: skip
-        except BaseException:
+        except (OSError, asyncio.CancelledError):
             await pipe.close()
             raise
     child = Child(name, process, pipe)
     try:
         yield child
-    except BaseException:
+    finally:
         await child.end(grace_s)
-        raise
-    await child.end(grace_s)
 
 
 def log_to(path: Path | None, name: str) -> None:

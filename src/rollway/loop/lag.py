@@ -11,6 +11,30 @@ from ..records.lag import LagStats
 FINEST_S = 10e-6
 GROWTH = 1.15
 """Each bucket is this much wider than the last, so a merged quantile is at most 15 % too high."""
+MAX_TICKS = 1_000
+"""Lags kept one by one before they are summed up."""
+
+
+class Window:
+    """The lags since they were last taken. A process in which nobody takes them does not grow."""
+
+    def __init__(self) -> None:
+        self._lags: list[float] = []
+        self._summed = LagStats()
+
+    def add(self, lag_s: float) -> None:
+        self._lags.append(lag_s)
+        if len(self._lags) >= MAX_TICKS:
+            self._sum_up()
+
+    def take(self) -> LagStats:
+        self._sum_up()
+        taken, self._summed = self._summed, LagStats()
+        return taken
+
+    def _sum_up(self) -> None:
+        self._summed = merge(self._summed, summarise(self._lags))
+        self._lags.clear()
 
 
 class LagMonitor:
@@ -19,7 +43,7 @@ class LagMonitor:
     def __init__(self, tick_s: float, on_tick: Callable[[], None] = lambda: None) -> None:
         self._tick_s = tick_s
         self._on_tick = on_tick
-        self._lags: list[float] = []
+        self._window = Window()
         self._handle: asyncio.TimerHandle | None = None
         self._due_s = 0.0
 
@@ -37,14 +61,13 @@ class LagMonitor:
         self._handle = loop.call_later(self._tick_s, self._tick, loop)
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._lags.append(max(0.0, time.monotonic() - self._due_s))
+        self._window.add(max(0.0, time.monotonic() - self._due_s))
         self._on_tick()
         self._schedule(loop)
 
     def take(self) -> LagStats:
         """The statistics since the last call."""
-        lags, self._lags = self._lags, []
-        return summarise(lags)
+        return self._window.take()
 
 
 def summarise(lags: list[float]) -> LagStats:

@@ -101,7 +101,7 @@ def _answer(frame: bytes) -> Answer:
         return Answer(True, function(*args))
     except MemoryError as error:
         return _out_of_memory(error)
-    except Exception as error:
+    except Exception as error:  # user code raises what it likes, and so does unpickling
         return raised(error)
 
 
@@ -117,7 +117,7 @@ def _out_of_memory(error: MemoryError) -> Answer:
 def _packed(answer: Answer) -> bytes:
     try:
         return pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception as error:
+    except Exception as error:  # pickling asks the user's objects
         return pickle.dumps(raised(error), protocol=pickle.HIGHEST_PROTOCOL)
 
 

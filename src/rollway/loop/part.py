@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -110,6 +110,11 @@ class Parent:
         """The next thing the parent says; None when it wants the part to end."""
         return await self._pipe.receive()
 
+    async def gone(self) -> None:
+        """Until the parent wants the part to end; for parts that it has nothing to say to."""
+        while await self.told() is not None:
+            pass
+
 
 def run_part(
     name: str,
@@ -153,7 +158,7 @@ async def _live(
         return True
     except asyncio.CancelledError:
         return True
-    except Exception as error:
+    except Exception as error:  # whatever it is, the parent is told before this process ends
         logging.getLogger(watch.name).exception("ended by an error")
         cause = first_cause(error)
         shown = str(cause) if isinstance(cause, RollwayError) else ""
@@ -191,7 +196,7 @@ def first_cause(error: BaseException) -> BaseException:
 
 def how_it_ended(code: int) -> str:
     """An exit code in words."""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+    return f"was killed by {child.signal_name(code)}" if code < 0 else f"exited with {code}"
 
 
 class Part:
@@ -214,6 +219,11 @@ class Part:
 
     async def tell(self, body: Struct) -> None:
         await self._process.pipe.send(encode(body))
+
+    async def mention(self, body: Struct) -> None:
+        """Tell it something that the next thing will replace: skipped while it does not read."""
+        if not self._process.pipe.is_congested:
+            await self._process.pipe.send(encode(body))
 
     async def listen(self, on_stats: Callable[[ProcessStats], None],
                      on_said: Callable[[bytes], None]) -> None:  # fmt: skip
@@ -240,11 +250,13 @@ class Part:
 
     def _post_mortem(self, code: int) -> str:
         how = how_it_ended(code)
-        lines = self._log.read_text(errors="replace").splitlines()[-LAST_LINES:] if self._log else []
-        tail = "".join(f"\n  | {line}" for line in lines)
-        return f"{self.name} (pid {self.pid}) {how}" + (
-            f"; last lines of {self._log}:{tail}" * bool(tail)
-        )
+        return f"{self.name} (pid {self.pid}) {how}" + (last_words_in(self._log) if self._log else "")
+
+
+def last_words_in(log: Path) -> str:
+    """What to add to the news of a death: the last lines of its log, if it has any."""
+    lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+    return f"; last lines of {log}:" + "".join(f"\n  | {line}" for line in lines) if lines else ""
 
 
 @asynccontextmanager
@@ -253,6 +265,5 @@ async def start_part(
 ) -> AsyncIterator[Part]:
     """Start a part and give it its config. Leaving the block ends it."""
     async with child.start(name, entry, log=log, pass_fds=pass_fds) as process:
-        with suppress(ConnectionError):  # it died first: whoever listens to it hears how
-            await process.pipe.send(encode(config))
+        await process.begin_with(encode(config))
         yield Part(process, log)

@@ -2,9 +2,8 @@
 
 import asyncio
 import pickle
-import signal
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from contextvars import Context
 from typing import Any
 
@@ -13,7 +12,8 @@ from msgspec import Struct
 from ..errors import LaneClosed, LaneCrashed, LaneRaised, LaneTimeout
 from ..records.lag import Stall
 from .callwatch import CallWatch
-from .child import Child, start
+from .cancelling import is_cancelled
+from .child import Child, signal_name, start
 from .laneserver import Answer, Question
 from .stackpipe import StackPipe
 
@@ -82,10 +82,10 @@ class Slot:
             try:
                 process = await asyncio.shield(started)
             except asyncio.CancelledError:
-                if _is_cancelled():
+                if is_cancelled():
                     raise
                 raise LaneClosed(f"{self._name} is closed") from None
-            except Exception:
+            except Exception:  # however it failed: the next caller tries anew
                 if self._started is started:
                     self._started = None
                 raise
@@ -154,12 +154,6 @@ async def _up(child: Child, written: StackPipe) -> None:
     raise LaneCrashed(f"{child.name} could not start: {await _how_it_ended(child)}")
 
 
-def _is_cancelled() -> bool:
-    """Whether this caller is being cancelled, rather than the start it waits for."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
 def _packed(call: Call) -> bytes:
     function, *args = call
     return pickle.dumps((function, args), protocol=pickle.HIGHEST_PROTOCOL)
@@ -205,18 +199,14 @@ async def _answer(child: Child, what: str, replier: Replier | None) -> Answer | 
 async def _how_it_ended(child: Child) -> str:
     await child.end(LAST_BREATH_S)
     code = await child.wait()
-    if code >= 0:
-        return f"with exit code {code}"
-    with suppress(ValueError):
-        return f"by {signal.Signals(-code).name}"
-    return f"by signal {-code}"
+    return f"by {signal_name(code)}" if code < 0 else f"with exit code {code}"
 
 
 def _unpacked(frame: bytes, what: str) -> Answer | Question:
     """What user code returns may be of a class that only its own process knows."""
     try:
         said: Answer | Question = pickle.loads(frame)
-    except Exception as error:
+    except Exception as error:  # unpickling runs whatever the class wants
         return Answer(False, f"{what} returned what cannot be read here: {error!r}")
     return said
 

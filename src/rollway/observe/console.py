@@ -7,7 +7,7 @@ from typing import TextIO
 
 from ..loop.telling import late_text, ms, stall_text
 from ..records.lag import LagStats, Late, Stall
-from .report import Progress, StepDone
+from .report import EvalDone, Progress, StepDone
 
 CLEAR = "\r\x1b[2K"
 
@@ -29,11 +29,34 @@ def step_line(done: StepDone, max_steps: int) -> str:
     failed = {
         name.removeprefix("errors/"): count
         for name, count in done.metrics.items()
-        if name.startswith("errors/") and name != "errors/cancelled"
+        if name.startswith("errors/") and name != "errors/cancelled" and count
     }
     if failed:
         parts.insert(6, "Failed: " + ", ".join(f"{n:.0f} {kind}" for kind, n in failed.items()))
     return " | ".join(parts)
+
+
+def eval_line(done: EvalDone) -> str:
+    """One evaluation, an environment after the other."""
+    if not done.metrics:
+        return f"Eval of version {done.version} | no environment has tasks in its split 'eval'"
+    by_env: dict[str, dict[str, float]] = {}
+    for name, value in done.metrics.items():
+        _, env, what = name.split("/", 2)
+        by_env.setdefault(env, {})[what] = value
+    return f"Eval of version {done.version} | " + " | ".join(
+        f"{env}: {_scores(one)}" for env, one in by_env.items()
+    )
+
+
+def _scores(found: Mapping[str, float]) -> str:
+    scores = [f"{name} {value:.3f}" for name, value in found.items() if "@" in name]
+    text = ", ".join(scores) or "nothing was scored"
+    text += f" ({found['tasks']:.0f} tasks"
+    if found["failed"]:
+        text += f", {found['failed']:.0%} failed"
+    oldest, newest = found.get("version/min", 0), found.get("version/max", 0)
+    return text + (f", versions {oldest:.0f} to {newest:.0f})" if newest > oldest else ")")
 
 
 def lag_line(lags: Mapping[str, LagStats]) -> str:

@@ -18,8 +18,7 @@ class Lags:
         self.rss_bytes[stats.process] = stats.rss_bytes
         for stall in stats.stalls:
             self._stalls.setdefault(stats.process, Culprits()).add(stall)
-        old = self._since.get(stats.process)
-        self._since[stats.process] = merge(old, stats.lag) if old else stats.lag
+        self._since[stats.process] = merge(self._since.get(stats.process, LagStats()), stats.lag)
 
     def take(self) -> dict[str, LagStats]:
         """Each process's lag since the last call; a process that said nothing keeps its last."""

@@ -7,16 +7,17 @@ from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from ..records.lag import LAG_STATS, ProcessStats
-from .metrics import DECLARED, Metric, stall_metrics
-from .report import Progress, StepDone
+from .declared import DECLARED, LABEL, Metric
+from .metrics import stall_metrics
+from .report import EvalDone, Progress, StepDone
 
 UNITS = {"s": "seconds", "bytes": "bytes", "fraction": "ratio"}
-_LABEL = re.compile(r"\{(\w+)\}")
 
 
 def exported_name(metric: Metric) -> str:
     """`event_loop_lag/{process}/{stat}` in seconds is `rollway_event_loop_lag_seconds`."""
-    words = [word for word in metric.name.split("/") if not _LABEL.fullmatch(word)]
+    words = [LABEL.sub("", word).rstrip("@") for word in metric.name.split("/")]
+    words = [word for word in words if word]
     if metric.is_summed:
         words = [word for word in words if word not in ("count", "seconds")]
     unit = UNITS.get(metric.unit, "")
@@ -28,6 +29,11 @@ def exported_name(metric: Metric) -> str:
 class _Exported(Struct, frozen=True):
     pattern: re.Pattern[str]
     gauge: Gauge | Counter
+
+    def forget(self) -> None:
+        """The values of all labels."""
+        if self.pattern.groupindex:
+            self.gauge.clear()
 
     def add(self, name: str, value: float) -> bool:
         """Take the value if the name is one of this metric's."""
@@ -48,16 +54,16 @@ class Exporter:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         declared = [metric for metric in DECLARED if metric.is_exported]
-        declared.sort(key=lambda metric: metric.name.count("{"))  # a plain name is no label's value
+        declared.sort(key=lambda metric: len(metric.labels))  # a plain name is no label's value
         self._live = [self._export(metric) for metric in declared if metric.is_live]
-        self._by_step = [self._export(metric) for metric in declared if not metric.is_live]
+        by_step = [metric for metric in declared if not metric.is_live]
+        self._by_eval = [self._export(one) for one in by_step if one.name.startswith("eval/")]
+        self._by_step = [self._export(one) for one in by_step if not one.name.startswith("eval/")]
 
     def _export(self, metric: Metric) -> _Exported:
-        labels = _LABEL.findall(metric.name)
         kind = Counter if metric.is_summed else Gauge
-        exported = kind(exported_name(metric), metric.meaning, labels, registry=self._registry)
-        pattern = _LABEL.sub(r"(?P<\1>[^/]+)", metric.name)
-        return _Exported(re.compile(pattern), exported)
+        exported = kind(exported_name(metric), metric.meaning, metric.labels, registry=self._registry)
+        return _Exported(metric.pattern, exported)
 
     def on_stats(self, stats: ProcessStats) -> None:
         process = stats.process
@@ -77,7 +83,13 @@ class Exporter:
         })  # fmt: skip
 
     def on_step(self, done: StepDone) -> None:
+        """What the last step had and this one has not, such as a way to end, is gone."""
+        for one in self._by_step:
+            one.forget()
         self._set(self._by_step, done.metrics)
+
+    def on_eval(self, done: EvalDone) -> None:
+        self._set(self._by_eval, done.metrics)
 
     def _set(self, exported: list[_Exported], values: Mapping[str, float]) -> None:
         for name, value in values.items():

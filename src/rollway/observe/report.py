@@ -14,6 +14,13 @@ class StepDone(Struct, frozen=True, tag="step_done"):
     lags: dict[str, LagStats]
 
 
+class EvalDone(Struct, frozen=True, tag="eval_done"):
+    """An evaluation is over; begun at `version`."""
+
+    version: int
+    metrics: dict[str, float]
+
+
 class Progress(Struct, frozen=True, tag="progress"):
     """Where the run is, a few times a second."""
 
@@ -32,5 +39,5 @@ class Notice(Struct, frozen=True, tag="notice"):
     text: str
 
 
-Report = StepDone | Progress | Notice
+Report = StepDone | EvalDone | Progress | Notice
 decode_report = msgspec.msgpack.Decoder(Report).decode

@@ -28,7 +28,7 @@ class FrameStore:
         await self._window.take(blob.length)
         try:
             frame = await thread_to_the_end(join, blob)
-        except BaseException:
+        except BaseException:  # cancelled, or out of memory
             self._window.give(blob.length)
             raise
         ref = PayloadRef(ON_ITS_WAY, self._next, blob.length)

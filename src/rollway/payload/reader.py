@@ -3,7 +3,10 @@
 import mmap
 from pathlib import Path
 
+import numpy as np
+
 from ..errors import PayloadError
+from ..records.batch import BatchRow
 from ..records.payload import PayloadRef
 from .blob import Columns, check, parse
 
@@ -23,6 +26,24 @@ class SegmentReader:
             return parse(self._bytes(ref))
         except PayloadError as error:
             raise self._damaged(ref, error) from None
+
+    def row(self, row: BatchRow) -> Columns:
+        """The columns of one row of a batch: `token_ids`, `loss_mask`, `logprobs`, …"""
+        prefix = f"row{row.row}."
+        columns = {
+            name.removeprefix(prefix): column
+            for name, column in self.open(row.ref).items()
+            if name.startswith(prefix)
+        }
+        if len(columns.get("token_ids", ())) != row.num_tokens:
+            raise PayloadError(f"rollout {row.rollout_id}: row {row.row} is not what its manifest says")
+        return columns
+
+    def copy(self, ref: PayloadRef) -> memoryview:
+        """The bytes of a blob as a buffer of their own, for a wire. For the thread lane."""
+        whole = np.empty(ref.length, np.uint8)
+        whole[:] = np.frombuffer(self._bytes(ref), np.uint8)
+        return whole.data
 
     def verify(self, ref: PayloadRef) -> None:
         """Read the whole blob; raises unless it is, byte for byte, what was written."""

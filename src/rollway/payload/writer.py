@@ -70,7 +70,7 @@ class SegmentWriter:
 
     def _rotate(self) -> OpenSegment:
         """A new file; names that a writer of the same name used before are left alone."""
-        self._close()
+        self.close()
         while (path := self._path(self._next_number)).exists():
             self._next_number += 1
         self._segment = OpenSegment(path, durable=self._durable)
@@ -80,7 +80,8 @@ class SegmentWriter:
     def _path(self, number: int) -> Path:
         return self._folder / f"{self._name}-{number:04d}.seg"
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the current segment; a further append begins a new one."""
         segment, self._segment = self._segment, None
         if segment is not None:
             segment.close()
@@ -96,7 +97,7 @@ class SegmentWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
+        self.close()
 
 
 def _checked(frame: memoryview) -> Sequence[Buffer]:

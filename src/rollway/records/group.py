@@ -4,11 +4,11 @@ from typing import Literal
 
 from msgspec import Struct
 
-from .ids import GroupId, RolloutId
+from .ids import GroupId, PolicyVersion, RolloutId
 from .rollout import Cancelled, Failed, Scored
 
-Fate = Literal["trained", "zero_advantage", "filtered", "too_few", "stale"]
-"""What became of a closed group."""
+Fate = Literal["trained", "zero_advantage", "filtered", "too_few", "stale", "eval"]
+"""What became of a closed group; those of evaluations never train."""
 
 
 class Member(Struct, frozen=True):
@@ -41,3 +41,16 @@ class ClosedGroup(Struct, frozen=True):
     @property
     def num_trained(self) -> int:
         return len(self.group.members) - len(self.left_out)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the rollouts that train."""
+        return sum(
+            member.scored.num_tokens for member in self.group.members
+            if member.rollout_id not in self.left_out
+        )  # fmt: skip
+
+    @property
+    def first_version(self) -> PolicyVersion:
+        """The oldest that any of its members began under."""
+        return min(member.scored.first_version for member in self.group.members)

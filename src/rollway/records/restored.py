@@ -6,7 +6,7 @@ from .batch import BatchManifest
 from .group import ClosedGroup
 from .ids import GroupId, RolloutId
 from .rollout import Settled
-from .task import Task
+from .task import Pool, Task
 
 
 class RestoredGroup(Struct, frozen=True):
@@ -24,6 +24,16 @@ class RestoredBatch(Struct, frozen=True):
 
     manifest: BatchManifest
     closed: tuple[ClosedGroup, ...]
+    metrics: dict[str, float] = {}
+    """What it says, if that was written down: also of groups that closed for it and did not train."""
+
+
+class RestoredTask(Struct, frozen=True):
+    """A task that was not in the normal pool."""
+
+    env: str
+    task: Task
+    pool: Pool
 
 
 class Restored(Struct, frozen=True):
@@ -33,3 +43,6 @@ class Restored(Struct, frozen=True):
     batches: tuple[RestoredBatch, ...] = ()
     cursors: dict[str, int] = {}
     next_group: GroupId = GroupId(0)
+    pooled: tuple[RestoredTask, ...] = ()
+    evaluated: int | None = None
+    """The last version whose evaluation was over."""

@@ -23,12 +23,16 @@ class RowSummary(Struct, frozen=True):
 
 
 class Timing(Struct, frozen=True):
-    """Seconds a rollout spent, by phase."""
+    """Seconds a rollout spent, by phase. Each is measured by one clock of one process."""
 
     engine_s: float
+    """In requests; those of children that ran side by side are added up."""
     env_s: float
     scoring_s: float
     total_s: float
+    """In its worker, from its start to its last reward."""
+    queue_s: float = 0.0
+    """In the env server before that, lost attempts included."""
 
 
 class Scored(Struct, frozen=True, tag="scored"):

@@ -1,10 +1,15 @@
 """A task: one problem of an environment, and the messages it is told in."""
 
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct, field
 
 from .bounds import Label
+
+Split = Literal["train", "eval"]
+"""Which of an environment's tasks."""
+Pool = Literal["easy", "hard"]
+"""Where a task is that is not normal: always solved, or never."""
 
 
 class CalledFunction(Struct, frozen=True):

@@ -1,6 +1,5 @@
 """Paths of a run, and how a directory becomes one."""
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,6 +13,8 @@ import tomli_w
 from ..config.sections import RunConfig
 from ..errors import RunDirError
 from ..records.ids import PolicyVersion, Step
+from .lock import only_one
+from .metricsfile import MetricsFile
 
 STABLE = "STABLE"
 """Marks a weights folder as complete; holds the record of the version."""
@@ -27,9 +28,12 @@ class RunDir:
         self.config = self.path / "config.toml"
         self.ledger = self.path / "run.db"
         self.metrics = self.path / "metrics.jsonl"
+        self.evals = self.path / "evals.jsonl"
         self.now = self.path / "now.json"
+        self.sinks = self.path / "sinks.json"
         self.logs = self.path / "logs"
         self.payload = self.path / "payload"
+        self.landing = self.path / "landing"
         self.batches = self.path / "batches"
         self.rollouts = self.path / "rollouts"
         self.weights = self.path / "weights"
@@ -43,19 +47,12 @@ class RunDir:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes out of this run; the kernel lets go when this one ends."""
+        """Keeps other processes out of this run."""
         if self.path.exists() and not self.exists and any(self.path.iterdir()):
             raise RunDirError(f"{self.path} exists and is not a run directory; choose another name")
         self.logs.mkdir(parents=True, exist_ok=True)
-        held = os.open(self.logs, os.O_RDONLY)
-        try:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunDirError(f"another process trains in {self.path}") from None
+        with only_one(self.logs, f"trains in {self.path}"):
             yield
-        finally:
-            os.close(held)
 
     def create(self, config: RunConfig) -> None:
         """Make the folders, and write down what the run was started with."""
@@ -99,6 +96,9 @@ class RunDir:
     def saved_rollouts(self, step: Step) -> Path:
         return self.rollouts / f"step_{step}" / "train.jsonl"
 
+    def saved_evals(self, version: PolicyVersion) -> Path:
+        return self.rollouts / f"step_{version}" / "eval.jsonl"
+
     def last_checkpoint(self) -> Step | None:
         """The newest complete checkpoint; half-written ones have another name."""
         steps = [step for step, _ in _steps(self.checkpoints)]
@@ -128,6 +128,14 @@ class RunDir:
         for folder in (self.batches, self.rollouts):
             shutil.rmtree(folder / f"step_{step}", ignore_errors=True)
 
+    def forget_evals(self, last: int) -> None:
+        """Remove what was told of evaluations after that of version `last`: they are made anew."""
+        for version, folder in _steps(self.rollouts):
+            if version > last:
+                (folder / "eval.jsonl").unlink(missing_ok=True)
+        if self.evals.exists():
+            write_whole(self.evals, MetricsFile(self.evals).kept_until(last))
+
     def next_generation(self) -> int:
         """How often the run was resumed, this time included: the segments there are tell."""
         starts = [one.name.partition(".")[0] for one in self.payload.glob("r*.seg")]
@@ -142,8 +150,7 @@ class RunDir:
                 if number > step:
                     shutil.rmtree(one)
         if self.metrics.exists():
-            lines = self.metrics.read_bytes().splitlines(keepends=True)
-            write_whole(self.metrics, b"".join(line for line in lines if _step_of(line) <= step))
+            write_whole(self.metrics, MetricsFile(self.metrics).kept_until(step))
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -158,17 +165,6 @@ def _steps(folder: Path) -> list[tuple[int, Path]]:
     """The folders `step_N` in a folder, by N; others are the user's."""
     found = [(one.name.removeprefix("step_"), one) for one in folder.glob("step_*")]
     return [(int(number), one) for number, one in found if number.isdigit()]
-
-
-def _step_of(line: bytes) -> float:
-    try:
-        return msgspec.json.decode(line, type=_Line).step
-    except msgspec.MsgspecError:
-        return float("inf")  # half-written by a crash
-
-
-class _Line(msgspec.Struct):
-    step: float
 
 
 def without_none(tree: Any) -> Any:

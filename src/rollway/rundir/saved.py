@@ -1,4 +1,4 @@
-"""Saved rollouts: the lines of `rollouts/step_N/train.jsonl`, read back."""
+"""Saved rollouts: the lines of `rollouts/step_N/{train,eval}.jsonl`, read back."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,7 +52,7 @@ def saved_rollouts(run: RunDir, step: int | None = None) -> Iterator[SavedRollou
 
 
 def saved_steps(run: RunDir) -> list[int]:
-    return [number for number, _ in _files(run)]
+    return sorted({number for number, _ in _files(run)})
 
 
 def _files(run: RunDir) -> list[tuple[int, Path]]:

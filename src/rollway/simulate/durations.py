@@ -13,6 +13,7 @@ from msgspec import Struct
 from ..config.sections import SimulateConfig
 from ..errors import RunDirError
 from ..records.rollout import Scored, Settled
+from ..rundir.metricsfile import MetricsFile
 from ..rundir.rundir import RunDir
 
 Seconds = Sequence[float]
@@ -103,7 +104,8 @@ def measured_step_s(run: RunDir) -> float:
 def _metrics(run: RunDir) -> list[_Line]:
     if not run.metrics.exists():
         raise RunDirError(f"{run.path} is not a run that trained: it has no {run.metrics.name}")
-    return [msgspec.json.decode(line, type=_Line) for line in run.metrics.read_bytes().splitlines()]
+    lines = MetricsFile(run.metrics).lines()
+    return [msgspec.json.decode(line, type=_Line) for _, _, line in lines]
 
 
 def _ends(run: RunDir) -> list[Settled]:

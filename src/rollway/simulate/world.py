@@ -15,10 +15,13 @@ from ..orchestrator.core.commands import (
     Credit,
     Discard,
     Dispatch,
+    Evaluated,
     Finish,
     GiveUp,
+    Pooled,
     PullTasks,
     Release,
+    ReportEval,
     Ship,
     UpdateWeights,
 )
@@ -28,11 +31,13 @@ from ..orchestrator.core.events import (
     Event,
     Started,
     TasksArrived,
+    Tick,
     VersionPublished,
     WeightsApplied,
 )
 from ..orchestrator.credit.baselines import grpo
 from ..records.ids import PolicyVersion, RolloutId, WorkerName
+from ..records.load import EngineLoad
 from ..records.payload import PayloadRef
 from ..records.rollout import Cancelled, Failed, Outcome, RowSummary, Scored, Settled, Timing
 from ..records.task import Task
@@ -61,10 +66,13 @@ class Tally(Struct):
 class World:
     """Feeds the core events in the order their time comes, and obeys its commands."""
 
-    def __init__(self, core: Core, durations: Durations, slots: int, seed: int) -> None:
+    def __init__(
+        self, core: Core, durations: Durations, slots: int, seed: int, *, ticks: bool = False
+    ) -> None:
         self._core = core
         self._durations = durations
         self._slots = slots
+        self._ticks = ticks
         self._rng = random.Random(seed)
         self._agenda: list[tuple[float, int, Callable[[], Event | None]]] = []
         self._order = count()
@@ -80,6 +88,8 @@ class World:
     def run(self, max_settled: int) -> Tally:
         """Until the core has finished, or so many rollouts have settled."""
         self._hear(Started())
+        if self._ticks:
+            self._tick()
         while self._agenda and not self._core.finished and self.tally.num_settled < max_settled:
             at_s, _, happens = heapq.heappop(self._agenda)
             self._pass_time(at_s)
@@ -108,11 +118,17 @@ class World:
         self.tally.most_bytes = max(self.tally.most_bytes, self._core.live_bytes)
         self.tally.most_in_flight = max(self.tally.most_in_flight, self._core.num_in_flight)
 
+    def _tick(self) -> Event:
+        """Once a second, with what an engine would say of itself: rules that look at either need it."""
+        self._later(1.0, self._tick)
+        self._hear(EngineLoad(len(self._running), len(self._queue), 0.0))
+        return Tick(self.tally.now_s)
+
     def _obey(self, command: Command) -> Event | None:
         match command:
-            case PullTasks(env=env, start=start, count=wanted):
+            case PullTasks(env=env, start=start, count=wanted, split=split):
                 tasks = tuple(Task(id=str(n), prompt="") for n in range(start, start + wanted))
-                return TasksArrived(env, start, tasks)
+                return TasksArrived(env, start, tasks, split=split)
             case Dispatch():
                 self._queue.append(command)
             case CancelRollout(rollout_id=id):
@@ -127,7 +143,7 @@ class World:
                 self._later(seconds, lambda: self._applied(version))
             case GiveUp(reason=reason):
                 self.tally.gave_up = reason
-            case Discard() | Release() | Finish():
+            case Discard() | Release() | Pooled() | Evaluated() | ReportEval() | Finish():
                 pass
         return None
 

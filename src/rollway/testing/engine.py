@@ -18,6 +18,7 @@ from ..inference.tokenizer import Tokenizer
 from ..records.turn import Routes
 from .model import model_folder
 from .script import Answer, Drawn, Script
+from .served import served
 
 LAYERS, TOPK, EXPERTS = 2, 2, 8
 
@@ -71,7 +72,7 @@ class ScriptedEngine:
         except asyncio.CancelledError:
             self.num_aborted += 1
             raise
-        except Exception as error:
+        except Exception as error:  # whatever the test's own script raises
             self.errors.append(error)
             message = f"the script raised {error!r}"
             return web.json_response({"error": {"message": message}}, status=500)
@@ -112,11 +113,5 @@ async def scripted_engine(
     app = web.Application(client_max_size=1 << 30)
     app.router.add_get("/v1/models", engine.models)
     app.router.add_post("/v1/completions", engine.completions)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with served(app) as engine.url:
         yield engine
-    finally:
-        await runner.cleanup()

@@ -35,7 +35,7 @@ class ThreadLane:
             asking.set(ask)
             try:
                 return Answer(True, _sent(function(*there)))
-            except Exception as error:
+            except Exception as error:  # user code raises what it likes
                 return raised(error)
 
         try:

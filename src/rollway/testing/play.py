@@ -11,16 +11,16 @@ from msgspec import Struct
 
 from ..config.sections import EnvConfig
 from ..envs.environment import Environment, check, needs_whole_groups
-from ..envs.rewards import scorers, total
+from ..envs.rewards import told_apart, total
 from ..envs.rollout import Rollout
 from ..envs.source import EnvSpec
 from ..envs.strays import keep_track
-from ..envserver.attempt import Attempt
+from ..envserver.attempt import Attempt, Done
 from ..envserver.conversation import Conversation
 from ..envserver.group import GroupRun
 from ..envserver.plain import PlainCode
 from ..envserver.record import Record
-from ..envserver.scoring import Scores, Scoring
+from ..envserver.scoring import Scoring
 from ..envserver.toolkeeper import ToolKeeper
 from ..errors import RolloutFailed
 from ..inference.engine import Engine, connect
@@ -154,22 +154,19 @@ class Stage:
             self._config, self._env, task, conversation, self._plain, self._scoring, self._keeper,
             group.key if group else None,
         ).run()  # fmt: skip
-        if isinstance(done, Failed):
-            return done
-        shared: Scores | Failed = await group.scores(id, done.rollout) if group else {}
-        if isinstance(shared, Failed):
-            return shared
-        return _played(type(self._env), done.rollout, {**done.scores, **shared}, record)
+        if group is not None and isinstance(done, Done):
+            done = await group.joined(id, done)
+        return done if isinstance(done, Failed) else _played(type(self._env), done, record)
 
 
-def _played(kind: type, rollout: Rollout, scores: Scores, record: Record) -> Played:
-    names = [one.name for one in scorers(kind) if not one.is_metric]
+def _played(kind: type, done: Done, record: Record) -> Played:
+    rewards, metrics = told_apart(kind, done.scores)
     return Played(
-        reward=total(kind, scores),
-        rewards={name: scores[name] for name in names},
-        metrics={name: value for name, value in scores.items() if name not in names},
-        rollout=rollout,
-        rows=tuple(_row(one) for one in record.trace.finish()),
+        reward=total(kind, rewards),
+        rewards=rewards,
+        metrics=metrics,
+        rollout=done.rollout,
+        rows=tuple(_row(one) for one in record.rows()),
     )
 
 

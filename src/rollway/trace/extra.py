@@ -16,8 +16,6 @@ from ..records.turn import Floats, Turn
 
 TOKEN_WEIGHTS = "token_weights"
 """Factors on the loss of each token."""
-REF_LOGPROBS = "ref_logprobs"
-"""Logprobs of the drawn tokens under a reference policy."""
 _TAKEN = {"token_ids", "loss_mask", "logprobs", "temperatures", "versions", "routes"}
 
 

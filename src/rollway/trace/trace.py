@@ -29,8 +29,6 @@ class Trace:
     def __init__(self) -> None:
         self._rows: list[OpenRow] = []
         self._taken: list[OpenRow] = []
-        self.num_turns = 0
-        self.num_sampled = 0
 
     @contextmanager
     def place_for(self, prompt_ids: Ints) -> Iterator[Place]:
@@ -62,8 +60,6 @@ class Trace:
             self._rows.append(OpenRow(turn))
         else:
             place.row.extend(turn)
-        self.num_turns += 1
-        self.num_sampled += len(turn.completion_ids)
 
     def finish(self) -> tuple[Row, ...]:
         return tuple(row.finish() for row in self._rows)

@@ -1,4 +1,4 @@
-"""The process that computes: it takes manifests, trains, writes weights, answers with metrics."""
+"""A process that computes: it takes its rank's part of each batch. The first rank writes the weights."""
 
 import os
 import shutil
@@ -13,13 +13,13 @@ from ..config.parts import TrainerPart
 from ..errors import ModelError, RollwayError
 from ..model.load import load_model, save_weights
 from ..model.routers import check_replay
-from ..payload.reader import SegmentReader
 from ..records.ids import PolicyVersion, Step
 from ..records.policy import Published
 from ..rundir.rundir import RunDir
-from ..transport.filesystem import read_manifest
+from ..transport.batch import Batch
 from ..wire.pipe import BlockingPipe
-from .calls import Loaded, Train, Trained, Troubled
+from .calls import Loaded, Start, TookPart, Train, Trained, Troubled
+from .ranks import Ranks, meet
 from .step import Learner
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -31,37 +31,37 @@ KEPT_OPTIMIZERS = 2
 class TrainerCore:
     """Weights and optimizer of a run, from a model folder or a checkpoint."""
 
-    def __init__(self, part: TrainerPart) -> None:
+    def __init__(self, part: TrainerPart, ranks: Ranks) -> None:
         torch.set_num_threads(part.trainer.threads)
         torch.manual_seed(part.seed)
         self._part = part
         self._run = RunDir(part.run_dir)
-        self._reader = SegmentReader(self._run.payload)
+        self._ranks = ranks
         model = load_model(part.weights)
         if part.trainer.replay_routes:
             check_replay(model)
-        self._learner = Learner(model, part.trainer)
+        self._learner = Learner(model, part.trainer, ranks)
         if part.optimizer:
             self._restore(Path(part.optimizer))
 
-    def train(self, manifest_path: Path) -> Published:
-        """One step; its weights lie complete in the returned path."""
-        manifest = read_manifest(manifest_path)
-        waited_s = time.time() - manifest_path.stat().st_mtime
+    def train(self, batch: Batch) -> Published | None:
+        """One step; the first rank's weights lie complete in the returned path, others return none."""
+        waited_s = time.time() - batch.came_s
         start_s = time.monotonic()
-        metrics = self._learner.step(manifest, self._reader)
-        self._reader.forget()
+        metrics = self._learner.step(batch.manifest(), batch.reader())
+        if self._ranks.rank:
+            return None
         trained_s = time.monotonic()
-        folder = self._run.weights_of(PolicyVersion(manifest.step))
+        folder = self._run.weights_of(batch.version)
         self._save_model(folder)
-        self._save_optimizer(PolicyVersion(manifest.step))
+        self._save_optimizer(batch.version)
         every = self._part.trainer.checkpoint_every
-        if manifest.step == self._part.max_steps or (every and manifest.step % every == 0):
-            self._checkpoint(manifest.step)
+        if batch.step == self._part.max_steps or (every and batch.step % every == 0):
+            self._checkpoint(batch.step)
         metrics["time/open"] = max(0.0, waited_s)
         metrics["time/train"] = trained_s - start_s
         metrics["time/publish"] = time.monotonic() - trained_s
-        return Published(PolicyVersion(manifest.step), str(folder), metrics)
+        return Published(batch.version, str(folder), metrics)
 
     def _save_model(self, folder: Path) -> None:
         save_weights(self._learner.model, folder)
@@ -105,10 +105,12 @@ def serve_core(name: str, sock: socket.socket) -> None:
     if first is None:
         return
     try:
-        core = TrainerCore(msgspec.msgpack.decode(first, type=TrainerPart))
+        start = msgspec.msgpack.decode(first, type=Start)
+        ranks = meet(start.rank, start.part.trainer.ranks, start.meeting)
+        core = TrainerCore(start.part, ranks)
         pipe.send(msgspec.msgpack.encode(Loaded()))
         while (frame := pipe.receive()) is not None:
-            order = msgspec.msgpack.decode(frame, type=Train)
-            pipe.send(msgspec.msgpack.encode(Trained(core.train(Path(order.manifest)))))
+            published = core.train(msgspec.msgpack.decode(frame, type=Train).batch)
+            pipe.send(msgspec.msgpack.encode(Trained(published) if published else TookPart()))
     except RollwayError as error:
         pipe.send(msgspec.msgpack.encode(Troubled(str(error))))

@@ -1,56 +1,45 @@
-"""The trainer's process: waits for manifests, has the core train them, publishes the versions."""
+"""The trainer's process: takes batches, has the cores train them, publishes the versions."""
 
 import asyncio
 import socket
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
-from ..config.parts import TrainerPart
-from ..errors import PartDied
-from ..loop import child
+from ..config.parts import Address, TrainerPart
 from ..loop.part import Parent, as_it_is, run_part
-from ..records.ids import Step
 from ..rundir.rundir import RunDir
-from ..transport import filesystem
-from .calls import Answer, Loaded, Train, Trained, Troubled
-
-_answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+from ..transport import Batches, open_batches
+from .cores import Cores, start_cores
 
 
-async def train_all(part: TrainerPart, core: child.Child, run: RunDir) -> None:
-    """Every step in order: its manifest, its weights, its publication."""
-    for number in range(part.first_step, part.max_steps + 1):
-        manifest = await filesystem.next_manifest(run, Step(number))
-        await core.pipe.send(msgspec.msgpack.encode(Train(str(manifest))))
-        match await _answer(core):
-            case Trained(published=published):
-                await filesystem.publish(published)
-            case other:
-                raise PartDied(f"the trainer's core answered {other}")
+def batches_of(part: TrainerPart, address: str) -> AbstractAsyncContextManager[Batches]:
+    """At the address of the orchestrator, or in the run directory if it has none."""
+    wants, run = part.transport, RunDir(part.run_dir)
+    if not address:
+        return open_batches(run.path, first=part.first_step)
+    landing = run.landing if wants.payload == "frames" else None
+    return open_batches(address, first=part.first_step, landing=landing, keys=wants.trainer_keys)
 
 
-async def _answer(core: child.Child) -> Answer:
-    frame = await core.pipe.receive()
-    if frame is None:
-        code = await core.wait()
-        raise PartDied(f"the trainer's compute process (pid {core.pid}) died with exit code {code}")
-    answer = _answers.decode(frame)
-    if isinstance(answer, Troubled):
-        raise PartDied(answer.error)
-    return answer
+async def train_all(part: TrainerPart, cores: Cores, address: str) -> None:
+    """Every step in order: its batch, its weights, its publication."""
+    async with batches_of(part, address) as batches:
+        async for batch in batches:
+            await batches.publish(await cores.train(batch))
 
 
 async def trainer(part: TrainerPart, parent: Parent) -> None:
     """Train until the last step is published and the parent is gone."""
-    async with child.start("trainer-core", "rollway.trainer.core:serve_core", computes=True) as core:
-        await core.pipe.send(msgspec.msgpack.encode(part))
-        answer = await _answer(core)
-        assert isinstance(answer, Loaded)
+    async with start_cores(part) as cores:
         await parent.ready()
+        told = await parent.told()
+        if told is None:
+            return
+        address = msgspec.msgpack.decode(told, type=Address).address
         async with asyncio.TaskGroup() as tasks:
-            training = tasks.create_task(train_all(part, core, RunDir(part.run_dir)))
-            while await parent.told() is not None:
-                pass
+            training = tasks.create_task(train_all(part, cores, address))
+            await parent.gone()
             training.cancel()
 
 

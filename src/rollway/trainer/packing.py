@@ -31,7 +31,7 @@ class PackedRow(Struct, frozen=True):
 
 def load_micro_batch(reader: SegmentReader, rows: Sequence[BatchRow]) -> PackedRow:
     """Copy rows from their mapped segments into one packed sequence."""
-    parts = [_columns(reader, row) for row in rows]
+    parts = [reader.row(row) for row in rows]
     lengths = [len(part["token_ids"]) for part in parts]
     starts = np.cumsum([0, *lengths[:-1]])
     masks = [_trained(part["loss_mask"]) for part in parts]
@@ -56,18 +56,6 @@ def load_micro_batch(reader: SegmentReader, rows: Sequence[BatchRow]) -> PackedR
         ),
         token_weights=picked("token_weights"),
     )
-
-
-def _columns(reader: SegmentReader, row: BatchRow) -> dict[str, NDArray[np.generic]]:
-    prefix = f"row{row.row}."
-    columns = {
-        name.removeprefix(prefix): column
-        for name, column in reader.open(row.ref).items()
-        if name.startswith(prefix)
-    }
-    if len(columns.get("token_ids", ())) != row.num_tokens:
-        raise PayloadError(f"rollout {row.rollout_id}: row {row.row} is not what its manifest says")
-    return columns
 
 
 def _trained(loss_mask: NDArray[np.generic]) -> NDArray[np.int64]:

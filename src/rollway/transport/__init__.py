@@ -1,1 +1,16 @@
-"""Manifests to the trainer and weights back."""
+"""Batches to the trainer and versions back. What a trainer of one's own imports:
+
+from rollway.transport import Published, open_batches
+
+async with open_batches("tcp://127.0.0.1:5599") as batches:
+    async for batch in batches:
+        folder = train(batch.manifest(), batch.reader())
+        await batches.publish(Published(batch.version, folder, {"loss": 0.1}))
+"""
+
+from ..records.policy import Published
+from .batch import Batch
+from .choose import open_batches
+from .transport import Batches
+
+__all__ = ["Batch", "Batches", "Published", "open_batches"]

@@ -1,5 +1,6 @@
-"""Manifests and weights through the run directory: a file is there whole, or not at all."""
+"""Batches and versions through the run directory: a file is there whole, or not at all."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -11,34 +12,90 @@ from ..records.ids import PolicyVersion, Step
 from ..records.policy import Published
 from ..rundir.rundir import STABLE, RunDir, write_whole
 from .appear import appear
+from .batch import Batch, decode_manifest
 
 
-async def ship(run: RunDir, manifest: BatchManifest) -> None:
-    """Hand a batch to the trainer."""
-    await thread(write_whole, run.manifest(manifest.step), msgspec.json.encode(manifest))
+class FileShipping:
+    """The orchestrator's side."""
+
+    address = ""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+
+    async def serve(self) -> None:
+        """Nothing: files lie there by themselves."""
+
+    async def ship(self, manifest: BatchManifest) -> None:
+        await self.write(manifest.step, msgspec.json.encode(manifest))
+
+    async def write(self, step: Step, encoded: bytes) -> None:
+        await thread(write_whole, self._run.manifest(step), encoded)
+
+    async def next_version(self, version: PolicyVersion) -> Published:
+        path = self._run.weights_of(version) / STABLE
+        await appear(path)
+        return msgspec.json.decode(await thread(path.read_bytes), type=Published)
 
 
-async def next_manifest(run: RunDir, step: Step) -> Path:
-    """Where the manifest of `step` lies, once it does."""
-    path = run.manifest(step)
-    await appear(path)
-    return path
+class FileBatches:
+    """The trainer's side, from step `first` to step `last`."""
+
+    def __init__(self, run: RunDir, first: Step, last: int) -> None:
+        self._run = run
+        self._next = first
+        self._last = last
+
+    def __aiter__(self) -> "FileBatches":
+        return self
+
+    async def __anext__(self) -> Batch:
+        if self._next > self._last:
+            raise StopAsyncIteration
+        path = self._run.manifest(self._next)
+        await appear(path)
+        encoded, came_s = await thread(_read, path)
+        batch = Batch(self._next, encoded, str(self._run.payload), came_s)
+        self._next = Step(self._next + 1)
+        return batch
+
+    async def publish(self, published: Published) -> None:
+        await mark_stable(self._run, published)
+
+
+async def mark_stable(run: RunDir, published: Published) -> None:
+    """Note in the run directory that a version is complete, wherever its weights lie."""
+    marker = run.weights_of(published.version) / STABLE
+    await thread(write_whole, marker, msgspec.json.encode(published))
+
+
+def read_stable(run: RunDir, version: PolicyVersion) -> Published:
+    """The record of a version that is complete. Blocks."""
+    path = run.weights_of(version) / STABLE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Published)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise PayloadError(f"cannot read {path}: {error}") from None
 
 
 def read_manifest(path: Path) -> BatchManifest:
+    """Blocks."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=BatchManifest)
-    except (OSError, msgspec.MsgspecError) as error:
+        encoded = path.read_bytes()
+    except OSError as error:
         raise PayloadError(f"cannot read manifest {path}: {error}") from None
+    return decode_manifest(encoded, str(path))
 
 
-async def publish(published: Published) -> None:
-    """Say that a version's weights are complete."""
-    await thread(write_whole, Path(published.path) / STABLE, msgspec.json.encode(published))
+def read_published(run: RunDir, version: PolicyVersion) -> Published | None:
+    """The same; None if its weights are not complete, or gone. Blocks."""
+    try:
+        return read_stable(run, version)
+    except PayloadError:
+        return None
 
 
-async def next_version(run: RunDir, version: PolicyVersion) -> Published:
-    """The record of `version`, once its weights are complete."""
-    path = run.weights_of(version) / STABLE
-    await appear(path)
-    return msgspec.json.decode(await thread(path.read_bytes), type=Published)
+def _read(path: Path) -> tuple[bytes, float]:
+    """A file, and since when it is there."""
+    with path.open("rb") as file:
+        return file.read(), os.fstat(file.fileno()).st_mtime

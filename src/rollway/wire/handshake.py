@@ -7,6 +7,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 EVENTS = (
     zmq.EVENT_CONNECTED
+    | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -35,13 +36,22 @@ class Handshake:
 
     async def refused(self) -> str:
         """Why the server will not speak to this client. Waits for as long as there is no such reason."""
-        hang_ups = 0
+        while not (why := await self.ended()):
+            pass
+        return why
+
+    async def ended(self) -> str:
+        """Why the server will not speak to this client; or nothing, once a connection is lost that was
+        good. What was on its way then is lost, too."""
+        hang_ups, is_good = 0, False
         while hang_ups < MANY:
             match (await recv_monitor_message(self._monitor))["event"]:
                 case zmq.EVENT_CONNECTED:
                     self.has_met = True
                 case zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                    hang_ups = 0
+                    is_good = True
+                case zmq.EVENT_DISCONNECTED if is_good:
+                    return ""
                 case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                     return NOT_ACCEPTED
                 case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:

@@ -9,6 +9,7 @@ A key is 40 printable characters. Secrets are readable by their owner only, and 
 """
 
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def _read(path: Path) -> bytes:
         z85.decode(key)
     except OSError as error:
         raise KeysError(f"cannot read {path}: {error.strerror or error}") from None
-    except Exception:
+    except (ValueError, KeyError, struct.error):  # the length, a character, or a value of Z85
         key = b""
     if len(key) != KEY_CHARACTERS:
         raise KeysError(f"{path} holds no key: one is {KEY_CHARACTERS} characters in one line")

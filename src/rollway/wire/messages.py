@@ -17,7 +17,7 @@ from ..records.bounds import ID_PATTERN, Count, Label, Natural
 from ..records.ids import PolicyVersion, RolloutId, WorkerName
 from ..records.lag import ProcessStats
 from ..records.rollout import Settled
-from ..records.task import Task
+from ..records.task import Split, Task
 from ..records.turn import Sampling
 
 PROTOCOL = 3
@@ -31,8 +31,8 @@ MAX_REASON = 200
 Id = Annotated[RolloutId, Meta(pattern=ID_PATTERN)]
 Version = Annotated[PolicyVersion, Meta(ge=0, le=2**53)]
 Worker = Annotated[WorkerName, Meta(max_length=1_000)]
+Seconds = Annotated[float, Meta(ge=0)]
 
-Split = Literal["train", "eval"]
 Phase = Literal["starting", "engine", "env", "tool", "update", "scoring", "committing"]
 
 
@@ -89,6 +89,8 @@ class Run(Struct, frozen=True, tag="run"):
     task: Task
     sampling: Sampling
     version: Version
+    queued_s: Seconds = 0.0
+    """How long the router has kept it; only the router knows."""
 
 
 class RunGroup(Struct, frozen=True, tag="run_group"):

@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import zmq
 PREFIX = "rollway-ipc-"
 SHORT = "/tmp"
 """For where the temporary folder's own path leaves no room: a unix socket's has about 100 bytes."""
+NEW_S = 10.0
 
 
 @contextmanager
@@ -29,9 +31,12 @@ def private_address(name: str) -> Iterator[str]:
 
 
 def _is_left_behind(path: Path) -> bool:
-    """Whether it is a socket of this user's that nobody listens at any more."""
+    """Whether it is a socket of this user's that nobody listens at any more. A new one is left alone: a
+    socket has a name for a moment before it is listened at."""
     try:
-        if path.parent.stat().st_uid != os.getuid() or not path.is_socket():
+        folder = path.parent.stat()
+        is_new = time.time() - folder.st_mtime < NEW_S
+        if folder.st_uid != os.getuid() or is_new or not path.is_socket():
             return False
         with socket.socket(socket.AF_UNIX) as probe:
             probe.setblocking(False)

@@ -3,9 +3,13 @@
 from msgspec import Struct
 
 from ...records.ids import WorkerName
-from ...wire.messages import NextTasks, Split, Tasks
+from ...records.task import Split
+from ...wire.messages import NextTasks, Tasks
 from .owed import NO_WORKER
 from .pool import Pool
+
+MAX_OPEN = 64
+"""Questions of one client that may wait for an answer."""
 
 _Question = tuple[bytes, Split, int]
 
@@ -21,8 +25,13 @@ class TasksAsked:
     def __init__(self) -> None:
         self._asked: dict[_Question, _Asked] = {}
 
-    def add(self, client: bytes, wanted: NextTasks) -> None:
-        self._asked[client, wanted.split, wanted.start] = _Asked(wanted)
+    def add(self, client: bytes, wanted: NextTasks) -> bool:
+        """Take a question; False if its client has too many open already."""
+        question = client, wanted.split, wanted.start
+        if question not in self._asked and sum(one[0] == client for one in self._asked) >= MAX_OPEN:
+            return False
+        self._asked[question] = _Asked(wanted)
+        return True
 
     def forget(self, client: bytes) -> None:
         for question in [one for one in self._asked if one[0] == client]:

@@ -37,6 +37,7 @@ class Dispatch:
         self._pool = pool
         self._max_waiting = max_waiting
         self._frames = FramesOnTheirWay()
+        self._now_s = 0.0
         self.owed = Owed()
         self.waiting = Waiting()
         self.whole_groups = False
@@ -46,9 +47,13 @@ class Dispatch:
         self.num_twice = 0
         """Runs of rollouts that were owed already."""
 
+    def at(self, now_s: float) -> None:
+        """Time passes; 0 is for events that do not say."""
+        self._now_s = max(self._now_s, now_s)
+
     def take(self, client: bytes, runs: tuple[Run, ...]) -> list[Command]:
         """Runs that go to one worker together. One that is owed already is not taken twice."""
-        entries = self.owed.add(client, runs)
+        entries = self.owed.add(client, runs, self._now_s)
         self.num_twice += len(runs) - len(entries)
         if self.is_stopping:
             return [self._end(entry, ENDING) for entry in entries]
@@ -69,9 +74,8 @@ class Dispatch:
                 break
             entries = [self.owed[key] for key in self.waiting.take()]
             for entry in entries:
-                entry.worker = worker
                 self._pool.give(worker, entry.key)
-            runs = tuple(entry.run for entry in entries)
+            runs = tuple(entry.given(worker, self._now_s) for entry in entries)
             message = RunGroup(runs) if self.whole_groups or size > 1 else runs[0]
             commands.append(TellWorker(worker, message))
         return commands

@@ -30,6 +30,7 @@ class Mark(Struct, frozen=True):
 class ClientSays(Struct, frozen=True):
     client: bytes
     message: ToRouter
+    now_s: float = 0.0
 
 
 class WorkerSays(Struct, frozen=True):
@@ -38,6 +39,7 @@ class WorkerSays(Struct, frozen=True):
     frame: Frame = None
     num_bytes: int = 0
     """Of the frame."""
+    now_s: float = 0.0
 
 
 class WorkerDied(Struct, frozen=True):

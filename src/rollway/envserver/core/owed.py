@@ -21,6 +21,8 @@ class Entry(Struct):
     """As workers are told it: with the key for an id, and the current attempt."""
     group: int
     """The same for those that go to one worker together."""
+    since_s: float
+    """When it was taken in."""
     worker: WorkerName = NO_WORKER
     cancelled: str = ""
     num_crashes: int = 0
@@ -40,6 +42,11 @@ class Entry(Struct):
         """Its end, in its client's words."""
         return Settled(self.id, self.run.attempt, self.worker, outcome)
 
+    def given(self, worker: WorkerName, now_s: float) -> Run:
+        """It runs there from now on: what that worker is told."""
+        self.worker = worker
+        return msgspec.structs.replace(self.run, queued_s=now_s - self.since_s)
+
     def leave(self) -> None:
         """Its worker is lost: another will try again."""
         self.run = msgspec.structs.replace(self.run, attempt=self.run.attempt + 1)
@@ -57,7 +64,7 @@ class Owed:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, client: bytes, runs: tuple[Run, ...]) -> list[Entry]:
+    def add(self, client: bytes, runs: tuple[Run, ...], now_s: float) -> list[Entry]:
         """Entries of runs that go together, without those that are owed already."""
         mine = self._by_client.setdefault(client, {})
         group = self._serial + 1
@@ -67,7 +74,8 @@ class Owed:
                 continue
             self._serial += 1
             key = key_of(run.rollout_id, self._serial)
-            entry = Entry(client, run.rollout_id, msgspec.structs.replace(run, rollout_id=key), group)
+            ours = msgspec.structs.replace(run, rollout_id=key)
+            entry = Entry(client, run.rollout_id, ours, group, now_s)
             mine[entry.id] = key
             self._entries[key] = entry
             added.append(entry)

@@ -32,7 +32,7 @@ from ...wire.messages import (
     Welcome,
     WorkerLost,
 )
-from .asked import TasksAsked
+from .asked import MAX_OPEN, TasksAsked
 from .blame import Loss
 from .clients import Clients
 from .dispatch import Dispatch
@@ -111,9 +111,11 @@ class Routing:
 
     def on_event(self, event: Event) -> list[Command]:
         match event:
-            case ClientSays(client=client, message=message):
+            case ClientSays(client=client, message=message, now_s=now_s):
+                self._dispatch.at(now_s)
                 return [*self._kept.take(client), *self._from_client(client, message)]
-            case WorkerSays(worker=worker, message=message):
+            case WorkerSays(worker=worker, message=message, now_s=now_s):
+                self._dispatch.at(now_s)
                 if worker in self._pool:
                     self._leases.renew(worker)
                 if isinstance(message, Settled):
@@ -153,8 +155,10 @@ class Routing:
             case Ping():
                 return []
             case NextTasks() as wanted:
-                self._asked.add(client, wanted)
-                return self._ask_tasks()
+                if self._asked.add(client, wanted):
+                    return self._ask_tasks()
+                error = f"{MAX_OPEN} questions for tasks wait already, the most a client may have"
+                return [TellClient(client, Tasks(wanted.start, (), error=error, split=wanted.split))]
             case Run() as run:
                 return self._dispatch.take(client, (run,))
             case RunGroup(runs=runs):
@@ -227,6 +231,7 @@ class Routing:
         return commands + self._news(notice)
 
     def _tick(self, now_s: float) -> list[Command]:
+        self._dispatch.at(now_s)
         self._clients.tick(now_s)
         self._leases.tick(now_s)
         commands: list[Command] = []

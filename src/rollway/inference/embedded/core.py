@@ -96,7 +96,7 @@ class Core:
         rendering = self._rendering = self._rendering or Rendering(self._config.model)
         try:
             prompt = rendering.prompt(request.messages)
-        except Exception as error:
+        except Exception as error:  # a chat template raises what it likes
             raise BadRequest(f"these messages cannot be rendered: {error}") from error
         room = self._config.engine.max_context - len(prompt)
         max_tokens = request.max_completion_tokens or request.max_tokens or max(1, room)

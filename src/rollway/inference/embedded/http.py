@@ -153,7 +153,7 @@ async def _core(part: EnginePart) -> AsyncIterator[CoreClient]:
     async with child.start(
         "engine-core", "rollway.inference.embedded.core:serve_core", computes=True
     ) as process:
-        await process.pipe.send(msgspec.msgpack.encode(part))
+        await process.begin_with(msgspec.msgpack.encode(part))
         first = await process.pipe.receive()
         if first is None:
             raise EngineError("the embedded engine's model process ended while loading")
@@ -191,8 +191,7 @@ async def engine(part: EnginePart, parent: Parent) -> None:
                 listening = tasks.create_task(core.listen())
                 parent.in_flight = lambda: core.num_waiting
                 await parent.ready(address)
-                while await parent.told() is not None:
-                    pass
+                await parent.gone()
                 listening.cancel()
 
 

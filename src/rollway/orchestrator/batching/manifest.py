@@ -5,11 +5,13 @@ from collections.abc import Iterable
 from ...records.batch import BatchManifest, BatchRow
 from ...records.group import ClosedGroup
 from ...records.ids import PolicyVersion, Step
-from .packing import pack
+from .packing import plan_ranks
 
 
-def plan_batch(step: Step, groups: Iterable[ClosedGroup], micro_batch_tokens: int) -> BatchManifest:
-    """Rows of `groups`, in order, with each rollout's advantage on all its rows."""
+def plan_batch(
+    step: Step, groups: Iterable[ClosedGroup], micro_batch_tokens: int, ranks: int = 1
+) -> BatchManifest:
+    """Rows of `groups`, in order, with each rollout's advantage on all its rows, packed for `ranks`."""
     rows = tuple(
         BatchRow(
             rollout_id=member.rollout_id,
@@ -28,5 +30,5 @@ def plan_batch(step: Step, groups: Iterable[ClosedGroup], micro_batch_tokens: in
         step=step,
         trains_version=PolicyVersion(step - 1),
         rows=rows,
-        micro_batches=pack([row.num_tokens for row in rows], micro_batch_tokens),
+        ranks=plan_ranks([row.num_tokens for row in rows], micro_batch_tokens, ranks),
     )

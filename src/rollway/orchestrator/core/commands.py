@@ -6,7 +6,7 @@ from ...records.batch import BatchManifest
 from ...records.group import ClosedGroup
 from ...records.ids import GroupId, PolicyVersion, RolloutId, Step
 from ...records.payload import PayloadRef
-from ...records.task import Task
+from ...records.task import Pool, Split, Task
 
 
 class PullTasks(Struct, frozen=True):
@@ -15,6 +15,7 @@ class PullTasks(Struct, frozen=True):
     env: str
     start: int
     count: int
+    split: Split = "train"
 
 
 class Dispatch(Struct, frozen=True):
@@ -26,6 +27,7 @@ class Dispatch(Struct, frozen=True):
     task: Task
     version: PolicyVersion
     position: int
+    split: Split = "train"
 
 
 class CancelRollout(Struct, frozen=True):
@@ -72,6 +74,28 @@ class Release(Struct, frozen=True):
     refs: tuple[PayloadRef, ...]
 
 
+class Pooled(Struct, frozen=True):
+    """A task is in this pool now; None: it is normal again."""
+
+    env: str
+    task: Task
+    pool: Pool | None
+
+
+class Evaluated(Struct, frozen=True):
+    """All rollouts of one task of an evaluation have settled: keep its record, free its payload."""
+
+    version: PolicyVersion
+    closed: ClosedGroup
+
+
+class ReportEval(Struct, frozen=True):
+    """An evaluation is over: `closed` are all its groups."""
+
+    version: PolicyVersion
+    closed: tuple[ClosedGroup, ...]
+
+
 class Finish(Struct, frozen=True):
     """All steps are trained."""
 
@@ -83,6 +107,6 @@ class GiveUp(Struct, frozen=True):
 
 
 Command = (
-    PullTasks | Dispatch | CancelRollout | Credit | Ship | Discard | UpdateWeights | Release | Finish
-    | GiveUp
+    PullTasks | Dispatch | CancelRollout | Credit | Ship | Discard | UpdateWeights | Release | Pooled
+    | Evaluated | ReportEval | Finish | GiveUp
 )  # fmt: skip

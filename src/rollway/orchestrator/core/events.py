@@ -6,7 +6,7 @@ from ...records.ids import GroupId, PolicyVersion
 from ...records.load import EngineLoad
 from ...records.restored import Restored
 from ...records.rollout import Settled
-from ...records.task import Task
+from ...records.task import Split, Task
 
 
 class TasksArrived(Struct, frozen=True):
@@ -16,6 +16,7 @@ class TasksArrived(Struct, frozen=True):
     start: int
     tasks: tuple[Task, ...]
     exhausted: bool = False
+    split: Split = "train"
 
 
 class Credited(Struct, frozen=True):
@@ -38,6 +39,12 @@ class WeightsApplied(Struct, frozen=True):
     version: PolicyVersion
 
 
+class WorkerLag(Struct, frozen=True):
+    """How late an env worker's loop was in nine of ten moments of the last second."""
+
+    p90_s: float
+
+
 class Tick(Struct, frozen=True):
     """Time passes."""
 
@@ -48,8 +55,11 @@ class Started(Struct, frozen=True):
     """Everything is up: go, from where the run was before."""
 
     restored: Restored = Restored()
+    whole_groups: frozenset[str] = frozenset()
+    """Environments that run a group as one: none of its rollouts can be run again alone."""
 
 
 Event = (
     Started | Tick | TasksArrived | Settled | Credited | VersionPublished | WeightsApplied | EngineLoad
-)
+    | WorkerLag
+)  # fmt: skip

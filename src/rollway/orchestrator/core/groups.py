@@ -10,7 +10,9 @@ from ...records.rollout import Cancelled, Failed, Scored, Settled
 from ...records.task import Task
 
 
-class _Open(Struct):
+class OpenGroup(Struct):
+    """Its rollouts by whether they have settled."""
+
     id: GroupId
     env: str
     task: Task
@@ -23,45 +25,54 @@ class OpenGroups:
     """Rollouts in flight, by group. A group leaves when its last rollout settles."""
 
     def __init__(self) -> None:
-        self._open: dict[GroupId, _Open] = {}
+        self._open: dict[GroupId, OpenGroup] = {}
         self._group_of: dict[RolloutId, GroupId] = {}
         self._by_env: Counter[str] = Counter()
+        self.num_rollouts = 0
+        """Of open groups, settled ones too."""
 
     @property
     def num_in_flight(self) -> int:
         return len(self._group_of)
 
-    @property
-    def num_rollouts(self) -> int:
-        """Rollouts of open groups, settled ones too."""
-        return sum(len(one.waiting) + len(one.settled) for one in self._open.values())
-
     def open(
         self, id: GroupId, env: str, task: Task, version: PolicyVersion, ids: list[RolloutId]
     ) -> None:
-        self._open[id] = _Open(id, env, task, version, set(ids))
+        self._open[id] = OpenGroup(id, env, task, version, set(ids))
         self._group_of.update(dict.fromkeys(ids, id))
         self._by_env[env] += len(ids)
+        self.num_rollouts += len(ids)
 
     def in_flight_of(self, env: str) -> int:
         return self._by_env[env]
 
-    def env_of(self, id: RolloutId) -> str:
-        return self._open[self._group_of[id]].env
+    def group_of(self, id: RolloutId) -> OpenGroup | None:
+        """None if no group waits for this rollout."""
+        group_id = self._group_of.get(id)
+        return None if group_id is None else self._open[group_id]
 
-    def waits_for(self, id: RolloutId) -> bool:
-        return id in self._group_of
+    def waiting_in(self, id: GroupId) -> list[RolloutId]:
+        return sorted(self._open[id].waiting)
 
-    def settle(self, settled: Settled) -> Group | None:
-        """Take the end of a rollout in flight; the group if it was the last one it waited for."""
-        id = self._group_of.pop(settled.rollout_id)
-        group = self._open[id]
-        self._by_env[group.env] -= 1
+    def env_of(self, id: GroupId) -> str:
+        return self._open[id].env
+
+    def settle(self, settled: Settled, instead: RolloutId | None = None) -> Group | None:
+        """Take the end of a rollout in flight; the group if it was the last one it waited for. With
+        `instead` another rollout takes its place, and the group waits for that."""
+        group = self._open[self._group_of.pop(settled.rollout_id)]
         group.waiting.remove(settled.rollout_id)
         group.settled.append(settled)
+        if instead is not None:
+            group.waiting.add(instead)
+            self._group_of[instead] = group.id
+            self.num_rollouts += 1
+            return None
+        self._by_env[group.env] -= 1
         if group.waiting:
             return None
-        del self._open[id]
+        del self._open[group.id]
+        self.num_rollouts -= len(group.settled)
         return _closed(group)
 
     def older_than(self, version: int) -> list[tuple[str, RolloutId]]:
@@ -76,7 +87,7 @@ class OpenGroups:
         return [(one.env, id) for one in self._open.values() for id in sorted(one.waiting)]
 
 
-def _closed(group: _Open) -> Group:
+def _closed(group: OpenGroup) -> Group:
     ends = sorted(group.settled, key=lambda one: one.rollout_id)
     return Group(
         id=group.id,

@@ -1,28 +1,59 @@
-"""Which environments have been silent for so long that nobody waits for them."""
+"""Who has been silent for so long that nobody waits any more."""
 
 
 class Patience:
-    """An environment is silent when rollouts of it run and none has settled for `patience_s`."""
+    """An environment is lost when it owes something and has given nothing for `patience_s`. That what it
+    owed was cancelled is no answer: it goes on where it was when it owes something again. A run is
+    stuck when nothing at all has moved for `quiet_s`."""
 
-    def __init__(self, patience_s: float) -> None:
+    def __init__(self, patience_s: float, quiet_s: float) -> None:
         self._patience_s = patience_s
+        self._quiet_s = quiet_s
         self._now_s: float | None = None
-        self._heard_s: dict[str, float] = {}
+        self._owes_since_s: dict[str, float] = {}
+        self._owed_s: dict[str, float] = {}
+        """Of those that owe nothing now, and gave nothing when they did."""
+        self._moved_s = 0.0
 
     def tick(self, now_s: float) -> None:
         if self._now_s is None:
-            self._heard_s = dict.fromkeys(self._heard_s, now_s)
+            self._owes_since_s = dict.fromkeys(self._owes_since_s, now_s)
+            self._moved_s = now_s
         self._now_s = now_s
 
-    def began(self, env: str, *, was_idle: bool) -> None:
-        """Rollouts start; the wait for the first of them begins."""
-        if was_idle or env not in self._heard_s:
-            self.heard(env)
+    @property
+    def now_s(self) -> float:
+        """0 until the first tick."""
+        return self._now_s or 0.0
 
-    def heard(self, env: str) -> None:
-        self._heard_s[env] = self._now_s or 0.0
+    def moved(self) -> None:
+        """Something has ended: a rollout, a step, an update of weights."""
+        self._moved_s = self.now_s
+
+    @property
+    def is_stuck(self) -> bool:
+        return self.now_s - self._moved_s >= self._quiet_s
+
+    def asked(self, env: str) -> None:
+        """It owes something from now on, if it did not before."""
+        self._owes_since_s.setdefault(env, self.now_s - self._owed_s.pop(env, 0.0))
+
+    def heard(self, env: str, *, owes: bool) -> None:
+        """It gave something; whether it owes more."""
+        self.moved()
+        self._owed_s.pop(env, None)
+        self._owes_since_s.pop(env, None)
+        if owes:
+            self._owes_since_s[env] = self.now_s
+
+    def let_off(self, env: str) -> None:
+        """What it owed was cancelled."""
+        since_s = self._owes_since_s.pop(env, None)
+        if since_s is not None:
+            self._owed_s[env] = self.now_s - since_s
 
     def is_lost_with(self, env: str) -> bool:
-        if self._now_s is None or env not in self._heard_s:
+        since_s = self._owes_since_s.get(env)
+        if self._now_s is None or since_s is None:
             return False
-        return self._now_s - self._heard_s[env] >= self._patience_s
+        return self._now_s - since_s >= self._patience_s

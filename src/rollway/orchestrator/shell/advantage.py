@@ -141,7 +141,7 @@ def _import(where: str) -> ModuleType:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except Exception as error:  # importing runs the user's code
         raise ConfigError(f"cannot import {path}: {type(error).__name__}: {error}") from None
     return module
 

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from ...observe.why import first_line
 from ...records.ids import GroupId, RolloutId, WorkerName
+from ...records.rollout import Cancelled, Outcome
 from ...records.situation import EngineState, EnvState, Held, Situation
 from ...records.task import Task
 from ...wire.messages import Progress
@@ -44,11 +45,8 @@ class _Env(Struct):
 class Lookout:
     """Told what starts, moves and settles; asked for the picture."""
 
-    def __init__(
-        self, core: Core, batch_size: int, engines: Callable[[], tuple[EngineState, ...]]
-    ) -> None:
+    def __init__(self, core: Core, engines: Callable[[], tuple[EngineState, ...]]) -> None:
         self._core = core
-        self._batch_size = batch_size
         self._engines = engines
         self._seen: dict[RolloutId, _Seen] = {}
         self._envs: dict[str, _Env] = {}
@@ -70,9 +68,10 @@ class Lookout:
                 seen.num_turns, seen.num_tokens = one.num_turns, one.num_tokens
                 seen.worker, seen.heard_s = progress.worker, now_s
 
-    def settled(self, id: RolloutId) -> None:
+    def settled(self, id: RolloutId, outcome: Outcome) -> None:
+        """That it was cancelled is no sign of life."""
         seen = self._seen.pop(id, None)
-        if seen is not None:
+        if seen is not None and not isinstance(outcome, Cancelled):
             env = self._envs[seen.env]
             env.num_settled, env.last_s = env.num_settled + 1, time.monotonic()
 
@@ -93,7 +92,7 @@ class Lookout:
             waits_for=core.waits_for,
             in_flight=core.num_in_flight,
             ready=core.num_ready,
-            batch_size=self._batch_size,
+            batch_size=core.rollouts_a_batch,
             version=core.applied_version,
             step_s=now_s - self._published_s,
             envs={

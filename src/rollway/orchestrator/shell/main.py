@@ -12,7 +12,6 @@ import msgspec
 
 from ...config.parts import EnvAddress, OrchestratorPart
 from ...config.plan import env_name
-from ...config.sections import FiltersConfig
 from ...envserver import client as envs
 from ...errors import ProtocolError
 from ...ledger.ledger import open_ledger
@@ -23,15 +22,18 @@ from ...observe.report import Notice, Progress
 from ...payload.writer import SegmentWriter
 from ...records.ids import PolicyVersion
 from ...records.lag import ProcessStats
-from ...records.rollout import Detection
+from ...records.task import Pool, Split
+from ...records.turn import Sampling
 from ...rundir.rundir import RunDir, write_whole
+from ...transport.choose import open_shipping
 from ...wire.keys import client_keys
 from ...wire.messages import NewPolicy
 from ..core.commands import Command, Dispatch
-from ..core.core import Core, Limits
+from ..core.core import Core
 from ..core.events import Event, Started, Tick
-from .advantage import credit_lane, is_built_in
+from .advantage import credit_lane
 from .fleet import open_fleet
+from .limits import limits
 from .lookout import Lookout
 from .perform import Performer, together
 from .phases import Phases
@@ -77,28 +79,33 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
         }
         max_groups = part.max_outstanding
         credit = await enter(credit_lane(part.orchestrator, parent.watch, max_groups))
-        lookout = Lookout(core, part.orchestrator.batch_size, fleet.states)
+        lookout = Lookout(core, fleet.states)
+        steps = StepLog(run, parent, lags, lambda: gauges(core), phases, part.orchestrator.correct_at)
+        shipping = stack.enter_context(
+            open_shipping(run, part.transport, part.first_step, part.max_steps)
+        )
         performer = Performer(
-            run, clients, fleet, ledger, events, part.sampling, part.orchestrator, credit, phases,
-            lookout,
+            run, clients, fleet, shipping, ledger, events, samplings(part), part.orchestrator, credit,
+            phases, lookout, steps,
         )  # fmt: skip
-        steps = StepLog(run, parent, lags, lambda: gauges(core), phases)
         parent.in_flight, parent.on_stats = lambda: core.num_in_flight, tell_stats(parent, lags)
-        await parent.ready()
+        await parent.ready(shipping.address)
         async with asyncio.TaskGroup() as tasks:
             sources = [
                 *(from_env(id, one, events, performer, lags, parent) for id, one in clients.items()),
-                from_trainer(run, part.first_step, part.max_steps, events, performer, steps),
+                shipping.serve(),
+                from_trainer(shipping, part.first_step, part.max_steps, events, performer, steps),
                 from_engines(fleet, events),
                 fleet.watch(),
-                tell_progress(core, part.orchestrator.batch_size, parent),
+                tell_progress(core, parent),
                 look_out(run, lookout, events, parent),
             ]
             running = [tasks.create_task(source) for source in sources]
             driving = tasks.create_task(drive(core, events, phases, performer.perform))
             listening = tasks.create_task(from_parent(parent, lags))
             await performer.resume(part.restored)
-            await events.put(Started(part.restored))
+            whole = frozenset(id for id, one in clients.items() if one.whole_groups)
+            await events.put(Started(part.restored, whole))
             await asyncio.wait([driving, listening], return_when=asyncio.FIRST_COMPLETED)
             for task in (*running, driving, listening):
                 task.cancel()
@@ -129,37 +136,23 @@ def landing(run: RunDir, part: OrchestratorPart, env: str) -> SegmentWriter:
     return SegmentWriter(run.payload, name, wants.segment_mb << 20, wants.durability)
 
 
-def limits(part: OrchestratorPart) -> Limits:
-    wants = part.orchestrator
-    return Limits(
-        batch_size=wants.batch_size,
-        group_size=wants.group_size,
-        max_in_flight=wants.max_in_flight,
-        max_outstanding=part.max_outstanding,
-        max_off_policy_steps=wants.max_off_policy_steps,
-        max_fruitless_groups=wants.max_fruitless_groups,
-        max_steps=part.max_steps,
-        micro_batch_tokens=part.micro_batch_tokens,
-        payload_bytes=part.payload.budget_mb << 20,
-        patience_s=wants.env_patience_s,
-        drop_zero_advantage=part.filters.zero_advantage == "enforce",
-        enforced=enforced(part.filters),
-        asks_for_credit=not is_built_in(wants.advantage),
-        baseline=wants.advantage,
-        length_penalty=wants.length_penalty,
-        length_by_turns=wants.length_penalty_by == "turns",
-        correct_at=wants.correct_at,
-    )
-
-
-def enforced(filters: FiltersConfig) -> frozenset[Detection]:
-    modes: dict[Detection, str] = {"gibberish": filters.gibberish, "repetition": filters.repetition}
-    return frozenset(sign for sign, mode in modes.items() if mode == "enforce")
+def samplings(part: OrchestratorPart) -> dict[Split, Sampling]:
+    train, wants = part.sampling, part.eval
+    return {"train": train, "eval": Sampling(wants.max_tokens or train.max_tokens, wants.temperature)}
 
 
 def gauges(core: Core) -> dict[str, float]:
+    pools: tuple[Pool, ...] = ("easy", "hard")
     return {
+        **{
+            f"pool/{env_name(env)}/{pool}": count
+            for pool in pools
+            for env, count in core.pooled(pool).items()
+            if count
+        },
         "in_flight": core.num_in_flight,
+        "max_in_flight": core.max_in_flight,
+        "retries": core.num_retries,
         "ready": core.num_ready,
         "payload/live_bytes": core.live_bytes,
         "payload/held_back": float(core.is_held_back),
@@ -174,14 +167,14 @@ def tell_stats(parent: Parent, lags: Lags) -> Callable[[ProcessStats], Awaitable
     return tell
 
 
-async def tell_progress(core: Core, batch_size: int, parent: Parent) -> None:
+async def tell_progress(core: Core, parent: Parent) -> None:
     while True:
         await asyncio.sleep(PROGRESS_EVERY_S)
         await parent.mention(
             Progress(
                 step=core.next_step, in_flight=core.num_in_flight, ready=core.num_ready,
-                batch_size=batch_size, version=core.applied_version, live_bytes=core.live_bytes,
-                held_back=core.is_held_back,
+                batch_size=core.rollouts_a_batch, version=core.applied_version,
+                live_bytes=core.live_bytes, held_back=core.is_held_back,
             )
         )  # fmt: skip
 

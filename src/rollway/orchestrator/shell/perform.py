@@ -3,23 +3,25 @@
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 
 from ...config.sections import OrchestratorConfig
 from ...envserver.client import EnvClient
 from ...errors import RunStuck
 from ...ledger.ledger import Ledger
 from ...loop.lanes import thread
+from ...loop.turns import Turns
+from ...observe.tally import Tally
+from ...payload.keeper import SegmentKeeper
 from ...payload.reader import SegmentReader
-from ...payload.release import LiveRefs
-from ...payload.store import PayloadSource
 from ...records.group import ClosedGroup
 from ...records.ids import GroupId, PolicyVersion, Step
-from ...records.payload import PayloadRef
 from ...records.restored import Restored
 from ...records.rollout import Scored, Settled
+from ...records.task import Split
 from ...records.turn import Sampling
 from ...rundir.rundir import RunDir
-from ...transport import filesystem
+from ...transport.transport import Shipping
 from ...wire.messages import Cancel, NewPolicy, NextTasks, Progress, Run, RunGroup
 from ..core.commands import (
     CancelRollout,
@@ -27,10 +29,13 @@ from ..core.commands import (
     Credit,
     Discard,
     Dispatch,
+    Evaluated,
     Finish,
     GiveUp,
+    Pooled,
     PullTasks,
     Release,
+    ReportEval,
     Ship,
     UpdateWeights,
 )
@@ -40,19 +45,22 @@ from .fleet import Fleet
 from .lookout import Lookout
 from .phases import Phases
 from .saver import forget_trained, save
+from .steplog import StepLog
 
 
 class Performer:
     """Turns commands into messages, files and requests. What they bring about returns as events."""
 
     def __init__(
-        self, run: RunDir, clients: Mapping[str, EnvClient], fleet: Fleet, ledger: Ledger,
-        events: "asyncio.Queue[Event]", sampling: Sampling, config: OrchestratorConfig,
-        credit: CreditLane | None, phases: Phases, lookout: Lookout,
+        self, run: RunDir, clients: Mapping[str, EnvClient], fleet: Fleet, shipping: Shipping,
+        ledger: Ledger, events: "asyncio.Queue[Event]", sampling: Mapping[Split, Sampling],
+        config: OrchestratorConfig, credit: CreditLane | None, phases: Phases, lookout: Lookout,
+        steps: StepLog,
     ) -> None:  # fmt: skip
         self._run = run
         self._clients = clients
         self._fleet = fleet
+        self._shipping = shipping
         self._ledger = ledger
         self._events = events
         self._sampling = sampling
@@ -60,17 +68,17 @@ class Performer:
         self._credit = credit
         self._phases = phases
         self._lookout = lookout
-        self._live = LiveRefs()
-        self._segments: PayloadSource = SegmentReader(run.payload)
+        self._steps = steps
+        self._keeper = SegmentKeeper(SegmentReader(run.payload))
         self._saving = asyncio.Lock()
-        self._shipped: dict[int, asyncio.Future[Ship]] = {}
+        self._shipped: dict[int, asyncio.Future[dict[str, float]]] = {}
 
     async def perform(self, command: Command | tuple[Dispatch, ...]) -> None:
         match command:
             case tuple():
                 await self._dispatch(command)
-            case PullTasks(env=env, start=start, count=count):
-                await self._clients[env].send(NextTasks(start, count))
+            case PullTasks(env=env, start=start, count=count, split=split):
+                await self._clients[env].send(NextTasks(start, count, split))
             case CancelRollout(env=env, rollout_id=id, reason=reason):
                 await self._clients[env].send(Cancel(id, reason))
             case Credit():
@@ -80,11 +88,19 @@ class Performer:
             case UpdateWeights(version=version, path=path):
                 await self._update_weights(version, path)
             case Discard(step=step, closed=closed):
-                await self._save(step, [closed])
+                await self._save(self._run.saved_rollouts(step), [closed])
                 await self._ledger.closed(closed.group.id, closed.fate)
-                await self._release([member.scored.ref for member in closed.group.members])
+                await self._keeper.release([member.scored.ref for member in closed.group.members])
             case Release(refs=refs):
-                await self._release(refs)
+                await self._keeper.release(refs)
+            case Pooled(env=env, task=task, pool=pool):
+                await self._ledger.pooled(env, task, pool)
+            case Evaluated(version=version, closed=closed):
+                await self._save(self._run.saved_evals(version), [closed])
+                await self._keeper.release([member.scored.ref for member in closed.group.members])
+            case ReportEval(version=version, closed=groups):
+                await self._steps.evaluated(version, groups)
+                await self._ledger.evaluated(version)
             case GiveUp(reason=reason):
                 raise RunStuck(reason)
             case Finish():
@@ -108,13 +124,15 @@ class Performer:
         """Rollouts of one group: one by one, or as one where the environment wants that."""
         first = orders[0]
         client = self._clients[first.env]
-        await self._ledger.opened(first.group_id, first.env, first.task, first.version, first.position)
+        await self._ledger.opened(
+            first.group_id, first.env, first.task, first.version, first.position, first.split
+        )
         runs = []
         for order in orders:
             id, env, task, version = order.rollout_id, order.env, order.task, order.version
             await self._ledger.dispatched(id, order.group_id, env, task.id, version)
             self._lookout.started(id, order.group_id, env, task)
-            runs.append(Run(id, 1, task, self._sampling, version))
+            runs.append(Run(id, 1, task, self._sampling[order.split], version))
         if client.whole_groups:
             await client.send(RunGroup(tuple(runs)))
             return
@@ -129,64 +147,64 @@ class Performer:
             for member in one.group.members
         ]  # fmt: skip
         for scored in [*(one for one in ends if isinstance(one, Scored)), *members]:
-            self._live.hold(scored.ref, closed=True)
+            self._keeper.hold_old(scored.ref)
         for batch in restored.batches:
             await thread(forget_trained, self._run.saved_rollouts(batch.manifest.step))
-            await self._after_ship(Ship(batch.manifest, batch.closed))
+            await self._shipping.ship(batch.manifest)
+            ship = Ship(batch.manifest, batch.closed)
+            await self._after_ship(ship, batch.metrics or await self._tallied(ship))
 
     async def settled(self, settled: Settled) -> None:
         """Note a rollout's end before the core hears of it."""
-        self._lookout.settled(settled.rollout_id)
-        if isinstance(settled.outcome, Scored) and self._live.hold(settled.outcome.ref):
-            await self._sweep()
+        self._lookout.settled(settled.rollout_id, settled.outcome)
+        if isinstance(settled.outcome, Scored):
+            await self._keeper.hold(settled.outcome.ref)
         await self._ledger.settled(settled)
 
     def moved(self, progress: Progress) -> None:
         self._lookout.moved(progress)
 
     async def _ship(self, ship: Ship) -> None:
-        """The ledger knows what is in a batch before the trainer sees it; the rest is written while it
-        trains."""
+        """All that a batch is made of is in the ledger before the trainer sees it; that it was shipped,
+        and what was said in it, is written while it trains."""
         step = ship.manifest.step
         with self._phases.shipping(step):
             await self._ledger.flush()
-            await filesystem.ship(self._run, ship.manifest)
-        await self._after_ship(ship)
+            await self._shipping.ship(ship.manifest)
+        await self._after_ship(ship, await self._tallied(ship))
 
-    async def _after_ship(self, ship: Ship) -> None:
-        step = ship.manifest.step
-        await self._ledger.shipped(step, dict.fromkeys(row.rollout_id for row in ship.manifest.rows))
-        await self._save(step, [one for one in ship.closed if one.fate == "trained"])
-        self._shipped_of(step).set_result(ship)
+    async def _tallied(self, ship: Ship) -> dict[str, float]:
+        """What a batch says; others have the loop in between, however large it is."""
+        tally, turns = Tally(ship.manifest, self._config.correct_at), Turns()
+        for closed in ship.closed:
+            tally.add(closed)
+            await turns.let_others()
+        return tally.metrics()
 
-    async def published(self, step: Step) -> Ship:
-        """What step `step` was made of, once everything that reads its payload has done so."""
-        ship = await self._shipped_of(step)
+    async def _after_ship(self, ship: Ship, metrics: dict[str, float]) -> None:
+        step, trained = ship.manifest.step, dict.fromkeys(row.rollout_id for row in ship.manifest.rows)
+        await self._ledger.shipped(step, trained, metrics)
+        kept = [one for one in ship.closed if one.fate == "trained"]
+        await self._save(self._run.saved_rollouts(step), kept)
+        self._shipped_of(step).set_result(metrics)
+
+    async def published(self, step: Step) -> dict[str, float]:
+        """What the batch of a step says, once everything that reads its payload has done so."""
+        metrics = await self._shipped_of(step)
         del self._shipped[step]
         await self._ledger.published(step)
         self._lookout.published()
-        return ship
+        return metrics
 
-    def _shipped_of(self, step: int) -> "asyncio.Future[Ship]":
+    def _shipped_of(self, step: int) -> "asyncio.Future[dict[str, float]]":
         if step not in self._shipped:
             self._shipped[step] = asyncio.get_running_loop().create_future()
         return self._shipped[step]
 
-    async def _save(self, step: Step, closed: list[ClosedGroup]) -> None:
+    async def _save(self, path: Path, closed: list[ClosedGroup]) -> None:
         if self._config.save_rollouts:
             async with self._saving:
-                path = self._run.saved_rollouts(step)
                 await thread(save, self._run.payload, path, closed)
-
-    async def _release(self, refs: Iterable[PayloadRef]) -> None:
-        for ref in refs:
-            if self._live.release(ref):
-                await thread(self._segments.remove, ref.segment)
-
-    async def _sweep(self) -> None:
-        """A writer has begun a new segment: remove what that closed and nobody uses."""
-        for segment in self._live.unused(await thread(self._segments.segments)):
-            await thread(self._segments.remove, segment)
 
 
 def together(commands: Iterable[Command]) -> Iterator[Command | tuple[Dispatch, ...]]:

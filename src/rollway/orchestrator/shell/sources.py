@@ -1,12 +1,11 @@
 """Where events come from: env servers, engines, the trainer, the parent."""
 
 import asyncio
-import logging
-from collections import Counter
 
 import msgspec
 
 from ...envserver.client import EnvClient
+from ...envserver.failurelog import FailureLog
 from ...errors import RunStuck
 from ...loop.part import Parent
 from ...observe.lags import Lags
@@ -14,16 +13,13 @@ from ...observe.report import Notice
 from ...records.ids import PolicyVersion, Step
 from ...records.lag import ProcessStats
 from ...records.rollout import Failed, Scored, Settled
-from ...rundir.rundir import RunDir
-from ...transport import filesystem
+from ...transport.transport import Shipping
 from ...wire.messages import Progress as EnvProgress
 from ...wire.messages import Stats, Tasks, WorkerLost
-from ..core.events import Event, TasksArrived, VersionPublished
+from ..core.events import Event, TasksArrived, VersionPublished, WorkerLag
 from .fleet import LOOK_EVERY_S, Fleet
 from .perform import Performer
 from .steplog import StepLog
-
-log = logging.getLogger(__name__)
 
 Events = asyncio.Queue[Event]
 
@@ -42,41 +38,22 @@ async def from_env(
                 )
             case Settled() as settled:
                 if isinstance(settled.outcome, Failed):
-                    failures.add(settled, settled.outcome)
+                    whose = f"environment '{env}', attempt {settled.attempt}, {settled.worker}"
+                    failures.add(settled.rollout_id, settled.outcome, whose)
                 await performer.settled(settled)
                 await events.put(settled)
             case Tasks(error=error) if error:
                 raise RunStuck(f"environment '{env}' cannot give tasks: {error}")
-            case Tasks(start=start, tasks=tasks, exhausted=exhausted):
-                await events.put(TasksArrived(env, start, tasks, exhausted))
+            case Tasks(start=start, tasks=tasks, exhausted=exhausted, split=split):
+                await events.put(TasksArrived(env, start, tasks, exhausted, split))
             case EnvProgress() as moved:
                 performer.moved(moved)
             case Stats(stats=stats):
                 lags.add(stats)
                 await parent.stats(stats)
+                await events.put(WorkerLag(stats.lag.p90))
             case WorkerLost(worker=worker, num_moved=moved, num_failed=failed):
                 await parent.say(Notice(f"{worker} died: {moved} rollouts moved, {failed} failed"))
-
-
-class FailureLog:
-    """The first failures of a kind in full, then ever fewer: a log stays readable and bounded."""
-
-    def __init__(self) -> None:
-        self._seen: Counter[str] = Counter()
-
-    def add(self, settled: Settled, failed: Failed) -> None:
-        self._seen[failed.boundary] += 1
-        count = self._seen[failed.boundary]
-        if count <= 10 or count % 10 ** (len(str(count)) - 1) == 0:
-            _log_failure(count, settled, failed)
-
-
-def _log_failure(count: int, settled: Settled, failed: Failed) -> None:
-    log.warning(
-        "rollout %s failed (%s number %d, attempt %d, %s): %s%s",
-        settled.rollout_id, failed.boundary, count, settled.attempt, settled.worker, failed.error,
-        f"\n{failed.traceback}" if failed.traceback else "",
-    )  # fmt: skip
 
 
 async def from_engines(fleet: Fleet, events: Events) -> None:
@@ -88,13 +65,13 @@ async def from_engines(fleet: Fleet, events: Events) -> None:
 
 
 async def from_trainer(
-    run: RunDir, first: Step, last: int, events: Events, performer: Performer, steps: StepLog
+    shipping: Shipping, first: Step, last: int, events: Events, performer: Performer, steps: StepLog
 ) -> None:
     """Every version, in order, once its weights are complete and its rollouts are saved."""
     for step in range(first, last + 1):
-        published = await filesystem.next_version(run, PolicyVersion(step))
-        ship = await performer.published(Step(step))
-        await steps.done(ship, published.metrics)
+        published = await shipping.next_version(PolicyVersion(step))
+        batch = await performer.published(Step(step))
+        await steps.done(Step(step), batch, published.metrics)
         await events.put(VersionPublished(published.version, published.path))
 
 

@@ -4,11 +4,10 @@ import difflib
 import itertools
 import operator
 import random
-from collections.abc import Iterator
 
 import rollway as rw
 
-from ..splits import EVAL_SEED, evaluation, training
+from ..splits import DrawnTasks
 
 NAMES = (
     "Ada", "Ann", "Ben", "Bob", "Cal", "Cleo", "Dan", "Dora", "Eli", "Eve", "Finn", "Fay", "Gil", "Gus",
@@ -17,7 +16,7 @@ NAMES = (
 )  # fmt: skip
 
 
-class AlphabetSort(rw.Environment):
+class AlphabetSort(DrawnTasks):
     """`num_batches` batches of up to `max_names` names; each reply is the whole list, sorted."""
 
     system_prompt = "Keep the names sorted. Say all of them, with commas."
@@ -32,23 +31,13 @@ class AlphabetSort(rw.Environment):
         self.max_names = max_names
         self.num_eval = num_eval
 
-    def tasks(self) -> Iterator[rw.Task]:
-        return training(self.drawn(self.seed))
-
-    def eval_tasks(self) -> Iterator[rw.Task]:
-        return evaluation(self.drawn(EVAL_SEED), self.num_eval)
-
-    def drawn(self, seed: int) -> Iterator[rw.Task]:
-        rng = random.Random(seed)
-        for index in itertools.count():
-            names = iter(rng.sample(NAMES, self.num_batches * self.max_names))
-            sizes = [rng.randint(1, self.max_names) for _ in range(self.num_batches)]
-            batches = [list(itertools.islice(names, size)) for size in sizes]
-            so_far = itertools.accumulate(batches, operator.add)
-            prompt = f"Sort: {', '.join(batches[0])}"
-            yield rw.Task(
-                str(index), prompt, answer=[sorted(one) for one in so_far], info={"batches": batches}
-            )
+    def draw(self, id: str, chance: random.Random) -> rw.Task:
+        names = iter(chance.sample(NAMES, self.num_batches * self.max_names))
+        sizes = [chance.randint(1, self.max_names) for _ in range(self.num_batches)]
+        batches = [list(itertools.islice(names, size)) for size in sizes]
+        so_far = itertools.accumulate(batches, operator.add)
+        prompt = f"Sort: {', '.join(batches[0])}"
+        return rw.Task(id, prompt, answer=[sorted(one) for one in so_far], info={"batches": batches})
 
     async def user(self, task: rw.Task, chat: rw.Chat) -> str | None:
         batches = task.info["batches"][len(chat.replies) :]

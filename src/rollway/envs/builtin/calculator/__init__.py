@@ -1,13 +1,12 @@
 """calculator: compute an expression by calling tools, one operation at a time. Several turns, tools."""
 
-import itertools
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import rollway as rw
 
-from ..splits import EVAL_SEED, evaluation, training
+from ..splits import DrawnTasks
 
 MAX_CALLS_PER_STEP = 2
 """A rollout has turns for so many calls of each operation, and one for the result."""
@@ -33,7 +32,7 @@ class Arithmetic(rw.Toolset):
         return a * b
 
 
-class Calculator(rw.Environment):
+class Calculator(DrawnTasks):
     """Expressions of `steps` operations on numbers up to `top`."""
 
     system_prompt = "Compute with the tools. Then say only the result."
@@ -46,24 +45,16 @@ class Calculator(rw.Environment):
         self.num_eval = num_eval
         self.max_turns = MAX_CALLS_PER_STEP * steps + 1
 
-    def tasks(self) -> Iterator[rw.Task]:
-        return training(self.drawn(self.seed))
+    def draw(self, id: str, chance: random.Random) -> rw.Task:
+        expression, value = self.expression(chance)
+        return rw.Task(id, prompt=expression, answer=value)
 
-    def eval_tasks(self) -> Iterator[rw.Task]:
-        return evaluation(self.drawn(EVAL_SEED), self.num_eval)
-
-    def drawn(self, seed: int) -> Iterator[rw.Task]:
-        rng = random.Random(seed)
-        for index in itertools.count():
-            expression, value = self.expression(rng)
-            yield rw.Task(id=str(index), prompt=expression, answer=value)
-
-    def expression(self, rng: random.Random) -> tuple[str, int]:
+    def expression(self, chance: random.Random) -> tuple[str, int]:
         """The text grows from the inside out, and its value along with it."""
-        value = rng.randint(1, self.top)
+        value = chance.randint(1, self.top)
         text = str(value)
         for step in range(self.steps):
-            sign, b = rng.choice("+-*"), rng.randint(1, self.top)
+            sign, b = chance.choice("+-*"), chance.randint(1, self.top)
             value = {"+": value + b, "-": value - b, "*": value * b}[sign]
             text = f"{text} {sign} {b}" if step == self.steps - 1 else f"({text} {sign} {b})"
         return text, value

@@ -1,20 +1,18 @@
 """guess-number: find a number by guesses that are answered with higher or lower. Several turns."""
 
-import itertools
 import random
 import re
-from collections.abc import Iterator
 
 import rollway as rw
 
-from ..splits import EVAL_SEED, evaluation, training
+from ..splits import DrawnTasks
 
 LOWEST = range(1, 901)
 """Where the numbers to guess from may begin."""
 _NUMBER = re.compile(r"\d{1,9}")
 
 
-class GuessNumber(rw.Environment):
+class GuessNumber(DrawnTasks):
     """One of `size` numbers, and `max_guesses` to find it. The sooner, the better."""
 
     def __init__(self, size: int = 16, max_guesses: int = 6, num_eval: int = 128) -> None:
@@ -24,19 +22,11 @@ class GuessNumber(rw.Environment):
         self.max_turns = max_guesses
         self.num_eval = num_eval
 
-    def tasks(self) -> Iterator[rw.Task]:
-        return training(self.drawn(self.seed))
-
-    def eval_tasks(self) -> Iterator[rw.Task]:
-        return evaluation(self.drawn(EVAL_SEED), self.num_eval)
-
-    def drawn(self, seed: int) -> Iterator[rw.Task]:
-        rng = random.Random(seed)
-        for index in itertools.count():
-            low = rng.choice(LOWEST)
-            high = low + self.size - 1
-            prompt = f"Guess my number from {low} to {high}."
-            yield rw.Task(id=str(index), prompt=prompt, answer=rng.randint(low, high))
+    def draw(self, id: str, chance: random.Random) -> rw.Task:
+        low = chance.choice(LOWEST)
+        high = low + self.size - 1
+        prompt = f"Guess my number from {low} to {high}."
+        return rw.Task(id, prompt=prompt, answer=chance.randint(low, high))
 
     async def user(self, task: rw.Task, chat: rw.Chat) -> str | None:
         guess = number_in(chat.reply)

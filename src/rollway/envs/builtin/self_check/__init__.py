@@ -1,14 +1,13 @@
 """self-check: count letters, then check the answer. Update, children with a borrowed tool, judge."""
 
 import asyncio
-import itertools
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import rollway as rw
 
-from ..splits import EVAL_SEED, evaluation, training
+from ..splits import DrawnTasks
 
 LETTERS = "abcd"
 NUM_CHECKS = 2
@@ -29,7 +28,7 @@ class Counter(rw.Toolset):
         return word.count(letter) if letter else 0
 
 
-class SelfCheck(rw.Environment):
+class SelfCheck(DrawnTasks):
     """Words of `min_length` to `max_length` of the letters a to d."""
 
     max_turns = 1 + NUM_CHECKS * TURNS_PER_CHECK
@@ -40,19 +39,11 @@ class SelfCheck(rw.Environment):
         self.lengths = (min_length, max_length)
         self.num_eval = num_eval
 
-    def tasks(self) -> Iterator[rw.Task]:
-        return training(self.drawn(self.seed))
-
-    def eval_tasks(self) -> Iterator[rw.Task]:
-        return evaluation(self.drawn(EVAL_SEED), self.num_eval)
-
-    def drawn(self, seed: int) -> Iterator[rw.Task]:
-        rng = random.Random(seed)
-        for index in itertools.count():
-            word = "".join(rng.choices(LETTERS, k=rng.randint(*self.lengths)))
-            letter = rng.choice(LETTERS)
-            prompt = f"How many {letter} are in {word}?"
-            yield rw.Task(id=str(index), prompt=prompt, answer=word.count(letter))
+    def draw(self, id: str, chance: random.Random) -> rw.Task:
+        word = "".join(chance.choices(LETTERS, k=chance.randint(*self.lengths)))
+        letter = chance.choice(LETTERS)
+        prompt = f"How many {letter} are in {word}?"
+        return rw.Task(id, prompt=prompt, answer=word.count(letter))
 
     def tools(self, task: rw.Task) -> Sequence[rw.Toolset]:
         return [Counter()]

@@ -1,0 +1,182 @@
+"""Writes the pages of this folder that are made from code: metrics.md and configuration.md.
+
+python docs/generate.py        (or: make docs)
+"""
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import tomli_w
+from msgspec import NODEFAULT
+from msgspec.inspect import (
+    BoolType,
+    DictType,
+    Field,
+    FloatType,
+    IntType,
+    LiteralType,
+    NoneType,
+    StrType,
+    StructType,
+    Type,
+    UnionType,
+    VarTupleType,
+    type_info,
+)
+
+from rollway.config import sections
+from rollway.observe.declared import SECTIONS, Metric
+
+FOLDER = Path(__file__).parent
+
+METRICS = """# Metrics
+
+<!-- Written by `make docs` from src/rollway/observe/declared.py: change it there. -->
+
+Every step is a line of `metrics.jsonl` in the run directory, a JSON object with the names below. The
+same names go to W&B and TensorBoard; Prometheus sees them as [running.md](running.md) says. A word in
+braces stands for a reward, an environment, a process, …. What does not occur in a step is not in its
+line: a mean of nothing, a way to end that no rollout had. A process that was held names the culprits
+under `stalls` of the line ([running.md](running.md)).
+
+Where other frameworks say `reward/<env>/mean`, it is `env/<env>/reward/mean` here: an environment and a
+reward function may have the same name.
+
+*How often*: `step` is told once a step. `second` is also told to Prometheus once a second, as it is
+then.
+"""
+
+CONFIGURATION = """# Configuration
+
+<!-- Written by `make docs` from src/rollway/config/sections.py: change it there. -->
+
+A run file is TOML. Only `name`, `model.path` and one `[[env]]` with its `id` are needed. Unknown keys,
+wrong types and values out of range are refused with the key's path and the nearest valid name.
+`--set section.key=value` changes a key for one run, `--set env.0.key=value` one of the first
+environment; `--dry-run` prints all of them, resolved.
+"""
+
+
+def metrics_page() -> str:
+    """One table a section, in the order of their declaration."""
+    parts = [METRICS]
+    for title, metrics in SECTIONS.items():
+        rows = [_metric_row(metric) for metric in metrics]
+        parts.append(_titled(title, "", ("name", "unit", "how often", "meaning"), rows))
+    return "\n".join(parts)
+
+
+def _metric_row(metric: Metric) -> tuple[str, ...]:
+    often = "second" if metric.is_live else "step"
+    return f"`{metric.name}`", metric.unit, often, metric.meaning
+
+
+def configuration_page() -> str:
+    """The keys of the file's top, then one table a section, in the order of the file."""
+    return "\n".join([CONFIGURATION, *_tables("Top of the file", "", sections.RunConfig, _meanings())])
+
+
+def _tables(title: str, path: str, kind: type, meanings: dict[str, dict[str, str]]) -> Iterator[str]:
+    """That of one section, and those of the sections in it."""
+    info, mine = type_info(kind), meanings[kind.__name__]
+    assert isinstance(info, StructType)
+    text = mine[""] if path else ""
+    rows = [
+        (f"`{one.name}`", _words(one.type), _default(one), mine[one.name])
+        for one in info.fields if _section(one.type) is None
+    ]  # fmt: skip
+    yield _titled(title, text, ("key", "value", "default", "meaning"), rows)
+    for one in info.fields:
+        section = _section(one.type)
+        if section is not None:
+            name = f"{path}{one.name}"
+            header = f"`[[{name}]]`" if isinstance(one.type, VarTupleType) else f"`[{name}]`"
+            yield from _tables(header, f"{name}.", section.cls, meanings)
+
+
+def _section(kind: Type) -> StructType | None:
+    """The section that a field of the file is, also a list of it or one that may be left out."""
+    match kind:
+        case StructType():
+            return kind
+        case VarTupleType(item_type=item):
+            return _section(item)
+        case UnionType(types=types):
+            return next((found for one in types if (found := _section(one))), None)
+    return None
+
+
+def _words(kind: Type) -> str:
+    """What a value may be."""
+    match kind:
+        case IntType() | FloatType():
+            name = "whole number" if isinstance(kind, IntType) else "number"
+            return f"{name}{_range(kind.gt, kind.ge, kind.le)}"
+        case LiteralType(values=values):
+            return " or ".join(f'`"{value}"`' for value in values)
+        case BoolType():
+            return "true or false"
+        case StrType(pattern=pattern):
+            return f"text, `{pattern}`" if pattern else "text"
+        case DictType():
+            return "table"
+        case VarTupleType(item_type=item):
+            return f"list of: {_words(item)}"
+        case UnionType(types=types):
+            return " or ".join(_words(one) for one in types if not isinstance(one, NoneType))
+    raise TypeError(f"no words for {kind}")
+
+
+def _range(above: float | None, least: float | None, most: float | None) -> str:
+    if least is not None and most is not None:
+        return f", {least:g} to {most:g}"
+    if above is not None:
+        return f", above {above:g}"
+    return "" if least is None else f", {least:g} or more"
+
+
+def _default(one: Field) -> str:
+    if one.default is None:
+        return "none"
+    if one.default is not NODEFAULT:
+        return f"`{tomli_w.dumps({'x': one.default}).strip().removeprefix('x = ')}`"
+    return "required" if one.default_factory is NODEFAULT else "`{}`"
+
+
+def _meanings() -> dict[str, dict[str, str]]:
+    """By class and key, the text under it; a class's own under ''. msgspec keeps none of them."""
+    tree = ast.parse(inspect.getsource(sections))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    return {one.name: {"": ast.get_docstring(one) or "", **_below_keys(one)} for one in classes}
+
+
+def _below_keys(section: ast.ClassDef) -> dict[str, str]:
+    found = {}
+    for node, after in zip(section.body, section.body[1:], strict=False):
+        match node, after:
+            case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[key] = " ".join(text.split())
+    return found
+
+
+def _titled(title: str, text: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    cells = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+    return "\n".join([f"## {title}", *([text] * bool(text)), "", *cells, ""])
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "metrics.md": metrics_page, "configuration.md": configuration_page
+}  # fmt: skip
+
+
+def main() -> None:
+    for name, page in PAGES.items():
+        (FOLDER / name).write_text(page())
+        print(f"wrote {FOLDER / name}")
+
+
+if __name__ == "__main__":
+    main()

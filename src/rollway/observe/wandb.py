@@ -1,0 +1,30 @@
+"""Steps as Weights & Biases shows them. A run that is resumed goes on under the same id."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+
+class WeightsAndBiases:
+    """One run of a project. `WANDB_MODE=offline` keeps it in `folder` for `wandb sync`."""
+
+    def __init__(
+        self, project: str, *, name: str, id: str, folder: Path, config: dict[str, Any]
+    ) -> None:
+        """`project` may name its team, too: `team/project`."""
+        entity, _, project = project.rpartition("/")
+        self._run = wandb.init(
+            entity=entity or None, project=project, name=name, id=id, resume="allow", dir=str(folder),
+            config=config, settings=wandb.Settings(console="off"),
+        )  # fmt: skip
+        self._newest = 0
+
+    def log(self, step: int, time_s: float, values: Mapping[str, float]) -> None:
+        """Steps only ever grow here: what is about an older one stands at the newest."""
+        self._newest = max(self._newest, step)
+        self._run.log(dict(values), step=self._newest)
+
+    def close(self) -> None:
+        self._run.finish()

@@ -1,0 +1,37 @@
+"""How many rollouts may run at a time, from what engine and workers say of their load."""
+
+from ...records.load import EngineLoad
+
+FULL_CACHE, FREE_CACHE = 0.95, 0.85
+"""Above the first an engine throws out requests to make room; below the second it has some."""
+LATE_S = 0.1
+"""Workers whose loops are later than this have too much to do."""
+LESS = 0.9
+
+
+class Concurrency:
+    """Starts at the most there may be. Falls by a tenth at each report of overload; rises by a group at
+    each report that there is room, while it is this bound that binds. Without `adapts` it is the most,
+    always."""
+
+    def __init__(self, most: int, step: int, *, adapts: bool) -> None:
+        self._most = most
+        self._step = step
+        self._adapts = adapts
+        self._worker_lag_s = 0.0
+        self.limit = most
+
+    def worker_lag(self, lag_s: float) -> None:
+        """The worst since the engine's last report."""
+        self._worker_lag_s = max(self._worker_lag_s, lag_s)
+
+    def engine_load(self, load: EngineLoad, in_flight: int) -> None:
+        lag_s, self._worker_lag_s = self._worker_lag_s, 0.0
+        if not self._adapts:
+            return
+        overloaded = load.waiting > load.running or load.cache_use > FULL_CACHE or lag_s > LATE_S
+        has_room = not load.waiting and load.cache_use < FREE_CACHE and lag_s < LATE_S / 2
+        if overloaded:
+            self.limit = max(self._step, int(min(self.limit, in_flight) * LESS))
+        elif has_room and in_flight + self._step > self.limit:
+            self.limit = min(self._most, self.limit + self._step)

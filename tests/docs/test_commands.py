@@ -1,0 +1,105 @@
+"""Commands of the documentation, carried out as printed, in a folder that has what they speak of.
+
+Training is carried out as a dry run, evaluations with few rollouts against servers that answer by what
+is asked, everything else as it stands.
+"""
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from msgspec import Struct
+from tests.docs.pages import ROOT, Line, commands
+from tests.doubles.chat import chat_double
+from tests.doubles.engine import engine_double
+from tests.system.test_train import Workspace
+
+pytestmark = [pytest.mark.anyio, pytest.mark.system, pytest.mark.timeout(180)]
+
+UNTIL_STOPPED = {"serve", "engine"}
+"""Commands that end by Ctrl-C only; tests/system starts them."""
+FEWER = {"train": ["--dry-run"], "eval": ["-n", "2", "-r", "2", "--max-tokens", "8"],
+         "simulate": ["--rollouts", "2000"]}  # fmt: skip
+"""What is added, so that a command takes seconds."""
+STEPS = 6
+"""So many, and rollout g12.3 is among those that trained."""
+
+
+def command_lines() -> list[Line]:
+    """Each once, those that make what others use first."""
+    found: dict[tuple[str, ...], Line] = {}
+    for line in commands():
+        if line.program == "tail" or (line.program == "rollway" and line.args[0] not in UNTIL_STOPPED):
+            found.setdefault(tuple(line.args), line)
+    return list(found.values())
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_moe: Path) -> Iterator[Path]:
+    """Where a reader would be: run files, environments, models, and a run that was stopped."""
+    folder = tmp_path_factory.mktemp("reader")
+    work = Workspace(folder, tiny_moe)
+    text = work.file.read_text().replace('name = "test"', 'name = "my-run"')
+    work.file.write_text(re.sub(r'id = ".*"', 'id = "my-env.py"', text))
+    shutil.copy(ROOT / "tests" / "doubles" / "envs.py", folder / "my-env.py")
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    (block,) = re.findall(
+        r"```python\n(# sort_letters.py.*?)```", (ROOT / "README.md").read_text(), re.S
+    )
+    (folder / "sort_letters.py").write_text(block)
+    for model in ("models/reverse-text-moe", "sort/weights/step_150"):
+        shutil.copytree(tiny_moe, folder / "outputs" / model)
+    with work.training("--set", "max_steps=500") as process:
+        work.wait_for_step(process, STEPS)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    yield folder
+    for process in work.processes():
+        process.kill()
+
+
+class Servers(Struct, frozen=True):
+    """What stands where the documentation has an address or a model."""
+
+    names: dict[str, str]
+
+    def words(self, args: list[str]) -> list[str]:
+        return [self.names.get(word, word) for word in args]
+
+
+@asynccontextmanager
+async def served(model: Path) -> AsyncIterator[Servers]:
+    async with (
+        chat_double(lambda said, before: "abc", models=("gpt-x", "MODEL")) as chat,
+        engine_double(model, lambda said: "abc") as engine,
+    ):
+        yield Servers({
+            "https://api.example.com/v1": chat.url,
+            "http://localhost:8000/v1": chat.url,
+            "http://localhost:8000": engine.url,
+            "Qwen/Qwen3-8B": "scripted",
+            "models/Qwen3-8B": str(model),
+            "my-env": "my-env.py",
+        })  # fmt: skip
+
+
+@pytest.mark.parametrize("line", command_lines(), ids=lambda line: " ".join(line.args[:4]))
+async def test_a_command_does_what_it_says(line: Line, folder: Path, tiny_moe: Path) -> None:
+    async with served(tiny_moe) as servers:
+        args = [*servers.words(line.args), *FEWER.get(line.args[0], [])]
+        program = [sys.executable, "-m", "rollway"] if line.program == "rollway" else [line.program]
+        process = await asyncio.create_subprocess_exec(
+            *program, *args, cwd=folder, env={**os.environ, "OPENAI_API_KEY": "sesame"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        out, _ = await process.communicate()
+    assert process.returncode == 0, out.decode()
+    assert out.strip() or line.program != "rollway"

@@ -1,0 +1,30 @@
+"""Parts of a run, started by a test."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from rollway.loop.part import Part, start_part
+
+ROUTER = "rollway.envserver.router:main"
+ENGINE = "rollway.inference.embedded.http:main"
+
+
+@asynccontextmanager
+async def serving_part(
+    name: str, entry: str, config: Any, log: Path | None = None
+) -> AsyncIterator[tuple[Part, str]]:
+    """A part and the address it serves at; one that never does is raised as what ended it."""
+    async with start_part(name, entry, config, log=log) as part:
+        listening = asyncio.ensure_future(part.listen(lambda stats: None, lambda body: None))
+        ready = asyncio.ensure_future(part.ready())
+        try:
+            await asyncio.wait([listening, ready], return_when=asyncio.FIRST_COMPLETED)
+            if listening.done():
+                listening.result()
+            yield part, ready.result()
+        finally:
+            ready.cancel()
+            listening.cancel()

@@ -1,0 +1,39 @@
+"""A worker's toolsets are closed with it, every one."""
+
+from typing import Any
+
+import pytest
+
+import rollway as rw
+from rollway.envserver.toolkeeper import ToolKeeper
+
+pytestmark = pytest.mark.anyio
+
+
+class Door(rw.Toolset):
+    scope = "worker"
+    is_open = False
+
+    async def __aenter__(self) -> "Door":
+        self.is_open = True
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        self.is_open = False
+
+
+class Jammed(Door):
+    async def __aexit__(self, *_: Any) -> None:
+        raise KeyError("jammed")
+
+
+class BackDoor(Door):
+    pass
+
+
+async def test_one_that_cannot_be_closed_keeps_no_other_open() -> None:
+    front, jammed, back = Door(), Jammed(), BackDoor()
+    with pytest.raises(KeyError, match="jammed"):
+        async with ToolKeeper() as keeper, keeper.opened([front, jammed, back], None) as opened:
+            assert all(door.is_open for door in opened if isinstance(door, Door))
+    assert (front.is_open, jammed.is_open, back.is_open) == (False, True, False)

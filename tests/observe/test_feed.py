@@ -1,0 +1,147 @@
+"""W&B and TensorBoard, with their real packages, fed by a process of its own."""
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollway.config.sections import EnvConfig, MetricsConfig, ModelConfig, RunConfig
+from rollway.errors import ConfigError
+from rollway.launch.sinks import sinks
+from rollway.launch.watch import RunWatch
+from rollway.observe.console import Screen
+from rollway.rundir.metricsfile import MetricsFile
+from rollway.rundir.rundir import RunDir
+
+pytestmark = pytest.mark.anyio
+
+BLOCK = 32 << 10
+TENSORBOARD = MetricsConfig(tensorboard=True)
+WANDB = MetricsConfig(wandb_project="team/tests")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run = RunDir(tmp_path / "outputs" / "my-run")
+    run.create(RunConfig(name="my-run", model=ModelConfig(path="m"), env=(EnvConfig(id="e"),)))
+    return run
+
+
+def told(run: RunDir, *steps: int) -> None:
+    for step in steps:
+        line = {"step": step, "time": 1000.0 + step, "loss": step / 8, "reward/all/mean": 0.5,
+                "stalls": [{"process": "w0"}]}  # fmt: skip
+        MetricsFile(run.metrics).append(json.dumps(line).encode())
+
+
+async def fed(run: RunDir, config: MetricsConfig, *steps: int) -> None:
+    """A run in which these steps are trained."""
+    watch = RunWatch(Screen(), 10)
+    async with sinks(config, run, watch):
+        for step in steps:
+            told(run, step)
+            watch.on_step()
+
+
+def events(run: RunDir) -> Iterator[Any]:
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    for path in sorted((run.path / "tensorboard").iterdir()):
+        yield from loader.LegacyEventFileLoader(str(path)).Load()
+
+
+def scalars(run: RunDir) -> list[tuple[int, str, float]]:
+    return [
+        (event.step, value.tag, value.simple_value)
+        for event in events(run) for value in event.summary.value
+    ]  # fmt: skip
+
+
+async def test_tensorboard_reads_back_every_step(run: RunDir) -> None:
+    pytest.importorskip("tensorboard")
+    await fed(run, TENSORBOARD, 1, 2)
+    assert scalars(run) == [
+        (1, "loss", 0.125), (1, "reward/all/mean", 0.5), (2, "loss", 0.25), (2, "reward/all/mean", 0.5)
+    ]  # fmt: skip
+    assert [event.wall_time for event in events(run) if event.summary.value] == [1001.0, 1002.0]
+
+
+async def test_a_resumed_run_tells_what_is_new_and_what_was_missed(run: RunDir) -> None:
+    pytest.importorskip("tensorboard")
+    told(run, 1)
+    await fed(run, TENSORBOARD, 2)
+    told(run, 3)  # by a run whose sinks were down
+    await fed(run, TENSORBOARD, 4)
+    assert [step for step, tag, _ in scalars(run) if tag == "loss"] == [1, 2, 3, 4]
+
+
+async def test_a_line_that_was_taken_back_is_told_again(run: RunDir) -> None:
+    pytest.importorskip("tensorboard")
+    await fed(run, TENSORBOARD, 1, 2, 3)
+    run.forget_unpublished(1)  # type: ignore[arg-type]
+    await fed(run, TENSORBOARD, 2)
+    assert [step for step, tag, _ in scalars(run) if tag == "loss"] == [1, 2, 3, 2]
+
+
+def logged_pieces(path: Path) -> Iterator[bytes]:
+    """The records of a file in LevelDB's log format, after W&B's 7 bytes of header: blocks of 32 KB, in
+    which a record is whole (1) or begins (2), goes on (3) and ends (4)."""
+    data, at, piece = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        left = BLOCK - at % BLOCK
+        if left < 7:
+            at += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        piece += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            yield piece
+            piece = b""
+
+
+def wandb_records(run: RunDir) -> list[Any]:
+    """All records of all offline runs, in the order of the runs."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    paths = sorted((run.path / "wandb").glob("offline-run-*/run-*.wandb"))
+    return [Record.FromString(piece) for path in paths for piece in logged_pieces(path)]
+
+
+async def test_wandb_goes_on_under_the_same_id(run: RunDir) -> None:
+    pytest.importorskip("wandb")
+    await fed(run, WANDB, 1, 2)
+    await fed(run, WANDB, 3)
+    records = wandb_records(run)
+    runs = [one.run for one in records if one.WhichOneof("record_type") == "run"]
+    id = json.loads(run.sinks.read_bytes())["wandb_id"]
+    assert {(one.run_id, one.entity, one.project, one.display_name) for one in runs} == {
+        (id, "team", "tests", "my-run")
+    }
+    history = [one.history for one in records if one.WhichOneof("record_type") == "history"]
+    logged = [
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in one.item}
+        for one in history
+    ]
+    assert [(one["_step"], one["loss"], one["reward/all/mean"]) for one in logged] == [
+        (1, 0.125, 0.5), (2, 0.25, 0.5), (3, 0.375, 0.5)
+    ]  # fmt: skip
+
+
+async def test_a_project_that_cannot_be_opened_is_said_at_the_start(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "no such mode")
+    with pytest.raises(ConfigError, match=r"W&B cannot be opened: .*mode"):
+        await fed(run, WANDB, 1)
+
+
+async def test_without_sinks_there_is_no_process(run: RunDir) -> None:
+    await fed(run, MetricsConfig(), 1)
+    assert not run.sinks.exists()
+    assert not (run.logs / "sinks.log").exists()

@@ -1,0 +1,393 @@
+"""The core's invariants, over random orders of settling, failing, publishing, applying and crashing."""
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from tests.orchestrator.made import limits, scored
+
+from rollway.orchestrator.core.commands import (
+    CancelRollout,
+    Credit,
+    Discard,
+    Dispatch,
+    Evaluated,
+    Finish,
+    GiveUp,
+    Pooled,
+    PullTasks,
+    Release,
+    ReportEval,
+    Ship,
+    UpdateWeights,
+)
+from rollway.orchestrator.core.core import Core
+from rollway.orchestrator.core.events import (
+    Credited,
+    Started,
+    TasksArrived,
+    Tick,
+    VersionPublished,
+    WeightsApplied,
+    WorkerLag,
+)
+from rollway.orchestrator.core.limits import DifficultyRule, EvalRule, Limits, RetryRule
+from rollway.orchestrator.credit.baselines import grpo
+from rollway.records.ids import GroupId, PolicyVersion, RolloutId, Step, WorkerName, num_retries
+from rollway.records.load import EngineLoad
+from rollway.records.payload import PayloadRef
+from rollway.records.restored import Restored, RestoredBatch, RestoredGroup, RestoredTask
+from rollway.records.rollout import Cancelled, Failed, Outcome, RowSummary, Scored, Settled
+from rollway.records.task import Pool, Task
+
+GIBBERISH = 77
+"""Tokens of a row that a filter leaves out."""
+EVALS = EvalRule(every=2, num_tasks=3, num_rollouts=2, share=0.25, at_start=True, envs=("a", "b"))
+RETRIES = RetryRule({"engine": 2, "worker": 1}, 0.5)
+POOLS = DifficultyRule(easy_at=1.0, hard_at=0.0, easy_share=0.1, hard_share=0.2)
+
+
+class Written:
+    """What outlives a crash: the ledger, as the shell writes it."""
+
+    def __init__(self) -> None:
+        self.groups: dict[GroupId, Dispatch] = {}
+        self.ids: dict[GroupId, list[RolloutId]] = {}
+        self.ends: dict[RolloutId, Settled] = {}
+        self.closed: set[GroupId] = set()
+        self.pools: dict[tuple[str, str], tuple[Task, Pool]] = {}
+        self.evaluated: int | None = None
+
+    def dispatched(self, order: Dispatch) -> None:
+        self.groups[order.group_id] = order
+        ids = self.ids.setdefault(order.group_id, [])
+        if order.rollout_id not in ids:
+            ids.append(order.rollout_id)
+        self.ends.pop(order.rollout_id, None)
+
+    def restored(self, unpublished: list[Ship]) -> Restored:
+        """As a restart finds it: cancelled rollouts run again."""
+        batches = [
+            RestoredBatch(ship.manifest, tuple(one for one in ship.closed if one.fate == "trained"))
+            for ship in unpublished
+        ]
+        shipped = {one.group.id for batch in batches for one in batch.closed}
+        left = [
+            order for id, order in sorted(self.groups.items())
+            if id not in self.closed | shipped and order.split == "train"
+        ]  # fmt: skip
+        cursors = {
+            order.env: order.position for _, order in sorted(self.groups.items())
+            if order.split == "train"
+        }  # fmt: skip
+        return Restored(
+            groups=tuple(self._group(order) for order in left),
+            batches=tuple(batches),
+            cursors=cursors,
+            next_group=GroupId(max(self.groups, default=-1) + 1),
+            pooled=tuple(RestoredTask(env, task, pool) for (env, _), (task, pool) in self.pools.items()),
+            evaluated=self.evaluated,
+        )
+
+    def _group(self, order: Dispatch) -> RestoredGroup:
+        ids = self.ids[order.group_id]
+        ends = [self.ends[id] for id in ids if id in self.ends]
+        usable = tuple(one for one in ends if not isinstance(one.outcome, Cancelled))
+        return RestoredGroup(order.group_id, order.env, order.task, tuple(ids), usable)
+
+
+NUM_HEARD: Counter[str] = Counter()
+"""Events of all examples together."""
+
+
+class World(RuleBasedStateMachine):
+    """Everything around the core: env servers, engine and trainer, each at its own pace."""
+
+    @initialize(
+        off_policy=st.integers(0, 2), group_size=st.integers(2, 4), in_flight=st.integers(4, 20),
+        flags=st.sets(st.sampled_from(
+            ["drop", "asks", "evals", "retries", "pools", "cuts", "tokens", "adapts", "rate", "whole"]
+        )),
+        spare=st.integers(0, 40), num_tasks=st.one_of(st.none(), st.integers(1, 5)),
+    )  # fmt: skip
+    def begin(
+        self, off_policy: int, group_size: int, in_flight: int, flags: set[str], spare: int,
+        num_tasks: int | None,
+    ) -> None:  # fmt: skip
+        batch = 2 * group_size
+        self.limits: Limits = limits(
+            batch_size=batch, group_size=group_size, max_in_flight=max(in_flight, group_size),
+            max_outstanding=batch * (1 + off_policy), max_off_policy_steps=off_policy,
+            drop_zero_advantage="drop" in flags, asks_for_credit="asks" in flags,
+            payload_bytes=64 * (3 * batch + spare + 2 * EVALS.num_rollouts),
+            enforced=frozenset({"gibberish"}), patience_s=60,
+            evals=EVALS if "evals" in flags else None,
+            retries=RETRIES if "retries" in flags else RetryRule(),
+            difficulty=POOLS if "pools" in flags else DifficultyRule(),
+            cut_after=0.5 if "cuts" in flags else 1.0, cut_wait_s=30,
+            batch_tokens=10 * batch if "tokens" in flags else 0,
+            adapts="adapts" in flags, rollouts_a_minute=200 if "rate" in flags else float("inf"),
+        )  # fmt: skip
+        self.whole = frozenset("b") if "whole" in flags else frozenset[str]()
+        self.num_tasks = num_tasks
+        self.ledger = Written()
+        self.trained: list[str] = []
+        self.queue: list[Ship] = []
+        self.published = 0
+        self.count = 0
+        self.now_s = 1e5
+        self.done = False
+        self.dead = False
+        self.restart()
+
+    def restart(self) -> None:
+        """A new orchestrator, engine and trainer, from what was written."""
+        restored = self.ledger.restored(self.queue)
+        self.core = Core(
+            self.limits, {"a": 3.0, "b": 1.0}, Step(self.published + 1), dict(restored.cursors)
+        )
+        self.running: dict[RolloutId, Dispatch] = {}
+        self.settled = {one.rollout_id for group in restored.groups for one in group.settled}
+        ends = [one.outcome for group in restored.groups for one in group.settled]
+        members = [m for batch in restored.batches for one in batch.closed for m in one.group.members]
+        self.held: set[PayloadRef] = {one.ref for one in ends if isinstance(one, Scored)}
+        self.held |= {member.scored.ref for member in members}
+        self.to_apply: list[int] = []
+        self.to_credit: list[Credit] = []
+        self.engine = self.published
+        self.hear(Started(restored, self.whole))
+        self.most = max(self.limits.max_in_flight, len(self.running))
+        """A restart runs again what is missing, be it more than otherwise would run at a time."""
+
+    def hear(self, event: Any) -> None:
+        NUM_HEARD["events"] += 1
+        for command in self.core.on_event(event):
+            if self.dead:
+                return  # killed while it was doing what it had decided
+            self.obey(command)
+
+    def obey(self, command: Any) -> None:
+        match command:
+            case PullTasks(env=env, start=start, count=count, split=split):
+                end = start + count if self.num_tasks is None else min(start + count, self.num_tasks)
+                tasks = tuple(Task(id=str(n), prompt="?") for n in range(start, end))
+                self.hear(TasksArrived(env, start, tasks, exhausted=len(tasks) < count, split=split))
+            case Dispatch():
+                self.start(command)
+            case CancelRollout(rollout_id=id):
+                if id in self.running:
+                    self.end(id, Cancelled("x"))
+            case Credit(group_id=id, rewards=rewards):
+                assert self.limits.asks_for_credit
+                assert id not in self.ledger.closed
+                assert len(rewards) == len(command.num_tokens) == len(command.num_turns) >= 2
+                self.to_credit.append(command)
+            case Ship():
+                self.check_batch(command)
+                self.trained += dict.fromkeys(row.rollout_id for row in command.manifest.rows)
+                self.queue.append(command)
+            case Discard(closed=closed):
+                assert closed.group.id not in self.ledger.closed, "a group closes once"
+                self.ledger.closed.add(closed.group.id)
+                self.held -= {member.scored.ref for member in closed.group.members}
+            case Release(refs=refs):
+                assert self.held >= set(refs)
+                self.held -= set(refs)
+            case Pooled(env=env, task=task, pool=pool):
+                self.ledger.pools.pop((env, task.id), None)
+                if pool is not None:
+                    self.ledger.pools[env, task.id] = (task, pool)
+            case Evaluated(closed=closed):
+                self.held -= {member.scored.ref for member in closed.group.members}
+            case ReportEval(version=version, closed=groups):
+                most = EVALS.num_tasks if self.num_tasks is None else min(3, self.num_tasks)
+                assert len(groups) <= 2 * most
+                self.ledger.evaluated = version
+            case UpdateWeights(version=version):
+                assert not self.to_apply, "one update at a time"
+                self.to_apply.append(version)
+            case Finish():
+                self.done = True
+            case GiveUp(reason=reason):
+                raise AssertionError(reason)
+
+    def start(self, order: Dispatch) -> None:
+        id = order.rollout_id
+        assert id not in self.running
+        assert id not in self.settled
+        assert order.version == self.engine, "dispatched under the version that samples"
+        if num_retries(id):
+            assert order.env not in self.whole, "what runs as one cannot run again in part"
+            assert num_retries(id) <= 2
+        self.running[id] = order
+        self.ledger.dispatched(order)
+
+    def check_batch(self, ship: Ship) -> None:
+        manifest = ship.manifest
+        bins = [index for one in manifest.micro_batches for index in one]
+        assert sorted(bins) == list(range(len(manifest.rows)))
+        for one in ship.closed:
+            if one.fate != "trained":
+                continue
+            assert abs(sum(one.advantages)) < 1e-9, "advantages of a group sum to zero"
+            assert self.ledger.groups[one.group.id].split == "train", "evaluations never train"
+            for member in one.group.members:
+                staleness = manifest.trains_version - member.scored.first_version
+                assert 0 <= staleness <= self.limits.max_off_policy_steps, "too stale to ship"
+        for row in manifest.rows:
+            assert row.ref in self.held, "a released ref is never read"
+            assert row.num_tokens != GIBBERISH, "what a filter leaves out does not train"
+        if self.limits.batch_tokens:
+            assert manifest.num_tokens >= self.limits.batch_tokens
+        else:
+            assert len({row.rollout_id for row in manifest.rows}) >= self.limits.batch_size
+
+    def end(self, id: RolloutId, outcome: Outcome) -> None:
+        """The ledger hears of it first."""
+        del self.running[id]
+        self.settled.add(id)
+        settled = Settled(id, 1, WorkerName("w"), outcome)
+        self.ledger.ends[id] = settled
+        if isinstance(outcome, Scored):
+            self.held.add(outcome.ref)
+        self.hear(settled)
+        if not self.dead:
+            self.hear(settled)  # a duplicate changes nothing
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), reward=st.sampled_from([0.0, 0.0, 1.0]), bad=st.integers(0, 5))
+    def score_one(self, data: st.DataObject, reward: float, bad: int) -> None:
+        id = data.draw(st.sampled_from(sorted(self.running)))
+        self.count += 1
+        version = data.draw(st.integers(self.running[id].version, self.engine))
+        outcome = scored(reward, version, self.count)
+        if bad == 0:
+            row = RowSummary(GIBBERISH, 4, ("gibberish",))
+            outcome = msgspec.structs.replace(outcome, rows=(*outcome.rows, row))
+        self.end(id, outcome)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), boundary=st.sampled_from(["env", "engine", "worker"]))
+    def fail_one(self, data: st.DataObject, boundary: Any) -> None:
+        self.end(data.draw(st.sampled_from(sorted(self.running))), Failed(boundary, "x"))
+
+    @precondition(lambda self: self.to_credit)
+    @rule(data=st.data())
+    def credit(self, data: st.DataObject) -> None:
+        """In any order, whatever else happens in between."""
+        self.credit_one(data.draw(st.integers(0, len(self.to_credit) - 1)))
+
+    def credit_one(self, at: int) -> None:
+        order = self.to_credit.pop(at)
+        credited = Credited(order.group_id, grpo(order.rewards))
+        self.hear(credited)
+        self.hear(credited)  # a duplicate changes nothing
+
+    @precondition(lambda self: self.queue)
+    @rule()
+    def train(self) -> None:
+        ship = self.queue.pop(0)
+        self.published = ship.manifest.step
+        self.ledger.closed |= {one.group.id for one in ship.closed if one.fate == "trained"}
+        self.hear(VersionPublished(PolicyVersion(self.published), "path"))
+
+    @precondition(lambda self: self.to_apply)
+    @rule()
+    def apply(self) -> None:
+        self.engine = self.to_apply.pop()
+        self.hear(WeightsApplied(PolicyVersion(self.engine)))
+
+    @precondition(lambda self: not self.done)
+    @rule(seconds=st.floats(0, 100))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.hear(Tick(self.now_s))
+
+    @rule(running=st.integers(0, 20), waiting=st.integers(0, 20), use=st.floats(0, 1))
+    def load(self, running: int, waiting: int, use: float) -> None:
+        self.hear(WorkerLag(use / 5))
+        self.hear(EngineLoad(running, waiting, use))
+        assert self.limits.group_size <= self.core.max_in_flight <= self.limits.max_in_flight
+
+    @precondition(lambda self: not self.done)
+    @rule(data=st.data())
+    def crash(self, data: st.DataObject) -> None:
+        """Killed between two events, or after an event was written down and before anything came of
+        it."""
+        if self.running and data.draw(st.booleans()):
+            self.dead = True
+            self.count += 1
+            id = data.draw(st.sampled_from(sorted(self.running)))
+            self.end(id, scored(float(self.count % 2), self.running[id].version, self.count))
+            self.dead = False
+        self.restart()
+
+    @precondition(lambda self: self.done)
+    @rule()
+    def rest(self) -> None:
+        """A finished run hears nothing more."""
+        assert self.core.on_event(WeightsApplied(PolicyVersion(self.engine))) == []
+
+    @invariant()
+    def bounds_hold(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        assert self.core.num_in_flight == len(self.running) <= self.most
+        assert len(self.trained) == len(set(self.trained)), "no rollout trains twice"
+        assert self.core.live_bytes == 64 * len(self.held), "live bytes are counted exactly"
+        evals = sum(one.split == "eval" for one in self.running.values())
+        assert evals <= max(EVALS.num_rollouts, EVALS.share * self.limits.max_in_flight)
+
+    def teardown(self) -> None:
+        """When everybody keeps working the run finishes: nothing waits for what cannot happen."""
+        if not hasattr(self, "core"):
+            return
+        for turn in range(20_000):
+            if self.done:
+                break
+            self.take_turn(turn)
+        assert self.done
+        assert not self.running, "every dispatched rollout settles"
+        assert not self.to_credit, "every group that was asked about is closed"
+        assert self.published == self.limits.max_steps
+        if self.limits.evals is not None:
+            assert self.ledger.evaluated == self.limits.max_steps, "the last version is evaluated"
+        waiting = {m.scored.ref for one in self.core._shipping.ready._groups for m in one.group.members}
+        assert self.held <= waiting, "everything else was released"
+
+    def take_turn(self, turn: int) -> None:
+        if self.to_apply:
+            self.apply()
+        elif self.queue:
+            self.train()
+        elif self.to_credit:
+            self.credit_one(0)
+        elif not self.running:
+            assert self.limits.rollouts_a_minute < float("inf"), "nothing runs, nothing trains"
+            self.wait(1000)  # the first after a restart only says what time it is
+            self.wait(1000)
+            assert self.running or self.done, "nothing starts though time has passed"
+        else:
+            self.count += 1
+            self.end(min(self.running), scored(float(turn % 2), self.engine, self.count))
+
+
+def test_invariants_hold_over_many_events() -> None:
+    run_state_machine_as_test(
+        World,
+        settings=settings(
+            max_examples=450, stateful_step_count=60, deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        ),
+    )  # fmt: skip
+    assert NUM_HEARD["events"] >= 100_000

@@ -1,0 +1,40 @@
+"""`metrics.jsonl` as it is after a crash: readers see whole lines only."""
+
+from pathlib import Path
+
+from rollway.rundir.metricsfile import MetricsFile
+from rollway.rundir.rundir import RunDir
+
+WHOLE = b'{"step": 1}\n{"step": 2, "loss": 0.5}\n'
+
+
+def written(folder: Path, data: bytes) -> MetricsFile:
+    file = MetricsFile(folder / "metrics.jsonl")
+    file.path.write_bytes(data)
+    return file
+
+
+def test_lines_come_whole_and_from_where_one_stopped(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    assert (list(file.lines()), file.last_step()) == ([], -1)
+    file.append(b'{"step": 1}')
+    ((step, end, line),) = file.lines()
+    assert (step, end, line) == (1, 12, b'{"step": 1}\n')
+    file.append(b'{"step": 2, "loss": 0.5}')
+    assert [step for step, _, _ in file.lines(end)] == [2]
+    assert file.path.read_bytes() == WHOLE
+    assert file.last_step() == 2
+
+
+def test_a_torn_last_line_is_no_line(tmp_path: Path) -> None:
+    for torn in (b'{"step": 3, "lo', b'{"step": 3}', b"\0\0", b"{}\n"):
+        file = written(tmp_path, WHOLE + torn)
+        assert [step for step, _, _ in file.lines()] == [1, 2], torn
+
+
+def test_a_resumed_run_keeps_what_it_will_not_train_again(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.make_folders()
+    written(tmp_path, WHOLE + b'{"step": 3, "lo')
+    run.forget_unpublished(1)  # type: ignore[arg-type]
+    assert run.metrics.read_bytes() == b'{"step": 1}\n'

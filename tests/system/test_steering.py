@@ -1,0 +1,160 @@
+"""What a run does beside training: evaluations, a mix by ratio, an environment that never answers."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.system.test_train import Workspace
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+
+LENGTHS = '''
+import rollway as rw
+
+class Lengths(rw.Environment):
+    """Longer replies are better, so that rewards of a group differ."""
+
+    def tasks(self):
+        yield from (rw.Task(id=str(n), prompt=f"{n}?") for n in range(40))
+
+    def eval_tasks(self):
+        yield from (rw.Task(id=f"e{n}", prompt=f"{n}!") for n in range(5))
+
+    async def rollout(self, task, chat):
+        await chat.say(task.prompt)
+
+    @rw.reward
+    async def length(self, task, rollout):
+        return len(rollout.reply) % 7 / 7
+'''
+NEVER = LENGTHS.replace("await chat.say(task.prompt)", "await __import__('asyncio').Event().wait()")
+
+
+@pytest.fixture
+def work(tmp_path: Path, tiny_moe: Path) -> Iterator[Workspace]:
+    work = Workspace(tmp_path, tiny_moe)
+    yield work
+    work.nothing_is_left()
+
+
+@pytest.fixture(scope="module")
+def envs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with environments."""
+    folder = tmp_path_factory.mktemp("envs")
+    (folder / "three.py").write_text(LENGTHS)
+    (folder / "one.py").write_text(LENGTHS)
+    (folder / "never.py").write_text(NEVER)
+    return folder
+
+
+def use(work: Workspace, folder: Path, ratios: dict[str, float], more: str = "") -> None:
+    """Train on files of this folder instead of the one environment of the run file."""
+    before, _, after = work.file.read_text().partition("[[env]]")
+    envs = "\n".join(
+        f'[[env]]\nid = "{folder / name}.py"\nratio = {ratio}\nworkers = 1\nconcurrency = 16'
+        for name, ratio in ratios.items()
+    )
+    rest = after[after.index("[sampling]") :]
+    work.file.write_text(f"{before}{envs}\n{rest}\n{more}")
+
+
+def rows(work: Workspace, sql: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(f"file:{work.run / 'run.db'}?mode=ro", uri=True)) as db:
+        return db.execute(sql).fetchall()
+
+
+def test_two_environments_train_by_ratio_and_evaluations_run_between(
+    work: Workspace, envs: Path
+) -> None:
+    use(
+        work, envs, {"three": 3.0, "one": 1.0},
+        "[eval]\nevery = 3\nnum_tasks = 4\nnum_rollouts = 2\n",
+    )  # fmt: skip
+    done = work.train("--set", "max_steps=8", "--set", "orchestrator.max_off_policy_steps=2")
+    assert done.returncode == 0, done.stderr
+    trained = Counter(
+        Path(str(env)).stem for (env,) in rows(work, "SELECT env FROM groups WHERE fate = 'trained'")
+    )
+    assert trained["three"] + trained["one"] >= 32
+    assert 0.6 < trained["three"] / trained.total() < 0.88, trained
+    check_evals(work, done.stdout)
+    staleness = rows(work, "SELECT step - 1 - first_version FROM rollouts WHERE step IS NOT NULL")
+    assert {0} <= {one for (one,) in staleness} <= {0, 1, 2}, "nothing older than the bound trains"
+
+
+def check_evals(work: Workspace, screen: str) -> None:
+    lines = [json.loads(line) for line in (work.run / "evals.jsonl").read_text().splitlines()]
+    versions = [line["step"] for line in lines]
+    assert versions[0] == 0
+    assert versions[-1] == 8
+    assert len(versions) >= 3
+    for line in lines:
+        for env in ("three", "one"):
+            assert line[f"eval/{env}/tasks"] == 4
+            assert line[f"eval/{env}/failed"] == 0
+            assert 0 <= line[f"eval/{env}/avg@2"] <= 1
+            assert line["step"] <= line[f"eval/{env}/version/max"]
+    assert screen.count("Eval of version") == len(lines)
+    kept = (work.run / "rollouts" / "step_0" / "eval.jsonl").read_text().splitlines()
+    assert {json.loads(line)["task"] for line in kept} == {"e0", "e1", "e2", "e3"}
+    sql = "SELECT count(*) FROM rollouts WHERE step IS NOT NULL AND task_id LIKE 'e%'"
+    assert rows(work, sql) == [(0,)], "what is evaluated never trains"
+
+
+def test_training_goes_on_without_an_environment_that_never_answers(work: Workspace, envs: Path) -> None:
+    use(work, envs, {"one": 1.0, "never": 1.0})
+    options = ["--set", "orchestrator.env_patience_s=3", "--set", "max_steps=10000"]
+    with work.training(*options) as process:
+        work.wait_for_step(process, 6)
+        deadline = time.monotonic() + 60
+        while "no rollout of" not in (told := why(work)) and time.monotonic() < deadline:
+            time.sleep(1)
+        process.terminate()
+        process.wait(60)
+    assert "no rollout of" in told
+    assert "never.py" in told.splitlines()[0]
+
+
+def why(work: Workspace) -> str:
+    command = [sys.executable, "-m", "rollway", "why", str(work.run)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_synchronous_run_trains_on_policy_only(work: Workspace) -> None:
+    done = work.train("--set", "orchestrator.max_off_policy_steps=0")
+    assert done.returncode == 0, done.stderr
+    spans = rows(work, "SELECT step, first_version, last_version FROM rollouts WHERE step IS NOT NULL")
+    assert spans
+    assert all(first == last == int(str(step)) - 1 for step, first, last in spans)
+
+
+def test_an_evaluation_that_was_interrupted_is_made_anew(work: Workspace, envs: Path) -> None:
+    use(
+        work,
+        envs,
+        {"one": 1.0},
+        "[eval]\nevery = 2\nnum_tasks = 5\nnum_rollouts = 4\nat_start = false\n",
+    )
+    with work.training("--set", "max_steps=6") as process:
+        while not (work.run / "rollouts" / "step_2" / "eval.jsonl").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        for one in work.processes():
+            one.kill()
+    done = work.train("--set", "max_steps=6", "--resume")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (work.run / "evals.jsonl").read_text().splitlines()]
+    versions = [line["step"] for line in lines]
+    assert versions[-1] == 6
+    assert len(versions) == len(set(versions))
+    assert rows(work, "SELECT count(*) FROM rollouts WHERE outcome IS NULL") == [(0,)]
+    for version in versions:
+        kept = work.run / "rollouts" / f"step_{version}" / "eval.jsonl"
+        assert len(kept.read_text().splitlines()) == 20, "no line twice"

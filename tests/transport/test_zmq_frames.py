@@ -1,0 +1,150 @@
+"""Payload over the socket: as it was written, bounded on its way, kept until it is trained."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from crc32c import crc32c
+from tests.transport.parties import (
+    LAST,
+    SOON_S,
+    batch_of,
+    cable,
+    check_batch,
+    new_run,
+    orchestrator,
+    raw_trainer,
+)
+
+from rollway.errors import PayloadError
+from rollway.records.ids import PolicyVersion
+from rollway.records.policy import Published
+from rollway.rundir.rundir import RunDir
+from rollway.transport import open_batches
+from rollway.transport.talk import BlobHead, Hello, Shipped, Taken, Want, Welcome
+
+pytestmark = pytest.mark.anyio
+
+BIG = 60_000
+"""Tokens of a row, so that a blob has about half a megabyte."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return new_run(tmp_path / "run")
+
+
+def published(step: int) -> Published:
+    return Published(PolicyVersion(step), f"/weights/step_{step}", {})
+
+
+async def comes_to_hold(landing: Path, steps: list[int]) -> None:
+    """Until the trainer's folder has batches of these steps, and no others follow."""
+    wanted = [f"rollway-batch-{step}" for step in steps]
+    for _ in range(SOON_S * 20):
+        if names(landing) == wanted:
+            break
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.1)
+    assert names(landing) == wanted
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir())
+
+
+async def test_payload_lands_as_it_was_and_goes_when_trained(run: RunDir, tmp_path: Path) -> None:
+    """The next batch comes while one is trained, and no further ahead."""
+    landing = tmp_path / "landing"
+    async with orchestrator(run) as shipping:
+        for step in range(1, LAST + 1):
+            await shipping.ship(await batch_of(run, step))
+        async with open_batches(shipping.address, landing=landing) as batches:
+            async for batch in batches:
+                assert Path(batch.payload).parent == landing
+                check_batch(batch, batch.step)
+                ahead = min(batch.step + 1, LAST)
+                await comes_to_hold(landing, list(range(batch.step, ahead + 1)))
+                await batches.publish(published(batch.step))
+                assert Path(batch.payload).name not in names(landing)
+    assert names(landing) == []
+
+
+async def test_what_a_killed_trainer_left_is_removed(run: RunDir, tmp_path: Path) -> None:
+    (tmp_path / "rollway-batch-7").mkdir()
+    (tmp_path / "mine").mkdir()
+    async with orchestrator(run) as shipping:
+        await shipping.ship(await batch_of(run, 1))
+        async with open_batches(shipping.address, landing=tmp_path) as batches:
+            check_batch(await anext(batches), 1)
+    assert names(tmp_path) == ["mine", "rollway-batch-1", "run"]
+
+
+async def test_bytes_on_their_way_are_bounded(run: RunDir) -> None:
+    """A trainer that takes nothing gets no more than the window holds."""
+    async with orchestrator(run, frames_mb=1) as shipping, raw_trainer(shipping.address) as trainer:
+        manifest = await batch_of(run, 1, blobs=5, size=BIG)
+        sizes = [ref.length for ref in manifest.refs]
+        assert 2 * sizes[0] < 1 << 20 < 3 * sizes[0]
+        await shipping.ship(manifest)
+        await trainer.say(Hello(), Want(1, True))
+        assert isinstance(await trainer.hear(), Welcome)
+        shipped = await trainer.hear()
+        assert isinstance(shipped, Shipped)
+        assert shipped.num_blobs == 5
+        assert [await trainer.hear() for _ in range(2)] == [BlobHead(1, 0), BlobHead(1, 1)]
+        assert await trainer.is_silent()
+        await trainer.say(Taken(sizes[0]))
+        assert await trainer.hear() == BlobHead(1, 2)
+        assert await trainer.is_silent()
+        await trainer.say(Taken(10 * sizes[0]))
+        assert [await trainer.hear() for _ in range(2)] == [BlobHead(1, 3), BlobHead(1, 4)]
+
+
+async def test_a_transfer_goes_on_where_it_was_cut(run: RunDir, tmp_path: Path) -> None:
+    blobs = 20
+    manifest = await batch_of(run, 1, blobs=blobs, size=BIG)
+    whole = sum(ref.length for ref in manifest.refs)
+    async with (
+        orchestrator(run, frames_mb=1) as shipping,
+        cable(shipping.address) as (line, address),
+    ):
+        await shipping.ship(manifest)
+        line.cut_at = whole * 3 // 4
+        async with open_batches(address, landing=tmp_path / "landing") as batches:
+            batch = await asyncio.wait_for(anext(batches), SOON_S)
+            check_batch(batch, 1, blobs)
+        assert line.num_connections == 2
+        assert line.num_bytes < whole * 5 // 4, "what had come was not sent again"
+
+
+async def test_blobs_are_asked_for_by_number(run: RunDir) -> None:
+    """What a trainer has is left out; not if it is of another batch."""
+    async with orchestrator(run) as shipping:
+        manifest = await batch_of(run, 1)
+        await shipping.ship(manifest)
+        async with raw_trainer(shipping.address) as trainer:
+            await trainer.say(Hello(), Want(1, True))
+            await trainer.hear()
+            shipped = await trainer.hear()
+        right = crc32c(shipped.manifest)
+        for checksum, expected in ((right, [1]), (right + 1, [0, 1, 2])):
+            async with raw_trainer(shipping.address) as trainer:
+                await trainer.say(Hello(), Want(1, True, (0, 2), checksum))
+                assert isinstance(await trainer.hear(), Welcome)
+                assert await trainer.hear() == shipped
+                assert [(await trainer.hear()).index for _ in expected] == expected
+                assert await trainer.is_silent()
+
+
+async def test_a_damaged_blob_is_no_batch(run: RunDir, tmp_path: Path) -> None:
+    manifest = await batch_of(run, 1)
+    ref = manifest.refs[1]
+    with (run.payload / ref.segment).open("r+b") as segment:
+        segment.seek(ref.offset + ref.length - 5)
+        segment.write(b"\xff")
+    async with orchestrator(run) as shipping:
+        await shipping.ship(manifest)
+        async with open_batches(shipping.address, landing=tmp_path / "landing") as batches:
+            with pytest.raises(PayloadError, match="its data has checksum"):
+                await asyncio.wait_for(anext(batches), SOON_S)
