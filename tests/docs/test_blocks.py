@@ -1,5 +1,7 @@
 """Every block of Python, TOML and shell in the documentation is right as printed."""
 
+import ast
+import importlib
 import re
 import runpy
 import tomllib
@@ -32,7 +34,20 @@ def label(one: Block | Line) -> str:
     return one.label
 
 
-@pytest.mark.parametrize("block", [one for one in blocks("python") if one.page not in PLAYED], ids=label)
+PYTHON = [one for one in blocks("python") if one.page not in PLAYED]
+NEEDS = "# needs "
+
+
+@pytest.mark.parametrize("block", [one for one in PYTHON if one.text.startswith(NEEDS)], ids=label)
+def test_python_that_needs_something_else_imports_what_there_is(block: Block) -> None:
+    tree = ast.parse(block.text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            module = importlib.import_module(node.module)
+            assert all(hasattr(module, alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize("block", [one for one in PYTHON if not one.text.startswith(NEEDS)], ids=label)
 def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is no environment is a function for advantages."""
     (tmp_path / "my_credit.py").write_text(block.text)

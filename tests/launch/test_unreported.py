@@ -79,7 +79,7 @@ async def test_without_a_ledger_there_is_still_the_manifest(run: RunDir) -> None
         BatchRow(RolloutId(id), PayloadRef("s", 0, 1), row, 10, 5, 0.5)
         for id, row in (("g0.0", 0), ("g0.0", 1), ("g0.1", 0))
     )
-    manifest = BatchManifest(Step(2), PolicyVersion(1), rows, ((0, 1), (2,)))
+    manifest = BatchManifest(Step(2), PolicyVersion(1), rows, (((0, 1), (2,)),))
     write_whole(run.manifest(Step(2)), msgspec.json.encode(manifest))
     published(run, 2, at_s=1000.0)
     report_the_rest(run, Step(2))

@@ -7,6 +7,7 @@ from rollway.observe.declared import DECLARED, SECTIONS, Metric, declaration_of
 EXAMPLES = {
     "reward": "exact", "metric": "length", "env": "reverse-text", "condition": "max_turns",
     "sign": "gibberish", "boundary": "engine", "phase": "queue", "process": "my-env.w0", "stat": "p99",
+    "pool": "easy", "k": "4",
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 SELDOM = {
     "metric/{metric}/mean", "stalls/{process}/count", "stalls/{process}/seconds",
     "slow_calls/{process}/count", "slow_calls/{process}/seconds", "process_in_flight/{process}",
+    "pool/{env}/{pool}",
 }  # fmt: skip
 """What a run that goes well, in an environment without metrics, does not write."""
 BESIDE = {"stalls"}
@@ -33,10 +34,11 @@ def work(tmp_path: Path, tiny_moe: Path) -> Iterator[Workspace]:
 
 
 def test_a_run_writes_what_is_declared_and_nothing_else(work: Workspace) -> None:
-    done = work.train()
+    done = work.train("--set", "eval.every=4", "--set", "eval.num_tasks=2")
     assert done.returncode == 0, done.stderr
     lines = work.metrics()
-    written = {name for line in lines for name in line} - BESIDE
+    evals = [json.loads(line) for line in (work.run / "evals.jsonl").read_text().splitlines()]
+    written = {name for line in [*lines, *evals] for name in line} - BESIDE
     declared = {name: declaration_of(name) for name in written}
     assert None not in declared.values(), [name for name, one in declared.items() if one is None]
     unseen = set(DECLARED) - set(declared.values())
