@@ -125,8 +125,8 @@ def serve(name: str, sock: socket.socket) -> None:
         text = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_ERROR]
         pipe.send(msgspec.msgpack.encode(Refused(text)))
         return
-    pipe.send(msgspec.msgpack.encode(Opened()))
     feeds = [Feed(path, run.sinks, sinks, told) for path in (run.metrics, run.evals)]
+    pipe.send(msgspec.msgpack.encode(Opened()))
     has_more = True
     while has_more:
         for feed in feeds:
