@@ -12,7 +12,7 @@ MIN_BYTES = 256 << 10
 """Fewer are read and forgotten: that is less work than to set this up."""
 MAX_BYTES = 4 << 20
 """What one call throws away."""
-WAKE_SHARE = 5
+WAKE_SHARE = 4
 """The loop is woken when one part in so many of the socket's buffer has arrived: less than what its
 window holds when it is empty. A peer sends no more than that, and both would wait for ever."""
 
