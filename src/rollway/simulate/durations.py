@@ -17,6 +17,8 @@ from ..rundir.metricsfile import MetricsFile
 from ..rundir.rundir import RunDir
 
 Seconds = Sequence[float]
+GROUP = 64
+"""Rewards of a made group; a smaller one takes the first of them."""
 
 
 class Durations(Struct, frozen=True):
@@ -30,7 +32,8 @@ class Durations(Struct, frozen=True):
     ship_s: Seconds
     num_bytes: Sequence[int]
     num_tokens: Sequence[int]
-    rewards: Seconds
+    rewards: Sequence[Sequence[float]]
+    """By group: rollouts of one task are alike, and a group in which all are the same does not train."""
     fails: float
 
     def draw(self, rng: random.Random) -> float:
@@ -61,7 +64,7 @@ def from_config(wants: SimulateConfig, seed: int, count: int = 2000) -> Duration
         ship_s=[0.01],
         num_bytes=[wants.rollout_bytes],
         num_tokens=[wants.rollout_tokens],
-        rewards=[0.0, 1.0],
+        rewards=[[float(rng.random() < 0.5) for _ in range(GROUP)] for _ in range(count)],
         fails=wants.fails,
     )
 
@@ -90,7 +93,7 @@ def from_run(run: RunDir) -> Durations:
         ship_s=[line.ship for line in steady],
         num_bytes=[one.ref.length for one in scored],
         num_tokens=[one.num_tokens for one in scored],
-        rewards=[one.reward for one in scored],
+        rewards=_rewards(run),
         fails=1 - len(scored) / len(ends),
     )
 
@@ -106,6 +109,18 @@ def _metrics(run: RunDir) -> list[_Line]:
         raise RunDirError(f"{run.path} is not a run that trained: it has no {run.metrics.name}")
     lines = MetricsFile(run.metrics).lines()
     return [msgspec.json.decode(line, type=_Line) for _, _, line in lines]
+
+
+def _rewards(run: RunDir) -> list[list[float]]:
+    """Of every group of training, those of its rollouts that were scored."""
+    groups: dict[int, list[float]] = {}
+    with closing(sqlite3.connect(f"file:{run.ledger}?mode=ro", uri=True)) as db:
+        for id, reward in db.execute(
+            "SELECT group_id, reward FROM rollouts JOIN groups USING (group_id) "
+            "WHERE outcome = 'scored' AND fate IS NOT 'eval' ORDER BY rollout_id"
+        ):
+            groups.setdefault(id, []).append(reward)
+    return list(groups.values())
 
 
 def _ends(run: RunDir) -> list[Settled]:

@@ -36,7 +36,7 @@ from ..orchestrator.core.events import (
     WeightsApplied,
 )
 from ..orchestrator.credit.baselines import grpo
-from ..records.ids import PolicyVersion, RolloutId, WorkerName
+from ..records.ids import GroupId, PolicyVersion, RolloutId, WorkerName
 from ..records.load import EngineLoad
 from ..records.payload import PayloadRef
 from ..records.rollout import Cancelled, Failed, Outcome, RowSummary, Scored, Settled, Timing
@@ -44,6 +44,8 @@ from ..records.task import Task
 from .durations import Durations
 
 NOBODY = WorkerName("simulated")
+MAX_GROUPS = 10_000
+"""Groups whose rewards are remembered: more than can be open."""
 
 
 class Tally(Struct):
@@ -82,6 +84,7 @@ class World:
         self._is_training = False
         self._version = 0
         self._offset = 0
+        self._rewards: dict[GroupId, deque[float]] = {}
         self._published_s = 0.0
         self.tally = Tally()
 
@@ -160,13 +163,22 @@ class World:
         self.tally.num_settled += 1
         outcome: Outcome = Failed("env", "simulated")
         if self._rng.random() >= self._durations.fails:
-            outcome = self._scored(version)
+            outcome = self._scored(order.group_id, version)
         return Settled(order.rollout_id, 1, NOBODY, outcome)
 
-    def _scored(self, version: int) -> Scored:
+    def _reward(self, group: GroupId) -> float:
+        """Each rollout of a group takes the next of its rewards; the last one begins anew."""
+        rewards = self._rewards.pop(group, None) or deque(self._rng.choice(self._durations.rewards))
+        reward = rewards.popleft()
+        self._rewards[group] = rewards
+        if len(self._rewards) > MAX_GROUPS:
+            del self._rewards[next(iter(self._rewards))]
+        return reward
+
+    def _scored(self, group: GroupId, version: int) -> Scored:
         length = self._rng.choice(self._durations.num_bytes)
         tokens = self._rng.choice(self._durations.num_tokens)
-        reward = self._rng.choice(self._durations.rewards)
+        reward = self._reward(group)
         self._offset += length
         ref = PayloadRef("s.0-0.seg", self._offset, length)
         return Scored(
