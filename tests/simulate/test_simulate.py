@@ -29,7 +29,8 @@ def simulated(off_policy: int, durations: Durations, slots: int = 64) -> Tally:
 
 
 def fixed(rollout_s: float, train_s: float, fails: float = 0.0) -> Durations:
-    return Durations([rollout_s], [train_s], [0.0], [0.0], [100], [10], [0.0, 1.0], fails)
+    groups = [[0.0] * 4, *[[0.0, 1.0, 0.0, 1.0]] * 7]
+    return Durations([rollout_s], [train_s], [0.0], [0.0], [100], [10], groups, fails)
 
 
 def test_a_synchronous_run_takes_the_sum_of_its_parts() -> None:
