@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from tests.orchestrator.made import limits, scored
 
 from rollway.orchestrator.core.commands import (
@@ -202,32 +203,9 @@ def test_environments_are_mixed_by_ratio() -> None:
     assert envs.count("a") == 300
 
 
-def test_others_train_on_without_an_environment_that_never_answers() -> None:
-    core = Core(
-        limits(max_off_policy_steps=0, max_outstanding=8, patience_s=60, max_steps=3),
-        {"dead": 1.0, "good": 1.0}, Step(1), {},
-    )  # fmt: skip
-    orders: list[Dispatch] = []
-    for pull in play(core, Started()):
-        tasks = tuple(Task(id=str(n), prompt="?") for n in range(100))
-        orders += [one for one in play(core, TasksArrived(pull.env, 0, tasks)) if is_order(one)]
-    play(core, Tick(1000.0))
-    number = 0
-    for second in range(1001, 1400, 10):
-        commands = play(core, Tick(float(second)))
-        for order in [one for one in orders if one.env == "good"]:
-            number += 1
-            commands += settle(core, order, scored(number % 2, core.applied_version, number))
-        for ship in [one for one in commands if isinstance(one, Ship)]:
-            version = PolicyVersion(ship.manifest.step)
-            commands += play(core, VersionPublished(version, "p"))
-            commands += play(core, WeightsApplied(version))
-        orders = [one for one in commands if is_order(one)]
-    assert core.next_step == 4, "all steps were shipped"
-    assert core.silent_envs == ("dead",)
-
-
-def test_that_stale_rollouts_are_cancelled_makes_a_silent_environment_no_less_silent() -> None:
+@pytest.mark.parametrize("answers_cancels", [False, True])
+def test_others_train_on_without_an_environment_that_never_answers(answers_cancels: bool) -> None:
+    """That its stale rollouts are cancelled makes it no less silent."""
     core = Core(
         limits(max_off_policy_steps=0, max_outstanding=8, patience_s=60, max_steps=1000),
         {"dead": 1.0, "good": 1.0}, Step(1), {},
@@ -245,7 +223,7 @@ def test_that_stale_rollouts_are_cancelled_makes_a_silent_environment_no_less_si
         for ship in [one for one in commands if isinstance(one, Ship)]:
             version = PolicyVersion(ship.manifest.step)
             commands += play(core, VersionPublished(version, "p"))
-            for cut in [one for one in commands if isinstance(one, CancelRollout)]:
+            for cut in [one for one in commands if isinstance(one, CancelRollout) and answers_cancels]:
                 gone = Settled(cut.rollout_id, 1, WorkerName("w"), Cancelled("stale"))
                 commands += play(core, gone)
             commands += play(core, WeightsApplied(version))
