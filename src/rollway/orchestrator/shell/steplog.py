@@ -46,6 +46,7 @@ class StepLog:
         """A step is trained: `batch` is what its batch says, `trained` what its trainer says."""
         now_s = time.monotonic()
         elapsed_s, self._last_s = now_s - self._last_s, now_s
+        await self._parent.on_stats(self._parent.take_stats())  # our own lag, up to this step
         lags, stalls = self._lags.take(), self._lags.take_stalls()
         metrics = {
             **trained,
