@@ -1,7 +1,7 @@
 """Commands of the documentation, carried out as printed, in a folder that has what they speak of.
 
-Training is carried out as a dry run, evaluations with few rollouts against servers that answer by what
-is asked, everything else as it stands.
+Evaluations are carried out with few rollouts against servers that answer by what is asked, training
+that takes minutes or needs an engine of its own as a dry run, everything else as it stands.
 """
 
 import asyncio
@@ -29,8 +29,12 @@ UNTIL_STOPPED = {"serve", "engine"}
 FEWER = {"train": ["--dry-run"], "eval": ["-n", "2", "-r", "2", "--max-tokens", "8"],
          "simulate": ["--rollouts", "2000"]}  # fmt: skip
 """What is added, so that a command takes seconds."""
-STEPS = 6
-"""So many, and rollout g12.3 is among those that trained."""
+STOPPED_AFTER, STEPS = 6, 8
+"""Steps: so many, and rollout g12.3 is among those that trained; and as many as the run file wants."""
+
+
+def is_short_training(line: Line) -> bool:
+    return line.args[:2] == ["train", "run.toml"] and "engine.url" not in " ".join(line.args)
 
 
 def command_lines() -> list[Line]:
@@ -48,6 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_moe: Path) -> Iterator
     folder = tmp_path_factory.mktemp("reader")
     work = Workspace(folder, tiny_moe)
     text = work.file.read_text().replace('name = "test"', 'name = "my-run"')
+    text = text.replace("max_steps = 4", f"max_steps = {STEPS}")
     work.file.write_text(re.sub(r'id = ".*"', 'id = "my-env.py"', text))
     shutil.copy(ROOT / "tests" / "doubles" / "envs.py", folder / "my-env.py")
     shutil.copytree(ROOT / "examples", folder / "examples")
@@ -58,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_moe: Path) -> Iterator
     for model in ("models/reverse-text-moe", "sort/weights/step_150"):
         shutil.copytree(tiny_moe, folder / "outputs" / model)
     with work.training("--set", "max_steps=500") as process:
-        work.wait_for_step(process, STEPS)
+        work.wait_for_step(process, STOPPED_AFTER)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
     yield folder
@@ -91,15 +96,42 @@ async def served(model: Path) -> AsyncIterator[Servers]:
         })  # fmt: skip
 
 
-@pytest.mark.parametrize("line", command_lines(), ids=lambda line: " ".join(line.args[:4]))
+@pytest.mark.parametrize(
+    "line",
+    [line for line in command_lines() if not is_short_training(line)],
+    ids=lambda line: " ".join(line.args[:4]),
+)
 async def test_a_command_does_what_it_says(line: Line, folder: Path, tiny_moe: Path) -> None:
     async with served(tiny_moe) as servers:
-        args = [*servers.words(line.args), *FEWER.get(line.args[0], [])]
-        program = [sys.executable, "-m", "rollway"] if line.program == "rollway" else [line.program]
-        process = await asyncio.create_subprocess_exec(
-            *program, *args, cwd=folder, env={**os.environ, "OPENAI_API_KEY": "sesame"},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        out, _ = await process.communicate()
-    assert process.returncode == 0, out.decode()
+        out = await carried_out(
+            line.program, [*servers.words(line.args), *FEWER.get(line.args[0], [])], folder
+        )
     assert out.strip() or line.program != "rollway"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [line for line in command_lines() if is_short_training(line)],
+    ids=lambda line: " ".join(line.args),
+)
+async def test_training_as_printed(line: Line, folder: Path, tmp_path: Path) -> None:
+    """Each in a folder of its own, where a run was stopped if the command speaks of one."""
+    reader = shutil.copytree(folder, tmp_path / "reader")
+    run = reader / "outputs" / "my-run"
+    if not {"--resume", "--clean"} & {*line.args}:
+        shutil.rmtree(run)
+    await carried_out(line.program, line.args, reader)
+    if "--dry-run" not in line.args:
+        assert len((run / "metrics.jsonl").read_text().splitlines()) == STEPS
+
+
+async def carried_out(program: str, args: list[str], folder: Path) -> str:
+    """What it printed; fails if it ends with an error."""
+    command = [sys.executable, "-m", "rollway"] if program == "rollway" else [program]
+    process = await asyncio.create_subprocess_exec(
+        *command, *args, cwd=folder, env={**os.environ, "OPENAI_API_KEY": "sesame"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    out, _ = await process.communicate()
+    assert process.returncode == 0, out.decode()
+    return out.decode()

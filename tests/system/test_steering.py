@@ -34,6 +34,15 @@ class Lengths(rw.Environment):
     async def length(self, task, rollout):
         return len(rollout.reply) % 7 / 7
 '''
+FORGOTTEN = LENGTHS.replace("range(40)", "range(8)").replace(
+    "    async def length(self, task, rollout):\n",
+    '''    async def length(self, task, rollout):
+        if task.id == "0" and (seen := getattr(self, "seen", 0)) < 12:
+            self.seen = seen + 1
+            return 1.0
+''',
+)
+"""Task 0 is solved by its first three groups, and then no longer."""
 NEVER = LENGTHS.replace("await chat.say(task.prompt)", "await __import__('asyncio').Event().wait()")
 
 
@@ -51,6 +60,7 @@ def envs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "three.py").write_text(LENGTHS)
     (folder / "one.py").write_text(LENGTHS)
     (folder / "never.py").write_text(NEVER)
+    (folder / "forgotten.py").write_text(FORGOTTEN)
     return folder
 
 
@@ -106,6 +116,24 @@ def check_evals(work: Workspace, screen: str) -> None:
     assert {json.loads(line)["task"] for line in kept} == {"e0", "e1", "e2", "e3"}
     sql = "SELECT count(*) FROM rollouts WHERE step IS NOT NULL AND task_id LIKE 'e%'"
     assert rows(work, sql) == [(0,)], "what is evaluated never trains"
+
+
+def test_a_solved_task_comes_up_seldom_until_it_fails_again(work: Workspace, envs: Path) -> None:
+    use(work, envs, {"forgotten": 1.0}, "[difficulty]\neasy_at = 1.0\neasy_share = 0.0625\n")
+    done = work.train("--set", "max_steps=16")
+    assert done.returncode == 0, done.stderr
+    sql = "SELECT group_id, max(reward) FROM rollouts WHERE task_id = '0' AND reward IS NOT NULL"
+    visits = rows(work, f"{sql} GROUP BY group_id ORDER BY group_id")
+    solved = [int(str(group)) for group, reward in visits if reward == 1.0]
+    failed = [int(str(group)) for group, reward in visits if reward != 1.0]
+    assert len(solved) == 3
+    assert failed[0] >= 32, "its turn is every eighth, and it comes up every sixteenth"
+    assert len(failed) >= 3
+    assert failed[-1] - failed[0] <= (len(failed) - 1) * 8 + 4, "and now every eighth"
+    pooled = [line.get("pool/forgotten/easy", 0) for line in work.metrics()]
+    assert 1 in pooled
+    assert pooled[-1] == 0
+    assert rows(work, "SELECT count(*) FROM pools") == [(0,)]
 
 
 def test_training_goes_on_without_an_environment_that_never_answers(work: Workspace, envs: Path) -> None:
