@@ -5,6 +5,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -102,7 +103,7 @@ async def test_an_orchestrator_refuses_what_cannot_be_trained(tmp_path: Path) ->
         parent = Parent(pipe, None)  # type: ignore[arg-type]
         async with serving(tmp_path) as (client, _):
             await send(client, 5)
-            nobody: Any = None
+            performer: Any = SimpleNamespace(moved=print)  # a slow start is told of
             with pytest.raises(RunStuck, match="rollouts without token ids"):
-                await from_env("env", client, asyncio.Queue(), nobody, Lags(), parent)
+                await from_env("env", client, asyncio.Queue(), performer, Lags(), parent)
         await pipe.close()

@@ -36,11 +36,11 @@ class Lengths(rw.Environment):
 '''
 FORGOTTEN = LENGTHS.replace("range(40)", "range(8)").replace(
     "    async def length(self, task, rollout):\n",
-    '''    async def length(self, task, rollout):
+    """    async def length(self, task, rollout):
         if task.id == "0" and (seen := getattr(self, "seen", 0)) < 12:
             self.seen = seen + 1
             return 1.0
-''',
+""",
 )
 """Task 0 is solved by its first three groups, and then no longer."""
 NEVER = LENGTHS.replace("await chat.say(task.prompt)", "await __import__('asyncio').Event().wait()")

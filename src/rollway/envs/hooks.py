@@ -1,6 +1,7 @@
 """Methods of an environment that are called at a certain moment: stop conditions and updates."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,7 +28,10 @@ def update(method: F) -> F:
     return method
 
 
-def hooks(kind: type, moment: Moment) -> tuple[str, ...]:
-    """Names of a class's methods for a moment, in the order they are written, base classes first."""
+def _hooks(kind: type, moment: Moment) -> tuple[str, ...]:
     names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
     return tuple(name for name in names if getattr(getattr(kind, name), _MARK, None) == moment)
+
+
+hooks: Callable[[type, Moment], tuple[str, ...]] = cache(_hooks)
+"""Names of a class's methods for a moment, in the order they are written, base classes first."""

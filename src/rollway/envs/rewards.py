@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar, overload
 
 from msgspec import Struct
@@ -70,8 +71,7 @@ def _mark(method: Any, *, weight: float, is_metric: bool, is_group: bool = False
     return decorate if method is None else decorate(method)
 
 
-def scorers(kind: type) -> tuple[Scorer, ...]:
-    """The marked methods of a class, in the order they are written, base classes first."""
+def _scorers(kind: type) -> tuple[Scorer, ...]:
     found: dict[str, Scorer] = {}
     for base in reversed(kind.__mro__):
         for name, member in vars(base).items():
@@ -81,6 +81,10 @@ def scorers(kind: type) -> tuple[Scorer, ...]:
             elif name in found:
                 del found[name]
     return tuple(found.values())
+
+
+scorers: Callable[[type], tuple[Scorer, ...]] = cache(_scorers)
+"""The marked methods of a class, in the order they are written, base classes first."""
 
 
 def told_apart(kind: type, scores: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from ..records.lag import LagStats
 
 FINEST_S = 10e-6
-GROWTH = 1.15
-"""Each bucket is this much wider than the last, so a merged quantile is at most 15 % too high."""
+GROWTH = 1.05
+"""Each bucket is this much wider than the last, so a merged quantile is at most 5 % too high."""
 MAX_TICKS = 1_000
 """Lags kept one by one before they are summed up."""
 

@@ -12,6 +12,7 @@ the checksum is:
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,8 +27,11 @@ METADATA = "__metadata__"
 OPENING = b'{"__metadata__":{"crc32c":"'
 """How every header begins; the eight digits follow."""
 _CRC_AT, _CRC_END = 8 + len(OPENING), 8 + len(OPENING) + 8
-_NAMES = {"uint8": "U8", "uint16": "U16", "int32": "I32", "int64": "I64", "float32": "F32"}
-_DTYPES = {name: np.dtype(dtype) for dtype, name in _NAMES.items()}
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "U8": np.dtype("uint8"), "U16": np.dtype("uint16"), "I32": np.dtype("int32"),
+    "I64": np.dtype("int64"), "F32": np.dtype("float32"),
+}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 Column = Sequence[NDArray[np.generic]]
 Columns = dict[str, NDArray[np.generic]]
@@ -89,7 +93,7 @@ def build(columns: Mapping[str, Column]) -> Blob:
                 data.append(whole.data)
         first = chunks[0]
         shape = (num_items, *first.shape[1:])
-        entries[name] = Entry(_NAMES[first.dtype.name], shape, (start, offset))
+        entries[name] = Entry(_NAMES[first.dtype], shape, (start, offset))
     header = msgspec.json.encode(entries)
     header += b" " * pad(8 + len(header))
     head = len(header).to_bytes(8, "little") + header

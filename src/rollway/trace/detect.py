@@ -1,5 +1,7 @@
 """Signs that a row's text has gone wrong, from its drawn tokens and how likely they were."""
 
+import math
+
 import numpy as np
 from msgspec import Struct
 
@@ -27,7 +29,7 @@ def detect(token_ids: Ints, logprobs: Floats, signs: Signs) -> tuple[Detection, 
     found: list[Detection] = []
     if bool(((token_ids >= signs.rare_from) & (logprobs < signs.unlikely_below)).any()):
         found.append("gibberish")
-    if longest_run(logprobs > np.log(signs.certain_above)) >= signs.run_length:
+    if longest_run(logprobs > math.log(signs.certain_above)) >= signs.run_length:
         found.append("repetition")
     return tuple(found)
 
