@@ -20,7 +20,7 @@ from .tokenizer import Tokenizer
 
 INLINE_CHARS = 4_000
 """Texts up to this length are rendered on the loop, in well under a millisecond."""
-SEEN_TOKENS = 1024
+SEEN_TOKENS = 256
 """How much of a prompt a renderer is shown to extend it: it looks for how the last turn began."""
 LANE_DEADLINE_S = 60.0
 OK = renderers.base.ToolCallParseStatus.OK
