@@ -170,6 +170,8 @@ def test_a_killed_launcher_takes_everything_along(work: Workspace) -> None:
     [
         ("trainer.leaning_rate=1", "unknown key 'trainer.leaning_rate'"),
         ("model.path=/nowhere", "no model folder '/nowhere'"),
+        ("env.0.id=revers-text", "no environment 'revers-text'; did you mean 'reverse-text'?"),
+        ("env.0.id=my_env.py", "no environment file at "),
     ],
 )
 def test_mistakes_that_can_be_seen_are_said_before_anything_is_written(

@@ -32,6 +32,8 @@ app.add_typer(payload.app)
 
 def main(args: Sequence[str] | None = None) -> None:
     """What the command line says unless `args` are given. Always ends by SystemExit."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` has it: modules of the folder one is in are found
     try:
         app(args)
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ import typer
 from ..config.load import load
 from ..config.plan import Plan, plan
 from ..config.sections import RunConfig
+from ..envs.registry import check_exists
 from ..errors import RunDirError
 from ..launch.resume import resume_point
 from ..launch.run import StartPoint, run_all
@@ -60,6 +61,7 @@ def train(
         need_torch("training")
     need_sinks(config.metrics)
     check_keys(config)
+    check_envs(config)
     directory = RunDir(planned.run_dir)
     needs_model = warmup_needed(config)
     if resume and not directory.exists:
@@ -116,6 +118,13 @@ async def job(
                 await run_all(config, planned, directory, start, watch)
             finally:
                 watching.cancel()
+
+
+def check_envs(config: RunConfig) -> None:
+    """One that does not exist is found before a model is loaded."""
+    for env in config.env:
+        if not env.address:
+            check_exists(env.id)
 
 
 def check_keys(config: RunConfig) -> None:

@@ -32,18 +32,31 @@ def load_environment(id: str, /, **args: Any) -> Environment:
     return check(factory(**args), f"environment '{id}'")
 
 
-def _find(id: str) -> Callable[..., Any]:
+def check_exists(id: str) -> None:
+    """Raise unless there is an environment `id`. None of its code is run."""
     points = registered()
     if id in points:
-        factory: Callable[..., Any] = points[id].load()
+        return
+    if id.endswith(".py"):
+        if not Path(id).is_file():
+            raise EnvironmentNotFound(f"no environment file at {Path(id).resolve()}")
+    elif not _exists(_module_name(id)):
+        hint = did_you_mean(id, points)
+        raise EnvironmentNotFound(f"no environment '{id}'{hint} ('rollway envs' lists all)")
+
+
+def _find(id: str) -> Callable[..., Any]:
+    check_exists(id)
+    if point := registered().get(id):
+        factory: Callable[..., Any] = point.load()
         return factory
     if id.endswith(".py"):
-        return _factory(_import_file(id), id)
-    name = id.replace("-", "_")
-    if _exists(name):
-        return _factory(importlib.import_module(name), id)
-    hint = did_you_mean(id, points)
-    raise EnvironmentNotFound(f"no environment '{id}'{hint} ('rollway envs' lists all)")
+        return _factory(_import_file(Path(id).resolve()), id)
+    return _factory(importlib.import_module(_module_name(id)), id)
+
+
+def _module_name(id: str) -> str:
+    return id.replace("-", "_")
 
 
 def _exists(module: str) -> bool:
@@ -53,10 +66,7 @@ def _exists(module: str) -> bool:
         return False
 
 
-def _import_file(id: str) -> ModuleType:
-    path = Path(id).resolve()
-    if not path.is_file():
-        raise EnvironmentNotFound(f"no environment file at {path}")
+def _import_file(path: Path) -> ModuleType:
     name = f"rollway_env_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
