@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-JOBS ?= 2
+JOBS ?= 3
 
 .PHONY: help setup demo test lint docs bench clean
 

@@ -49,7 +49,8 @@ class Workspace:
             [[env]]
             id = "{ENVS}"
             args = {{ kind = "Lengths" }}
-            concurrency = 8
+            workers = 1
+            concurrency = 16
             [sampling]
             max_tokens = 6
             [engine]

@@ -41,7 +41,7 @@ def scraped(port: int) -> str:
 
 
 def train_and_scrape(work: Workspace, port: int, options: list[str]) -> tuple[str, str]:
-    """What was scraped after the first step, and all that was on the console."""
+    """What was scraped after the second step, and all that was on the console."""
     with subprocess.Popen(
         work.command(*options), cwd=work.folder, env=work.env, text=True, stdout=subprocess.PIPE
     ) as process:
@@ -49,7 +49,7 @@ def train_and_scrape(work: Workspace, port: int, options: list[str]) -> tuple[st
         lines, text = [], ""
         for line in process.stdout:
             lines.append(line)
-            if line.startswith("Step 1/"):
+            if line.startswith("Step 2/"):
                 text = scraped(port)
     assert process.returncode == 0, lines
     return text, "".join(lines)
@@ -61,7 +61,7 @@ def test_blocking_calls_are_named_in_log_metrics_console_and_prometheus(
     """One in an environment's rollout, one in a reward, one in an advantage function."""
     options = {
         "env.0.args.kind": "Planted", "orchestrator.advantage": f"{CREDIT}:slow",
-        "metrics.prometheus_port": port, "max_steps": 3,
+        "metrics.prometheus_port": port, "max_steps": 3, "env.0.workers": 2,
     }  # fmt: skip
     overrides = [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
     text, out = train_and_scrape(work, port, overrides)
@@ -91,7 +91,7 @@ def check_scraped(text: str) -> None:
     ):
         assert f'rollway_event_loop_lag_seconds{{process="{process}",stat="p99"}}' in text
         assert f'rollway_rss_bytes{{process="{process}"}}' in text
-    for name in ("rollway_step 1.0", "rollway_in_flight ", "rollway_payload_live_bytes ",
+    for name in ("rollway_step 2.0", "rollway_in_flight ", "rollway_payload_live_bytes ",
                  "rollway_time_train_seconds ", "rollway_slow_calls_total{"):  # fmt: skip
         assert name in text, name
 

@@ -11,12 +11,13 @@ from tests.doubles.workspace import Workspace
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
-ENDLESS = ("--set", "max_steps=500", "--set", "env.0.workers=1")
+ENDLESS = ("--set", "max_steps=500")
 """For runs that are ended from outside."""
+TWO_WORKERS = ("--set", "env.0.workers=2")
 
 
 def test_a_whole_run_its_refusal_and_its_resumption(work: Workspace, rollway: Rollway) -> None:
-    done = work.train()
+    done = work.train(*TWO_WORKERS)
     assert done.returncode == 0, done.stderr
     work.nothing_is_left()
     check_console(done.stdout)
@@ -83,7 +84,7 @@ def check_run_directory(work: Workspace) -> None:
 
 
 def test_a_killed_env_worker_costs_nothing_but_time(work: Workspace) -> None:
-    with work.training("--set", "max_steps=8") as process:
+    with work.training("--set", "max_steps=8", *TWO_WORKERS) as process:
         for victim in work.find("rollway.envserver.worker:main")[:1]:
             victim.kill()
         out, err = process.communicate(timeout=120)
@@ -195,7 +196,7 @@ def test_mistakes_that_a_part_finds_are_one_line(work: Workspace) -> None:
             "engine.url=http://127.0.0.1:9": "no engine at http://127.0.0.1:9",
         }
         for mistake, said in mistakes.items():
-            failed = work.train("--clean", "--set", "env.0.workers=1", "--set", mistake)
+            failed = work.train("--clean", "--set", mistake)
             assert failed.returncode == 1, (mistake, failed.stdout)
             assert said in failed.stderr
             assert failed.stderr.count("\n") == 1, failed.stderr
