@@ -83,7 +83,7 @@ def test_a_block_is_an_environment_that_can_be_played(block: str, folder: Path) 
     played = asyncio.run(played_beside_a_judge(env, task, answer))
     assert played.reward == reward
     assert next(iter(env.eval_tasks())).id == task.id
-    tests = [one for name, one in vars(_import_file(str(path))).items() if name.startswith("test_")]
+    tests = [one for name, one in vars(_import_file(path)).items() if name.startswith("test_")]
     for test in tests:
         test()
     assert len(tests) == block.count("\ndef test_")
