@@ -1,13 +1,13 @@
 """An env server under load: rollway's, against workers that do the same work in 512 threads.
 
-    python bench/envserver.py [--full] [--seconds 6] [--rollouts 256] [--json FILE]
+    python bench/envserver.py [--full] [--seconds 5] [--rollouts 256] [--json FILE]
 
 A loopback engine answers every request after 50 ms with 0.5 MB of routes, or with all of them (20 MB) in
 the last case. 256 rollouts run at any time, and a new one starts where one ends. *rollway* is the real
 env server: router, workers, payload files. *threads* is a worker on httpx, on which the SDKs of the
 systems in use sit; *threads on aiohttp* is the same on the fastest client in use. A *control* process
 only ticks. Everything counts after the first two seconds. p99 over the control's is that of all seconds
-together; max over the control's is the median of seven windows, each against the control in the same two
+together; max over the control's is the median of eight windows, each against the control in the same
 seconds: one moment in which the machine held one of them says little of either.
 """
 
@@ -40,8 +40,8 @@ from rollway.records.turn import Sampling
 from rollway.wire.messages import Run, Stats
 
 WARM_S = 2.0
-WINDOWS = 7
-MIN_WINDOW_S = 2.0
+WINDOWS = 8
+MIN_WINDOW_S = 3.0
 COLUMNS = ("turns/s", "CPU ms/turn", "p50 ms", "p99 ms", "max ms", "blocked s", "peak MB")
 
 
@@ -231,7 +231,9 @@ def measure(case: Case, args: Namespace) -> tuple[dict[str, dict[str, float]], d
 
 
 def main() -> None:
-    args = arguments(__doc__, seconds=(6.0, "seconds measured"), rollouts=(256, "rollouts at a time"))
+    args = arguments(
+        __doc__, seconds=(5.0, "seconds of a baseline"), rollouts=(256, "rollouts at a time")
+    )
     if args.full:
         args.seconds = max(args.seconds, 30.0)
     figures = {}

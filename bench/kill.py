@@ -1,6 +1,6 @@
 """A run that is killed again and again, beside one that is left alone.
 
-    python bench/kill.py [--full] [--steps 8] [--kills 3] [--seed 0]
+    python bench/kill.py [--full] [--steps 6] [--kills 2] [--seed 0]
 
 Trains the demo twice: undisturbed, and with random `kill -9` of the orchestrator, the trainer, the
 router, a worker or the whole run, each followed by `--resume` where the run ended. --full is 30 steps
@@ -125,7 +125,7 @@ def check(run: Trained, steps: int) -> dict[str, Any]:
 
 def main() -> None:
     args = arguments(
-        __doc__, steps=(8, "steps to train"), kills=(3, "processes to kill"), seed=(0, "of the kills")
+        __doc__, steps=(6, "steps to train"), kills=(2, "processes to kill"), seed=(0, "of the kills")
     )
     if args.full:
         args = Namespace(**{**vars(args), **FULL})

@@ -1,6 +1,6 @@
 """What each kind of work does to a loop's lag, on each lane: the table behind "work has a lane".
 
-    python bench/lanes.py [--full] [--seconds 1.5] [--mb 24] [--json FILE]
+    python bench/lanes.py [--full] [--seconds 1.2] [--mb 24] [--json FILE]
 
 One caller does the same piece of work over and over, inline, in one thread or in the process lane, while
 a ticker on the loop notes how late it is. A thread helps exactly where the call lets go of the GIL. The
@@ -64,7 +64,7 @@ def measure(path: str, seconds: float) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    args = arguments(__doc__, seconds=(1.5, "seconds a cell"), mb=(24, "megabytes of material"))
+    args = arguments(__doc__, seconds=(1.2, "seconds a cell"), mb=(24, "megabytes of material"))
     if args.full:
         args.seconds = max(args.seconds, 6.0)
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # the lane imports its work

@@ -1,6 +1,6 @@
 """Full load for a long time: is the memory of every process flat, are its open files, is all released?
 
-    python bench/soak.py [--full] [--minutes 1] [--rollouts 64] [--turns 10] [--tokens 9000]
+    python bench/soak.py [--full] [--minutes 0.6] [--rollouts 64] [--turns 10] [--tokens 9000]
 
 The real env server and orchestrator run step after step (see bench/step.py) until the time is up. After
 every step memory and open files of each process are noted. Compared are the middle of the first third,
@@ -89,7 +89,7 @@ async def soak(work: Workload, url: str, folder: Path, minutes: float) -> dict[s
 
 def main() -> None:
     args = arguments(
-        __doc__, minutes=(1.0, "how long"), rollouts=(64, "rollouts of a step"),
+        __doc__, minutes=(0.6, "how long"), rollouts=(64, "rollouts of a step"),
         turns=(10, "turns of a rollout"), tokens=(9000, "tokens of a rollout"),
         bytes=(384, "bytes of routes a token"),
     )  # fmt: skip
