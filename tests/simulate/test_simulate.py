@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from typer.testing import CliRunner
@@ -11,7 +12,7 @@ from rollway.config.sections import SimulateConfig
 from rollway.orchestrator.core.core import Core
 from rollway.orchestrator.core.limits import Limits
 from rollway.records.ids import Step
-from rollway.simulate.durations import Durations, from_config
+from rollway.simulate.durations import Durations, Rolled, from_config
 from rollway.simulate.world import Tally, World
 
 
@@ -29,8 +30,9 @@ def simulated(off_policy: int, durations: Durations, slots: int = 64) -> Tally:
 
 
 def fixed(rollout_s: float, train_s: float, fails: float = 0.0) -> Durations:
-    groups = [[0.0] * 4, *[[0.0, 1.0, 0.0, 1.0]] * 7]
-    return Durations([rollout_s], [train_s], [0.0], [0.0], [100], [10], groups, fails)
+    rewards = [[0.0] * 4, *[[0.0, 1.0, 0.0, 1.0]] * 7]
+    groups = [[Rolled(rollout_s, reward) for reward in group] for group in rewards]
+    return Durations(groups, [train_s], [0.0], [0.0], [100], [10], fails)
 
 
 def test_a_synchronous_run_takes_the_sum_of_its_parts() -> None:
@@ -59,7 +61,7 @@ def test_fewer_slots_make_longer_steps() -> None:
 def test_means_are_those_of_the_config() -> None:
     wants = SimulateConfig(turns=4, turn_s=2, tool_s=1, scoring_s=0.5, train_s=20)
     durations = from_config(wants, seed=random.Random(0).randrange(100))
-    mean = sum(durations.rollout_s) / len(durations.rollout_s)
+    mean = fmean(rolled.seconds for group in durations.groups for rolled in group)
     assert mean == pytest.approx(4 * 3 + 0.5, rel=0.1)
     assert sum(durations.train_s) / len(durations.train_s) == pytest.approx(20, rel=0.05)
 

@@ -17,27 +17,30 @@ from ..rundir.metricsfile import MetricsFile
 from ..rundir.rundir import RunDir
 
 Seconds = Sequence[float]
-GROUP = 64
-"""Rewards of a made group; a smaller one takes the first of them."""
+GROUP = 16
+"""Rollouts of a made group: a smaller one takes the first of them, a larger one those of several."""
+
+
+class Rolled(Struct, frozen=True):
+    """One rollout: seconds from its start in a worker to its end, and its reward."""
+
+    seconds: float
+    reward: float
 
 
 class Durations(Struct, frozen=True):
     """What a simulated rollout and step are drawn from: measured samples, or made ones."""
 
-    rollout_s: Seconds
-    """A rollout from its start in a worker to its end."""
+    groups: Sequence[Sequence[Rolled]]
+    """Rollouts of one group are alike: they run beside each other at one load, so that the slowest of
+    them is not as slow as one of so many drawn freely, and a group of equal rewards does not train."""
     train_s: Seconds
     """From a manifest being written to the version it makes being published."""
     update_s: Seconds
     ship_s: Seconds
     num_bytes: Sequence[int]
     num_tokens: Sequence[int]
-    rewards: Sequence[Sequence[float]]
-    """By group: rollouts of one task are alike, and a group in which all are the same does not train."""
     fails: float
-
-    def draw(self, rng: random.Random) -> float:
-        return rng.choice(self.rollout_s)
 
 
 def from_config(wants: SimulateConfig, seed: int, count: int = 2000) -> Durations:
@@ -57,14 +60,16 @@ def from_config(wants: SimulateConfig, seed: int, count: int = 2000) -> Duration
             wants.scoring_s
         )
 
+    def group() -> list[Rolled]:
+        return [Rolled(rollout(), float(rng.random() < 0.5)) for _ in range(GROUP)]
+
     return Durations(
-        rollout_s=[rollout() for _ in range(count)],
+        groups=[group() for _ in range(count // GROUP)],
         train_s=[around(wants.train_s) for _ in range(count)],
         update_s=[around(wants.update_s) for _ in range(count)],
         ship_s=[0.01],
         num_bytes=[wants.rollout_bytes],
         num_tokens=[wants.rollout_tokens],
-        rewards=[[float(rng.random() < 0.5) for _ in range(GROUP)] for _ in range(count)],
         fails=wants.fails,
     )
 
@@ -83,17 +88,16 @@ def from_run(run: RunDir) -> Durations:
     lines = _metrics(run)
     steady = lines[len(lines) // 10 :]
     ends = _ends(run)
-    scored = [end.outcome for end in ends if isinstance(end.outcome, Scored)]
+    scored = [end.outcome for _, end in ends if isinstance(end.outcome, Scored)]
     if not scored or not steady:
         raise RunDirError(f"{run.path} has no trained steps to measure")
     return Durations(
-        rollout_s=[one.timing.total_s for one in scored],
+        groups=_groups(ends),
         train_s=[line.open + line.train + line.publish for line in steady],
         update_s=[line.update for line in steady if line.update] or [0.0],
         ship_s=[line.ship for line in steady],
         num_bytes=[one.ref.length for one in scored],
         num_tokens=[one.num_tokens for one in scored],
-        rewards=_rewards(run),
         fails=1 - len(scored) / len(ends),
     )
 
@@ -111,19 +115,21 @@ def _metrics(run: RunDir) -> list[_Line]:
     return [msgspec.json.decode(line, type=_Line) for _, _, line in lines]
 
 
-def _rewards(run: RunDir) -> list[list[float]]:
-    """Of every group of training, those of its rollouts that were scored."""
-    groups: dict[int, list[float]] = {}
-    with closing(sqlite3.connect(f"file:{run.ledger}?mode=ro", uri=True)) as db:
-        for id, reward in db.execute(
-            "SELECT group_id, reward FROM rollouts JOIN groups USING (group_id) "
-            "WHERE outcome = 'scored' AND fate IS NOT 'eval' ORDER BY rollout_id"
-        ):
-            groups.setdefault(id, []).append(reward)
+def _groups(ends: list[tuple[int, Settled]]) -> list[list[Rolled]]:
+    """By group, those that were scored."""
+    groups: dict[int, list[Rolled]] = {}
+    for id, end in ends:
+        if isinstance(end.outcome, Scored):
+            rolled = Rolled(end.outcome.timing.total_s, end.outcome.reward)
+            groups.setdefault(id, []).append(rolled)
     return list(groups.values())
 
 
-def _ends(run: RunDir) -> list[Settled]:
+def _ends(run: RunDir) -> list[tuple[int, Settled]]:
+    """Rollouts of training, with their groups."""
     with closing(sqlite3.connect(f"file:{run.ledger}?mode=ro", uri=True)) as db:
-        rows = db.execute("SELECT record FROM rollouts WHERE outcome IN ('scored', 'failed')")
-        return [msgspec.msgpack.decode(record, type=Settled) for (record,) in rows]
+        rows = db.execute(
+            "SELECT group_id, record FROM rollouts JOIN groups USING (group_id) "
+            "WHERE outcome IN ('scored', 'failed') AND fate IS NOT 'eval' ORDER BY rollout_id"
+        )
+        return [(id, msgspec.msgpack.decode(record, type=Settled)) for id, record in rows]

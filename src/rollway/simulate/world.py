@@ -41,11 +41,11 @@ from ..records.load import EngineLoad
 from ..records.payload import PayloadRef
 from ..records.rollout import Cancelled, Failed, Outcome, RowSummary, Scored, Settled, Timing
 from ..records.task import Task
-from .durations import Durations
+from .durations import Durations, Rolled
 
 NOBODY = WorkerName("simulated")
 MAX_GROUPS = 10_000
-"""Groups whose rewards are remembered: more than can be open."""
+"""Groups that are remembered: more than can be open."""
 
 
 class Tally(Struct):
@@ -84,7 +84,7 @@ class World:
         self._is_training = False
         self._version = 0
         self._offset = 0
-        self._rewards: dict[GroupId, deque[float]] = {}
+        self._groups: dict[GroupId, deque[Rolled]] = {}
         self._published_s = 0.0
         self.tally = Tally()
 
@@ -154,31 +154,30 @@ class World:
         while self._queue and len(self._running) < self._slots:
             order = self._queue.popleft()
             self._running[order.rollout_id] = order
-            ending = partial(self._end, order, self._version)
-            self._later(self._durations.draw(self._rng), ending)
+            rolled = self._next_of(order.group_id)
+            self._later(rolled.seconds, partial(self._end, order, self._version, rolled.reward))
 
-    def _end(self, order: Dispatch, version: int) -> Event | None:
+    def _end(self, order: Dispatch, version: int, reward: float) -> Event | None:
         if self._running.pop(order.rollout_id, None) is None:
             return None  # it was cancelled
         self.tally.num_settled += 1
         outcome: Outcome = Failed("env", "simulated")
         if self._rng.random() >= self._durations.fails:
-            outcome = self._scored(order.group_id, version)
+            outcome = self._scored(version, reward)
         return Settled(order.rollout_id, 1, NOBODY, outcome)
 
-    def _reward(self, group: GroupId) -> float:
-        """Each rollout of a group takes the next of its rewards; the last one begins anew."""
-        rewards = self._rewards.pop(group, None) or deque(self._rng.choice(self._durations.rewards))
-        reward = rewards.popleft()
-        self._rewards[group] = rewards
-        if len(self._rewards) > MAX_GROUPS:
-            del self._rewards[next(iter(self._rewards))]
-        return reward
+    def _next_of(self, group: GroupId) -> Rolled:
+        """Each rollout of a group takes the next of its draw; who finds none left draws anew."""
+        left = self._groups.pop(group, None) or deque(self._rng.choice(self._durations.groups))
+        rolled = left.popleft()
+        self._groups[group] = left
+        if len(self._groups) > MAX_GROUPS:
+            del self._groups[next(iter(self._groups))]
+        return rolled
 
-    def _scored(self, group: GroupId, version: int) -> Scored:
+    def _scored(self, version: int, reward: float) -> Scored:
         length = self._rng.choice(self._durations.num_bytes)
         tokens = self._rng.choice(self._durations.num_tokens)
-        reward = self._reward(group)
         self._offset += length
         ref = PayloadRef("s.0-0.seg", self._offset, length)
         return Scored(
