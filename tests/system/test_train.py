@@ -31,6 +31,7 @@ def test_a_whole_run_its_refusal_and_its_resumption(work: Workspace, rollway: Ro
     assert more.returncode == 0, more.stderr
     assert [one["step"] for one in work.metrics()] == [1, 2, 3, 4, 5, 6]
     assert work.ledger("SELECT count(*) FROM steps") == [(6,)]
+    assert "waits for nothing: its 6 steps were trained at" in rollway("why", work.run).out
     trained = work.ledger("SELECT step, count(*) FROM rollouts WHERE step IS NOT NULL GROUP BY step")
     assert [step for step, _ in trained] == [1, 2, 3, 4, 5, 6]
     work.nothing_is_left()

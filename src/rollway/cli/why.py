@@ -27,9 +27,12 @@ def why(
     if as_json:
         typer.echo(msgspec.json.encode(now).decode())
         return
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now.time_s))
+    if now.is_finished:
+        typer.echo(f"The run waits for nothing: its {now.step - 1} steps were trained at {stamp}.")
+        return
     old_s = time.time() - now.time_s
     if old_s > FRESH_S:
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now.time_s))
         typer.echo(f"The run does not go on: this is how it was at {stamp}, {old_s:.0f} s ago.")
     for line in lines(now):
         typer.echo(line)

@@ -58,3 +58,5 @@ class Situation(Struct, frozen=True):
     envs: dict[str, EnvState]
     oldest: tuple[Held, ...] = ()
     engines: tuple[EngineState, ...] = ()
+    is_finished: bool = False
+    """All its steps are trained."""

@@ -101,6 +101,7 @@ class Lookout:
             },
             oldest=tuple(_held(id, seen, now_s) for id, seen in oldest),
             engines=self._engines(),
+            is_finished=core.finished,
         )
 
     def remark(self) -> str:

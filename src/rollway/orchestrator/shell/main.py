@@ -110,6 +110,7 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
             for task in (*running, driving, listening):
                 task.cancel()
         if core.finished:
+            await draw(run, lookout)
             await thread(run.drop_payload)
 
 
@@ -179,12 +180,16 @@ async def tell_progress(core: Core, parent: Parent) -> None:
         )  # fmt: skip
 
 
+async def draw(run: RunDir, lookout: Lookout) -> None:
+    """The picture that `rollway why` reads."""
+    await thread(write_whole, run.now, msgspec.json.encode(lookout.situation()))
+
+
 async def look_out(run: RunDir, lookout: Lookout, events: Events, parent: Parent) -> None:
-    """Keep the picture that `rollway why` reads, and speak up when a step takes long."""
+    """Keep the picture up to date, and speak up when a step takes long."""
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
-        picture = msgspec.json.encode(lookout.situation())
-        await thread(write_whole, run.now, picture)
+        await draw(run, lookout)
         await events.put(Tick(time.monotonic()))
         if remark := lookout.remark():
             await parent.say(Notice(remark))
