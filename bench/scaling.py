@@ -1,6 +1,6 @@
 """What a rollout costs as rollouts, turns, tokens and bytes grow: straight lines, or not.
 
-    python bench/scaling.py [--full] [--rounds 3] [--json FILE]
+    python bench/scaling.py [--full] [--rounds 6] [--json FILE]
 
 From reply bytes to columns in a segment file, by rollway's own parts: cutter, dialect, trace, blob,
 writer. Each line doubles one size. Replies carry new positions only (delta), or all of them (full). The
@@ -98,15 +98,19 @@ async def rollouts(count: int, sized: Sized, folder: Path) -> float:
     return time.process_time() - start_s
 
 
-def cost_ms(size: dict[str, int], full: bool, rounds: int) -> float:
-    """The least of some rounds: what disturbs only ever adds."""
-    rest = {name: value for name, value in size.items() if name != "rollouts"}
-    sized = Sized(**rest, full=full)
-    seconds = []
+def costs_ms(sizes: list[dict[str, int]], full: bool, rounds: int) -> list[float]:
+    """Of a rollout at each size, one after the other in every round; the least of the rounds counts:
+    what disturbs only ever adds."""
+    made = []
+    for size in sizes:
+        rest = {name: value for name, value in size.items() if name != "rollouts"}
+        made.append((size["rollouts"], Sized(**rest, full=full)))
+    seconds: list[list[float]] = [[] for _ in sizes]
     for _ in range(rounds):
-        with TemporaryDirectory() as folder:
-            seconds.append(asyncio.run(rollouts(size["rollouts"], sized, Path(folder))))
-    return min(seconds) * 1000 / size["rollouts"]
+        for taken, (count, sized) in zip(seconds, made, strict=True):
+            with TemporaryDirectory() as folder:
+                taken.append(asyncio.run(rollouts(count, sized, Path(folder))) / count)
+    return [min(taken) * 1000 for taken in seconds]
 
 
 def measure(args: Namespace) -> dict[str, dict[str, object]]:
@@ -114,7 +118,7 @@ def measure(args: Namespace) -> dict[str, dict[str, object]]:
     for full in (False, True):
         kind = "full" if full else "delta"
         for name, values in SERIES.items():
-            costs = [cost_ms({**BASE, name: value}, full, args.rounds) for value in values]
+            costs = costs_ms([{**BASE, name: value} for value in values], full, args.rounds)
             doubled = [b / a for a, b in pairwise(costs)]
             figures[f"{kind} {name}"] = {
                 "sizes": values, "ms": costs, "per doubling": doubled,
@@ -147,9 +151,9 @@ def orchestrator(factors: tuple[int, ...]) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    args = arguments(__doc__, rounds=(3, "rounds of each point"))
+    args = arguments(__doc__, rounds=(6, "rounds of each point"))
     if args.full:
-        args.rounds = max(args.rounds, 10)
+        args.rounds = max(args.rounds, 20)
         for name in ("tokens", "turns"):
             SERIES[name] = (*SERIES[name], 2 * SERIES[name][-1])
     recycle_buffers()
