@@ -29,7 +29,7 @@ UNTIL_STOPPED = {"serve", "engine"}
 FEWER = {"train": ["--dry-run"], "eval": ["-n", "2", "-r", "2", "--max-tokens", "8"],
          "simulate": ["--rollouts", "2000"]}  # fmt: skip
 """What is added, so that a command takes seconds."""
-STOPPED_AFTER, STEPS = 2, 4
+STOPPED_AFTER, STEPS = 2, 8
 """Steps: so many, and rollout g4.2 has ended; and as many as the run file wants."""
 
 
