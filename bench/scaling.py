@@ -1,15 +1,14 @@
 """What a rollout costs as rollouts, turns, tokens and bytes grow: straight lines, or not.
 
-    python bench/scaling.py [--full] [--rounds 6] [--json FILE]
+    python bench/scaling.py [--full] [--rounds 24] [--json FILE]
 
 From reply bytes to columns in a segment file, by rollway's own parts: cutter, dialect, trace, blob,
 writer. Each line doubles one size. Replies carry new positions only (delta), or all of them (full). The
-figure is CPU milliseconds a rollout, the least of some rounds, and by how much it grows when the size
-doubles: 2 for what is proportional to it, 1 for what does not depend on it. Then whole steps (see
+figure is CPU milliseconds a rollout, the least of many short rounds, and by how much it grows when the
+size doubles: 2 for what is proportional to it, 1 for what does not depend on it. Then whole steps (see
 bench/step.py) with more and more bytes a token: what the orchestrator notices of them.
 """
 
-import asyncio
 import statistics
 import time
 from argparse import Namespace
@@ -22,7 +21,7 @@ import numpy as np
 from loopback.control import tick
 from loopback.engine import reply, serve
 from loopback.processes import started
-from loopback.report import arguments, finish, table
+from loopback.report import QUIET, arguments, finish, table
 from step import Workload
 from step import measure as step
 
@@ -30,15 +29,15 @@ from rollway.inference.body import BodyCutter, Spool
 from rollway.inference.dialects.vllm import Vllm
 from rollway.inference.http import READ_BYTES
 from rollway.inference.routes import Wanted
-from rollway.loop.memory import recycle_buffers
+from rollway.loop.run import run
 from rollway.payload.blob import build, row_columns
 from rollway.payload.writer import SegmentWriter
 from rollway.records.turn import Turn
 from rollway.trace.trace import Trace
 
-BASE = {"rollouts": 8, "turns": 20, "tokens": 18_000, "bytes": 384}
+BASE = {"rollouts": 2, "turns": 20, "tokens": 18_000, "bytes": 384}
 SERIES: dict[str, tuple[int, ...]] = {
-    "rollouts": (4, 8, 16),
+    "rollouts": (2, 4, 8),
     "turns": (5, 10, 20, 40),
     "tokens": (4500, 9000, 18_000, 36_000),
     "bytes": (96, 192, 384, 768),
@@ -73,9 +72,7 @@ def take_in(dialect: Vllm, spool: Spool, prompt: np.ndarray, start: int, body: b
     """A reply in the pieces a socket gives."""
     wanted = Wanted(start, len(prompt), max_tokens=len(prompt) - start)
     spool.clear()
-    cutter = BodyCutter(
-        dialect.bulk_keys, spool, lambda key, head: dialect.unneeded_chars(key, head, wanted)
-    )
+    cutter = BodyCutter(spool, lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted))
     for at in range(0, len(body), READ_BYTES):
         cutter.feed(body, at, min(at + READ_BYTES, len(body)))
     drawn = dialect.columns(cutter.rest)
@@ -98,7 +95,7 @@ async def rollouts(count: int, sized: Sized, folder: Path) -> float:
     return time.process_time() - start_s
 
 
-def costs_ms(sizes: list[dict[str, int]], full: bool, rounds: int) -> list[float]:
+async def costs_ms(sizes: list[dict[str, int]], full: bool, rounds: int) -> list[float]:
     """Of a rollout at each size, one after the other in every round; the least of the rounds counts:
     what disturbs only ever adds."""
     made = []
@@ -109,16 +106,16 @@ def costs_ms(sizes: list[dict[str, int]], full: bool, rounds: int) -> list[float
     for _ in range(rounds):
         for taken, (count, sized) in zip(seconds, made, strict=True):
             with TemporaryDirectory() as folder:
-                taken.append(asyncio.run(rollouts(count, sized, Path(folder))) / count)
+                taken.append(await rollouts(count, sized, Path(folder)) / count)
     return [min(taken) * 1000 for taken in seconds]
 
 
-def measure(args: Namespace) -> dict[str, dict[str, object]]:
+async def measure(rounds: int) -> dict[str, dict[str, object]]:
     figures = {}
     for full in (False, True):
         kind = "full" if full else "delta"
         for name, values in SERIES.items():
-            costs = costs_ms([{**BASE, name: value} for value in values], full, args.rounds)
+            costs = await costs_ms([{**BASE, name: value} for value in values], full, rounds)
             doubled = [b / a for a, b in pairwise(costs)]
             figures[f"{kind} {name}"] = {
                 "sizes": values, "ms": costs, "per doubling": doubled,
@@ -151,15 +148,14 @@ def orchestrator(factors: tuple[int, ...]) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    args = arguments(__doc__, rounds=(6, "rounds of each point"))
+    args = arguments(__doc__, rounds=(24, "rounds of each point"))
     if args.full:
-        args.rounds = max(args.rounds, 20)
+        args.rounds = max(args.rounds, 80)
         for name in ("tokens", "turns"):
             SERIES[name] = (*SERIES[name], 2 * SERIES[name][-1])
-    recycle_buffers()
     base = ", ".join(f"{value:,} {name}" for name, value in BASE.items())
     print(f"CPU ms a rollout; where not varied: {base} of routes a token")
-    figures: dict[str, object] = {**measure(args)}
+    figures: dict[str, object] = {**run("bench", QUIET, lambda watch: measure(args.rounds))}
     print("\nthe orchestrator in a step of " + ", ".join(f"{n:,} {name}" for name, n in STEP.items()))
     rows = orchestrator((192, 384, 768, 1536) if args.full else (384, 768))
     table(rows, ("p99 ms", "max ms", "blocked s", "grew MB", "control p99", "control max"))

@@ -31,9 +31,7 @@ def reply(name: str) -> bytes:
 def taken(dialect: Dialect, body: bytes, start: int = 0) -> tuple[Columns, Routes | None]:
     """A whole reply, the way the engine client takes it in."""
     wanted = Wanted(start, len(PROMPT), SAMPLING.max_tokens)
-    cutter = BodyCutter(
-        dialect.bulk_keys, Spool(), lambda key, head: dialect.unneeded_chars(key, head, wanted)
-    )
+    cutter = BodyCutter(Spool(), lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted))
     cutter.feed(body, 0, len(body))
     drawn = dialect.columns(cutter.rest)
     return drawn, dialect.routes(cutter.bulks, wanted, len(drawn.token_ids))

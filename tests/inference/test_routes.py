@@ -36,10 +36,10 @@ def arrived(text: str, wanted: Wanted | None = None) -> Bulk:
     """The bulk as a body brings it, in pieces, without what is not wanted."""
     body = json.dumps({"routed_experts": text}).encode()
 
-    def skip(key: bytes, head: bytes) -> int:
-        return unneeded_chars(head, wanted, is_prompt_only=False) if wanted else 0
+    def skip(key: bytes, bulk: Bulk) -> int:
+        return unneeded_chars(bulk, wanted, is_prompt_only=False) if wanted else 0
 
-    cutter = BodyCutter((KEY,), Spool(), skip)
+    cutter = BodyCutter(Spool(), skip)
     for start in range(0, len(body), 1500):
         cutter.feed(body, start, min(start + 1500, len(body)))
     return cutter.bulks[KEY]

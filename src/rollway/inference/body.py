@@ -4,20 +4,26 @@ A reply is a few kilobytes of JSON around strings of many megabytes: routes in b
 never sees those strings. They lie in reused memory, and what nobody needs is dropped as it comes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
+from .npy import Header, read_header
+
+KEY_ENDING = b'routed_experts"'
+"""How the keys of bulks end, in every dialect."""
 HEAD_CHARS = 1024
 """How much of a bulk is looked at to decide which part of it is needed."""
+REST_BYTES = 8192
+"""How much is searched for a bulk at a time: what lies behind its opening quote is copied in vain."""
 MAX_KEPT_BYTES = 64 << 20
 """Memory a spool keeps for the next body."""
 
-Skip = Callable[[bytes, bytes], int]
-"""From a bulk's key and first characters, how many of its characters nobody needs: a multiple of 4."""
+Skip = Callable[[bytes, "Bulk"], int]
+"""From a bulk's key and its first characters, how many of all nobody needs: a multiple of 4."""
 
 
-def keep_all(key: bytes, head: bytes) -> int:
+def keep_all(key: bytes, bulk: "Bulk") -> int:
     return 0
 
 
@@ -64,6 +70,7 @@ class Bulk:
         self._start = spool.length
         self._end = self._start
         self._lead = 0
+        self._header: Header | None = None
         self.num_chars = 0
         self.kept_from = 0
 
@@ -71,6 +78,13 @@ class Bulk:
     def head(self) -> bytes:
         end = min(self._start + HEAD_CHARS, self._end)
         return bytes(self._spool.view(self._start, end))
+
+    @property
+    def header(self) -> Header:
+        """What it says of itself as a .npy file; read once, when its first characters are there."""
+        if self._header is None:
+            self._header = read_header(self.head)
+        return self._header
 
     def from_char(self, char: int) -> memoryview:
         """The characters from `char` on, which must not have been dropped."""
@@ -95,12 +109,10 @@ class Bulk:
 class BodyCutter:
     """A sink for JSON: `rest` becomes the JSON with an empty string where each of `bulks` was.
 
-    A bulk is missing where its field is, or is null.
+    Bulks are found by their keys, in quotes. One is missing where its field is, or is null.
     """
 
-    def __init__(self, keys: Sequence[bytes], spool: Spool, skip: Skip = keep_all) -> None:
-        self._keys = keys
-        self._margin = max(map(len, keys), default=0) + 8
+    def __init__(self, spool: Spool, skip: Skip = keep_all) -> None:
         self._spool = spool
         self._skip = skip
         self._key = b""
@@ -139,18 +151,18 @@ class BodyCutter:
             self._current = None
         elif not self._looked and bulk.num_chars >= HEAD_CHARS:
             self._looked = True
-            unneeded = self._skip(self._key, bulk.head)
+            unneeded = self._skip(self._key, bulk)
             if unneeded > bulk.num_chars:
                 bulk.drop(unneeded)
         return stop
 
     def _take_rest(self, buffer: bytes | bytearray, start: int, end: int) -> int:
         """Add to the rest up to a bulk's opening quote, if the piece has one."""
-        before = len(self.rest)
-        self.rest += memoryview(buffer)[start:end]
+        before, stop = len(self.rest), min(start + REST_BYTES, end)
+        self.rest += memoryview(buffer)[start:stop]
         found = self._find_bulk()
         if found is None:
-            return end
+            return stop
         self._key, opening = found
         del self.rest[opening + 1 :]
         self._current = self.bulks[self._key] = Bulk(self._spool)
@@ -158,25 +170,19 @@ class BodyCutter:
         return start + opening + 1 - before
 
     def _find_bulk(self) -> tuple[bytes, int] | None:
-        """The first key whose value is a string, and where that string's opening quote is."""
-        found: list[tuple[int, bytes]] = []
-        pending = []
-        for key in self._keys:
-            at = self.rest.find(key, self._searched)
-            while at >= 0:
-                value = at + len(key)
-                while value < len(self.rest) and self.rest[value] in b": \t\r\n":
-                    value += 1
-                if value == len(self.rest):
-                    pending.append(at)  # its value has not come yet
-                elif self.rest[value] == ord('"') and key not in self.bulks:
-                    found.append((value, key))
-                else:  # null, or something the parser will refuse
-                    at = self.rest.find(key, value)
-                    continue
-                break
-        if found:
-            opening, key = min(found)
-            return key, opening
-        self._searched = min([max(self._searched, len(self.rest) - self._margin), *pending])
+        """The next key of a bulk whose value is a string, and where that string's opening quote is."""
+        rest = self.rest
+        at = rest.find(KEY_ENDING, self._searched)
+        while at >= 0:
+            key_end = value = at + len(KEY_ENDING)
+            while value < len(rest) and rest[value] in b": \t\r\n":
+                value += 1
+            if value == len(rest):
+                self._searched = at  # its value has not come yet
+                return None
+            key = bytes(rest[rest.rfind(b'"', 0, at) : key_end])
+            if rest[value] == ord('"') and key not in self.bulks:
+                return key, value
+            at = rest.find(KEY_ENDING, value)  # null, or something the parser will refuse
+        self._searched = max(self._searched, len(rest) - len(KEY_ENDING))
         return None

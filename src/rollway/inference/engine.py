@@ -114,9 +114,7 @@ class Engine:
         self, reply: Reply, spool: Spool, wanted: Wanted
     ) -> tuple[Columns, Routes | None]:
         dialect = self._dialect
-        cutter = BodyCutter(
-            dialect.bulk_keys, spool, lambda key, head: dialect.unneeded_chars(key, head, wanted)
-        )
+        cutter = BodyCutter(spool, lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted))
         await reply.read(cutter.feed, cutter)
         drawn = await self._columns(cutter.rest)
         if not self._routes:

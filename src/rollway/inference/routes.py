@@ -5,7 +5,6 @@ Only the positions that are needed are decoded. Decoding releases the GIL, so it
 
 import io
 import math
-import re
 from pathlib import Path
 
 import msgspec
@@ -16,14 +15,11 @@ from msgspec import Struct
 from ..errors import EngineError
 from ..records.turn import Routes
 from .body import Bulk
+from .npy import Header, unreadable
 
-_NPY = re.compile(
-    rb"\x93NUMPY(?:\x01\x00..|\x02\x00....)"
-    rb"\{'descr': '([<|=][a-z][0-9]+)', 'fortran_order': (True|False), 'shape': \(([0-9, ]*)\), \} *\n",
-    re.DOTALL,
-)
 _STEP = 12
 """Decoding starts at a multiple of this: whole groups of base64, and aligned for every integer."""
+_INT32 = np.dtype("<i4")
 
 
 class Wanted(Struct, frozen=True):
@@ -73,53 +69,13 @@ def route_shape(folder: str) -> RouteShape | None:
     return RouteShape(text.num_hidden_layers, text.num_experts_per_tok, experts)
 
 
-class Header(Struct, frozen=True):
-    """How rows lie in the decoded bytes."""
-
-    offset: int
-    rows: int
-    layers: int
-    topk: int
-    dtype: str
-
-    @property
-    def row_bytes(self) -> int:
-        return self.layers * self.topk * np.dtype(self.dtype).itemsize
-
-    @property
-    def num_bytes(self) -> int:
-        return self.offset + self.rows * self.row_bytes
-
-    def __str__(self) -> str:
-        return f"{np.dtype(self.dtype)}[{self.rows}, {self.layers}, {self.topk}]"
-
-
-def npy_header(text: bytes) -> Header:
-    """The header of a .npy file, from the first characters of its base64."""
-    try:
-        raw = pybase64.b64decode(text[: len(text) // 4 * 4], validate=True)
-    except ValueError as error:
-        raise _unreadable(str(error)) from None
-    match = _NPY.match(raw)
-    if match is None:
-        raise _unreadable("they are not a .npy file")
-    descr, fortran, shape = (group.decode() for group in match.groups())
-    if descr[1] not in "ui":
-        raise _unreadable(f"{np.dtype(descr)} is not a type of integers")
-    axes = [int(axis) for axis in shape.split(",") if axis.strip()]
-    if len(axes) != 3 or fortran == "True":
-        raise _unreadable(f"{np.dtype(descr)}{axes} is not [tokens, layers, topk]")
-    rows, layers, topk = axes
-    return Header(match.end(), rows, layers, topk, descr)
-
-
-def unneeded_chars(head: bytes, wanted: Wanted, is_prompt_only: bool) -> int:
+def unneeded_chars(bulk: Bulk, wanted: Wanted, is_prompt_only: bool) -> int:
     """Characters at the start of a .npy file that hold only positions before `wanted.start`.
 
     0 unless its length shows that the engine sent all positions though asked for new ones.
     """
     try:
-        header = npy_header(head)
+        header = bulk.header
     except EngineError:
         return 0  # said again, and raised, when it is decoded
     longest_delta = wanted.num_prompt - wanted.start + (0 if is_prompt_only else wanted.max_tokens - 1)
@@ -134,8 +90,8 @@ def _char_of(byte: int) -> int:
 
 def decode_npy(bulk: Bulk, start: int, num_all: int) -> Routes:
     """Rows from position `start` on, of a file that holds these or all `num_all` positions."""
-    header = npy_header(bulk.head)
-    return narrow(_decode(bulk, header, _first_row(header, start, num_all)))
+    first = _first_row(bulk.header, start, num_all)
+    return narrow(_decode(bulk, bulk.header, first))
 
 
 def decode_bare(bulk: Bulk, shape: RouteShape, start: int, num_all: int) -> Routes:
@@ -145,34 +101,34 @@ def decode_bare(bulk: Bulk, shape: RouteShape, start: int, num_all: int) -> Rout
     num_bytes = bulk.num_chars // 4 * 3 - padding
     rows, odd = divmod(num_bytes, row_bytes)
     if odd:
-        raise _unreadable(
+        raise unreadable(
             f"{num_bytes} bytes are no whole number of tokens of {shape.layers} layers × {shape.topk} "
             "int32, as config.json of 'model.path' says"
         )
-    header = Header(0, rows, shape.layers, shape.topk, "<i4")
+    header = Header(0, rows, shape.layers, shape.topk, _INT32)
     return narrow(_decode(bulk, header, _first_row(header, start, num_all)), shape.experts)
 
 
 def _first_row(header: Header, start: int, num_all: int) -> int:
     """The row of position `start`: the first, or a later one if the engine sent all positions."""
     if header.rows not in (num_all, num_all - start):
-        raise _unreadable(f"{header} for {num_all} positions, or {num_all - start} from {start} on")
+        raise unreadable(f"{header} for {num_all} positions, or {num_all - start} from {start} on")
     return start if header.rows == num_all else 0
 
 
 def _decode(bulk: Bulk, header: Header, from_row: int) -> Routes:
     if bulk.num_chars != math.ceil(header.num_bytes / 3) * 4:
-        raise _unreadable(f"{bulk.num_chars} characters of base64 for {header}")
+        raise unreadable(f"{bulk.num_chars} characters of base64 for {header}")
     begin = header.offset + from_row * header.row_bytes
     if _char_of(begin) < bulk.kept_from:
-        raise _unreadable(f"{header} has more positions than the request allows for")
+        raise unreadable(f"{header} has more positions than the request allows for")
     skipped = begin // _STEP * _STEP
     try:
         raw = pybase64.b64decode_as_bytearray(bulk.from_char(_char_of(begin)), validate=True)
     except ValueError as error:
-        raise _unreadable(str(error)) from None
+        raise unreadable(str(error)) from None
     if skipped + len(raw) != header.num_bytes:
-        raise _unreadable(f"{skipped + len(raw)} bytes for {header}")
+        raise unreadable(f"{skipped + len(raw)} bytes for {header}")
     flat: Routes = np.frombuffer(raw, header.dtype, offset=begin - skipped)
     return flat.reshape(header.rows - from_row, header.layers, header.topk)
 
@@ -183,12 +139,8 @@ def narrow(routes: Routes, experts: int = 0) -> Routes:
         return routes
     limit = experts or 1 << 16
     if routes.size and (routes.min() < 0 or routes.max() >= limit):
-        raise _unreadable(f"experts from {routes.min()} to {routes.max()}, expected 0 to {limit - 1}")
+        raise unreadable(f"experts from {routes.min()} to {routes.max()}, expected 0 to {limit - 1}")
     return routes.astype(np.uint8 if 0 < experts <= 256 else np.uint16)
-
-
-def _unreadable(why: str) -> EngineError:
-    return EngineError(f"the engine's routes cannot be read: {why}")
 
 
 def encode_npy(routes: Routes) -> str:

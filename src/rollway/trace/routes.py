@@ -9,6 +9,8 @@ import numpy as np
 from ..errors import TraceError
 from ..records.turn import Routes, Turn
 
+_DTYPES = np.dtype(np.uint8), np.dtype(np.uint16)
+
 
 def wanted_start(num_row_tokens: int) -> int:
     """From which position a turn that extends a row of this length needs routes."""
@@ -31,7 +33,7 @@ def check_routes(turn: Turn, *, has_routes: bool) -> None:
         )
     if turn.routes is None:
         return
-    if turn.routes.dtype not in (np.uint8, np.uint16) or turn.routes.ndim != 3:
+    if turn.routes.dtype not in _DTYPES or turn.routes.ndim != 3:
         raise TraceError(
             f"routes are {turn.routes.dtype}{list(turn.routes.shape)}, "
             "expected uint8 or uint16 [tokens, layers, topk]"

@@ -73,10 +73,10 @@ class OpenRow:
         self.extend(turn)
 
     def is_prefix_of(self, prompt_ids: NDArray[np.int32]) -> bool:
-        """Whether these are the prompt's first tokens: one memcmp."""
+        """Whether these are the prompt's first tokens: one memcmp, without a copy."""
         if self.num_tokens > len(prompt_ids):
             return False
-        return self._ids == prompt_ids[: self.num_tokens].tobytes()
+        return self._ids == np.ascontiguousarray(prompt_ids[: self.num_tokens]).data
 
     def extend(self, turn: Turn) -> None:
         """The prompt's new tokens join masked out, the completion joins trainable."""

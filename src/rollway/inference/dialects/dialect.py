@@ -27,15 +27,13 @@ class Dialect(Protocol):
     name: str
     path: str
     """Where completions are asked for."""
-    bulk_keys: tuple[bytes, ...]
-    """The JSON keys, in quotes, of strings that are cut out of a reply."""
 
     def request(
         self, model: str, prompt: Prompt, sampling: Sampling, stop_ids: list[int], start: int | None
     ) -> bytes:
         """A request's body; `start` None asks for no routes."""
 
-    def unneeded_chars(self, key: bytes, head: bytes, wanted: Wanted) -> int:
+    def unneeded_chars(self, key: bytes, bulk: Bulk, wanted: Wanted) -> int:
         """How many characters of a bulk hold only positions that are not wanted."""
 
     def columns(self, rest: bytes | bytearray) -> Columns:

@@ -65,7 +65,6 @@ class Sglang:
 
     name = "sglang"
     path = "/generate"
-    bulk_keys: tuple[bytes, ...] = (ROUTES,)
     weight_version = Call("/model_info")
     gauges = Gauges(b"sglang:num_running_reqs", b"sglang:num_queue_reqs", b"sglang:token_usage")
 
@@ -89,7 +88,7 @@ class Sglang:
             )
         )
 
-    def unneeded_chars(self, key: bytes, head: bytes, wanted: Wanted) -> int:
+    def unneeded_chars(self, key: bytes, bulk: Bulk, wanted: Wanted) -> int:
         return 0  # without a header, only the whole tells what it holds
 
     def columns(self, rest: bytes | bytearray) -> Columns:

@@ -76,7 +76,6 @@ class Vllm:
 
     name = "vllm"
     path = "/v1/completions"
-    bulk_keys: tuple[bytes, ...] = (ROUTES, PROMPT_ROUTES)
     weight_version = Call("/weight_info")
     gauges = Gauges(
         b"vllm:num_requests_running", b"vllm:num_requests_waiting", b"vllm:kv_cache_usage_perc"
@@ -99,8 +98,8 @@ class Vllm:
             )
         )
 
-    def unneeded_chars(self, key: bytes, head: bytes, wanted: Wanted) -> int:
-        return unneeded_chars(head, wanted, is_prompt_only=key == PROMPT_ROUTES)
+    def unneeded_chars(self, key: bytes, bulk: Bulk, wanted: Wanted) -> int:
+        return unneeded_chars(bulk, wanted, is_prompt_only=key == PROMPT_ROUTES)
 
     def columns(self, rest: bytes | bytearray) -> Columns:
         try:
