@@ -18,6 +18,10 @@ from .framing import (
     parse_head,
 )
 
+HEAD_BYTES = 4096
+"""Read at a time before somebody wants the body. When all replies come at once, after a pause of the
+machine say, the loop then has to read this much of each and not all that is there."""
+
 
 class Connection(asyncio.BufferedProtocol):
     """Reads into `scratch`, which others read into as well. What of a body nobody reads yet waits in
@@ -81,7 +85,8 @@ class Connection(asyncio.BufferedProtocol):
         self.is_open = True
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._view  # TLS writes to slices of it, and those of a bytearray are copies
+        """A view: TLS writes to slices of it, and those of a bytearray are copies."""
+        return self._view if self._body is not None else self._view[:HEAD_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         self.heard = True
