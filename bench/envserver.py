@@ -6,9 +6,10 @@ A loopback engine answers every request after 50 ms with 0.5 MB of routes, or wi
 the last case. 256 rollouts run at any time, and a new one starts where one ends. *rollway* is the real
 env server: router, workers, payload files. *threads* is a worker on httpx, on which the SDKs of the
 systems in use sit; *threads on aiohttp* is the same on the fastest client in use. A *control* process
-only ticks. Everything counts after the first two seconds. p99 over the control's is that of all seconds
-together; max over the control's is the median of eight windows, each against the control in the same
-seconds: one moment in which the machine held one of them says little of either.
+only ticks. Everything counts from two seconds on: processes tell their lag once a second, so that the
+first second is in none of it. p99 over the control's is that of all seconds together; max over the
+control's is the median of eight windows, each against the control in the same seconds: one moment in
+which the machine held one of them says little of either.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from loopback import talk
 from loopback.control import tick
 from loopback.engine import EngineSpec, serve
 from loopback.processes import Started, children, cpu_s, peak_bytes, started
-from loopback.report import arguments, finish, lag_figures, table
+from loopback.report import QUIET, arguments, finish, lag_figures, table
 from loopback.server import env_server
 from loopback.threads import WorkerSpec, threads_worker
 
@@ -42,6 +43,8 @@ from rollway.wire.messages import Run, Stats
 WARM_S = 2.0
 WINDOWS = 8
 MIN_WINDOW_S = 3.0
+FREQUENT = msgspec.structs.replace(QUIET, tick_ms=4.0)
+"""A p99 is made of the latest hundredth of the ticks."""
 COLUMNS = ("turns/s", "CPU ms/turn", "p50 ms", "p99 ms", "max ms", "blocked s", "peak MB")
 
 
@@ -130,7 +133,7 @@ async def rollway(
         id=talk.__file__, args={"turns": case.turns, "chars": case.chars},
         workers=case.workers, concurrency=args.rollouts // case.workers,
     )  # fmt: skip
-    async with env_server(env, url, folder) as server:
+    async with env_server(env, url, folder, FREQUENT) as server:
         driver = Driver(server.client, case, args.rollouts, folder)
         return await driver.measure(engine, control, children(server.pid), args.seconds)
 
@@ -214,7 +217,7 @@ def measure(case: Case, args: Namespace) -> tuple[dict[str, dict[str, float]], d
     """Baselines and candidate one after the other, against one engine and beside one control."""
     with (
         started(serve, case.engine) as engine,
-        started(tick) as control,
+        started(tick, FREQUENT) as control,
         TemporaryDirectory() as folder,
     ):
         from rollway.model.tiny import write_tokenizer

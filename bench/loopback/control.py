@@ -4,10 +4,11 @@ import asyncio
 from multiprocessing.connection import Connection
 
 from loopback.report import QUIET
+from rollway.config.sections import WatchConfig
 from rollway.loop.run import Watch, run
 
 
-def tick(pipe: Connection) -> None:
+def tick(pipe: Connection, config: WatchConfig = QUIET) -> None:
     """Answers every message with the lag since the last one."""
 
     async def main(watch: Watch) -> None:
@@ -17,4 +18,4 @@ def tick(pipe: Connection) -> None:
                 pipe.recv()
                 pipe.send(watch.take().lag)
 
-    run("control", QUIET, main)
+    run("control", config, main)

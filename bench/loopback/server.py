@@ -7,7 +7,7 @@ from pathlib import Path
 
 from loopback.report import QUIET
 from rollway.config.parts import RouterPart
-from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig
+from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
 from rollway.envserver import client as envs
 from rollway.loop.part import start_part
 from rollway.wire.messages import Stats
@@ -26,7 +26,9 @@ class Server:
 
 
 @asynccontextmanager
-async def env_server(env: EnvConfig, url: str, folder: Path) -> AsyncIterator[Server]:
+async def env_server(
+    env: EnvConfig, url: str, folder: Path, watch: WatchConfig = QUIET
+) -> AsyncIterator[Server]:
     part = RouterPart(
         env=env,
         model=ModelConfig(path=str(folder), renderer="qwen3", template={"enable_thinking": False}),
@@ -36,7 +38,7 @@ async def env_server(env: EnvConfig, url: str, folder: Path) -> AsyncIterator[Se
         payload_dir=str(folder),
         log_dir=str(folder),
         seed=0,
-        watch=QUIET,
+        watch=watch,
     )
     async with start_part("bench.router", ROUTER, part, log=folder / LOG) as router:
         listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
