@@ -1,11 +1,14 @@
 """A model folder's tokenizer.json, opened without transformers: light enough for every worker."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 
 from ..errors import ModelError
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time needs no pool of threads
 
 
 class Tokenizer:
@@ -27,7 +30,9 @@ class Tokenizer:
         return self._fast.get_vocab_size()
 
     def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
-        ids: list[int] = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
+        # alone or as a batch of one the ids are the same; only batches can do without offsets
+        (encoded,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoded.ids
         return ids
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
