@@ -99,6 +99,7 @@ def npy(array: object) -> str:
 
 
 GOOD = routes_of(12, 4, 2, "uint8")
+NO_DTYPE = pybase64.b64decode(npy(GOOD)).replace(b"|u1", b"<u9")
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,7 @@ GOOD = routes_of(12, 4, 2, "uint8")
     [
         ("%%%%", "cannot be read"),
         ("AAAA", "not a .npy file"),
+        (pybase64.b64encode_as_string(NO_DTYPE), "'<u9' not understood"),
         (npy(np.zeros((12, 4, 2), np.float32)), "float32 is not a type of integers"),
         (npy(np.zeros((12, 8), np.uint8)), r"is not \[tokens, layers, topk\]"),
         (npy(np.asfortranarray(GOOD)), r"is not \[tokens, layers, topk\]"),

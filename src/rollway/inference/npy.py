@@ -48,7 +48,10 @@ def read_header(text: bytes) -> Header:
     if match is None:
         raise unreadable("they are not a .npy file")
     descr, fortran, shape = match.groups()
-    dtype = np.dtype(descr.decode())
+    try:
+        dtype = np.dtype(descr.decode())
+    except TypeError as error:
+        raise unreadable(str(error)) from None
     if dtype.kind not in "ui":
         raise unreadable(f"{dtype} is not a type of integers")
     axes = [int(axis) for axis in _AXIS.findall(shape)]
