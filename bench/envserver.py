@@ -8,9 +8,8 @@ env server: router, workers, payload files. *threads* is a worker on httpx, on w
 systems in use sit; *threads on aiohttp* is the same on the fastest client in use. A *control* process
 only ticks. Everything counts from two seconds on: processes tell their lag once a second, so that the
 first second is in none of it. p99 over the control's is that of all seconds together; max over the
-control's is the median of windows of three seconds, each against the control in these and the second
-before, which a process may tell of only now: one moment in which the machine held one of them says
-little of either.
+control's is the median of eight windows, each against the control in the same seconds: one moment in
+which the machine held one of them says little of either.
 """
 
 import asyncio
@@ -43,9 +42,7 @@ from rollway.wire.messages import Run, Stats
 
 WARM_S = 2.0
 WINDOWS = 8
-WINDOW_S = 3.0
-TOLD_S = 1.0
-"""How old a lag may be that a process tells of."""
+MIN_WINDOW_S = 3.0
 FREQUENT = msgspec.structs.replace(QUIET, tick_ms=4.0)
 """A p99 is made of the latest hundredth of the ticks."""
 COLUMNS = ("turns/s", "CPU ms/turn", "p50 ms", "p99 ms", "max ms", "blocked s", "peak MB")
@@ -150,7 +147,6 @@ class Driver:
         self._rollouts = rollouts
         self._folder = folder
         self._lags: dict[str, LagStats] = {}
-        self._last_told = LagStats()
         self._number = 0
         self._segments: dict[str, None] = {}
 
@@ -159,15 +155,13 @@ class Driver:
             await self._start(1 + n % self._case.turns)
         await self._serve(WARM_S)
         window, before = Window(pids), engine.ask()
-        control.ask()
-        lags = [await self._window(control) for _ in range(max(WINDOWS, int(seconds / WINDOW_S)))]
+        window_s = max(MIN_WINDOW_S, seconds / WINDOWS)
+        lags = [await self._window(control, window_s) for _ in range(WINDOWS)]
         whole = {name: reduce(merge, (one[name] for one in lags)) for name in lags[0]}
         over = {}
         for name in ("worker", "router"):
-            over[f"{name} lag p99 ms over the control's"] = _over(
-                whole[name], whole["control"], "p99 ms"
-            )
-            maxima = [_over(one[name], one["beside"], "max ms") for one in lags]
+            over[f"{name} lag p99 ms over the control's"] = _over(whole, name, "p99 ms")
+            maxima = [_over(one, name, "max ms") for one in lags]
             over[f"{name} lag max ms over the control's"] = median(maxima)
         rows = {
             "rollway": window.figures(engine.ask() - before, whole["worker"]),
@@ -176,16 +170,12 @@ class Driver:
         }
         return rows, over
 
-    async def _window(self, control: Started) -> dict[str, LagStats]:
-        """Lag of everybody in the same seconds; `beside` is the control's with the second before."""
+    async def _window(self, control: Started, seconds: float) -> dict[str, LagStats]:
+        """Lag of everybody in the same seconds. Statistics come once a second."""
         self._lags.clear()
-        before = self._last_told
-        await self._serve(WINDOW_S - TOLD_S)
-        early = control.ask()
-        await self._serve(TOLD_S)
-        self._last_told = control.ask()
-        whole = merge(early, self._last_told)
-        return {**self._lags, "control": whole, "beside": merge(before, whole)}
+        control.ask()
+        await self._serve(seconds)
+        return {**self._lags, "control": control.ask()}
 
     async def _serve(self, seconds: float) -> None:
         end_s = time.monotonic() + seconds
@@ -219,8 +209,8 @@ class Driver:
                 del self._segments[old]
 
 
-def _over(lag: LagStats, control: LagStats, key: str) -> float:
-    return lag_figures(lag)[key] - lag_figures(control)[key]
+def _over(lags: dict[str, LagStats], name: str, key: str) -> float:
+    return lag_figures(lags[name])[key] - lag_figures(lags["control"])[key]
 
 
 def measure(case: Case, args: Namespace) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
