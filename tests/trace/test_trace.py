@@ -220,6 +220,16 @@ def test_the_longest_row_wins() -> None:
     ]
 
 
+def test_a_prompt_that_is_a_view_with_gaps_meets_its_row() -> None:
+    trace = Trace()
+    trace.add(turn([1, 2], [3]))
+    every_second = np.array([1, 9, 2, 9, 3, 9, 4, 9], np.int32)[::2]
+    with trace.place_for(every_second) as place:
+        assert place.routes_start == 2
+    trace.add(msgspec.structs.replace(turn([], [5]), prompt_ids=every_second))
+    assert [joined(row, "token_ids").tolist() for row in trace.finish()] == [[1, 2, 3, 4, 5]]
+
+
 def test_routes_are_asked_from_the_boundary_token_on() -> None:
     trace = Trace()
     assert routes_start(trace, np.array([1, 2], np.int32)) == 0
