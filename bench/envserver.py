@@ -34,6 +34,7 @@ import rollway as rw
 from rollway.config.sections import EnvConfig
 from rollway.envserver import client as envs
 from rollway.loop.lag import merge
+from rollway.payload.reader import SegmentReader
 from rollway.records.ids import PolicyVersion, RolloutId
 from rollway.records.lag import LagStats
 from rollway.records.rollout import Scored, Settled
@@ -145,7 +146,7 @@ class Driver:
         self._client = client
         self._case = case
         self._rollouts = rollouts
-        self._folder = folder
+        self._reader = SegmentReader(folder)
         self._lags: dict[str, LagStats] = {}
         self._number = 0
         self._segments: dict[str, None] = {}
@@ -205,7 +206,7 @@ class Driver:
         if segment not in self._segments:
             self._segments[segment] = None
             for old in list(self._segments)[: -4 * self._case.workers]:
-                (self._folder / old).unlink(missing_ok=True)
+                self._reader.remove(old)
                 del self._segments[old]
 
 

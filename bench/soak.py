@@ -43,7 +43,7 @@ class Samples:
         for name, pid in self._pids.items():
             self._rss[name].append(rss_bytes(pid) / 1e6)
             self._files[name].append(open_files(pid))
-        self.segments.append(len(list(self._run.payload.glob("*.seg"))))
+        self.segments.append(len(list(self._run.payload.iterdir())))
 
     def rows(self) -> dict[str, dict[str, float]]:
         rows = {}

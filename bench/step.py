@@ -222,7 +222,7 @@ async def rollway(work: Workload, url: str, folder: Path) -> dict[str, Any]:
     with closing(sqlite3.connect(up.run.ledger)) as db:
         ((settled_s,),) = db.execute("SELECT max(settled_s) FROM rollouts WHERE step = 1")
     figures["boundary s"] = opened_s - settled_s
-    left = list(up.run.payload.glob("*.seg"))
+    left = list(up.run.payload.iterdir())
     assert not left, f"segments left after release: {left}"
     return figures
 

@@ -91,9 +91,9 @@ async def test_the_tail_of_a_live_segment_is_not_called_torn(tmp_path: Path, pay
             file.write(bytes(300))
         shown = payload("show", tmp_path)
         assert shown.code == 0, shown.out
-        assert "being written" in shown.out
+        assert ", in use" in shown.out
         assert "unfinished at" in shown.out
-        assert "is being written" in payload("recover", tmp_path / ref.segment).err
+        assert "is in use" in payload("recover", tmp_path / ref.segment).err
 
 
 def test_extract_gives_a_file_safetensors_opens(

@@ -26,5 +26,5 @@ def columns(draw: st.DrawFn) -> dict[str, list[Any]]:
     return built
 
 
-def as_bytes(blob: Blob) -> bytes:
-    return b"".join(seal(blob))
+def as_bytes(blob: Blob, segment: str = "") -> bytes:
+    return b"".join(seal(blob, segment))

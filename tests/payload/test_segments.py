@@ -13,8 +13,9 @@ import pytest
 
 from rollway.errors import PayloadError
 from rollway.payload.blob import ALIGN, Blob, build, join
+from rollway.payload.lock import is_in_use
 from rollway.payload.reader import SegmentReader
-from rollway.payload.recover import is_written, mapped
+from rollway.payload.recover import mapped
 from rollway.payload.scan import Whole, scan
 from rollway.payload.writer import SegmentWriter
 from rollway.records.payload import PayloadRef
@@ -78,7 +79,7 @@ async def test_a_disk_that_cannot_sync_is_not_trusted_again(
     assert first.segment != second.segment
     for ref in (first, second):
         SegmentReader(tmp_path).verify(ref)
-    assert len(list(scan(mapped(tmp_path / first.segment), verify=True))) == 1
+    assert len(list(scan(mapped(tmp_path / first.segment), first.segment, verify=True))) == 1
 
 
 async def test_a_reader_sees_what_was_appended_after_it_mapped(tmp_path: Path) -> None:
@@ -147,7 +148,7 @@ async def test_a_file_that_may_not_grow_loses_nothing(tmp_path: Path) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         third = await writer.append(blob_of(100_000))
     assert size == first.length
-    pieces = list(scan(mapped(tmp_path / first.segment), verify=True))
+    pieces = list(scan(mapped(tmp_path / first.segment), first.segment, verify=True))
     assert [(one.offset, one.length) for one in pieces if isinstance(one, Whole)] == [
         (ref.offset, ref.length) for ref in (first, second, third)
     ]
@@ -214,12 +215,12 @@ async def test_a_folder_that_is_gone_fails_the_append_only(tmp_path: Path) -> No
         assert (await writer.append(blob_of(10))).segment == "w.0-0001.seg"
 
 
-async def test_a_segment_is_locked_while_it_is_written(tmp_path: Path) -> None:
+async def test_a_segment_is_locked_while_it_is_in_use(tmp_path: Path) -> None:
     with SegmentWriter(tmp_path, "w.0", segment_bytes=1) as writer:
         old = await writer.append(blob_of(10))
         new = await writer.append(blob_of(10))
-        assert [is_written(tmp_path / one.segment) for one in (old, new)] == [False, True]
-    assert not is_written(tmp_path / new.segment)
+        assert [is_in_use(tmp_path / one.segment) for one in (old, new)] == [False, True]
+    assert not is_in_use(tmp_path / new.segment)
 
 
 async def test_a_blob_from_a_wire_is_checked_before_it_is_kept(tmp_path: Path) -> None:

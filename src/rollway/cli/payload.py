@@ -8,7 +8,8 @@ import typer
 
 from ..errors import PayloadError
 from ..payload.blob import Entry, check
-from ..payload.recover import is_written, mapped
+from ..payload.lock import is_in_use
+from ..payload.recover import mapped
 from ..payload.recover import recover as recover_segment
 from ..payload.scan import Broken, Piece, Whole, scan, torn_from
 
@@ -45,7 +46,7 @@ def extract(
 ) -> None:
     """Copy one blob, verified, into a safetensors file of its own."""
     data = mapped(segment)
-    found = [one for one in scan(data) if isinstance(one, Whole) and one.offset == offset]
+    found = [one for one in scan(data, segment.name) if isinstance(one, Whole) and one.offset == offset]
     if not found:
         raise PayloadError(
             f"no whole blob at offset {offset} of {segment}; 'rollway payload show {segment}' lists them"
@@ -67,7 +68,7 @@ def extract(
 
 @app.command()
 def recover(
-    segment: Annotated[Path, typer.Argument(help="A segment file (.seg) that nobody writes any more.")],
+    segment: Annotated[Path, typer.Argument(help="A segment file (.seg) that nobody uses any more.")],
 ) -> None:
     """Cut the torn tail off a segment whose writer was killed. Whole blobs stay as they are."""
     done = recover_segment(segment)
@@ -88,23 +89,26 @@ def _segments(path: Path) -> list[Path]:
 
 def _show_segment(path: Path, *, verify: bool) -> bool:
     """Print one segment; whether all of it is whole, or only its writer not done yet."""
-    in_use = is_written(path)
+    in_use = is_in_use(path)
     data = mapped(path)
-    pieces = list(scan(data, verify=verify))
+    pieces = list(scan(data, path.name, verify=verify))
     whole = [piece for piece in pieces if isinstance(piece, Whole)]
-    state = ", being written" if in_use else ""
+    state = ", in use" if in_use else ""
     typer.echo(f"{path}: {len(data)} bytes, {len(whole)} blobs{state}")
     tail = torn_from(pieces)
-    for piece in pieces:
-        for line in _lines(piece, tail, verify=verify, in_use=in_use):
+    rest = [piece for piece in pieces if isinstance(piece, Broken) and piece.offset >= tail]
+    for piece in pieces[: len(pieces) - len(rest)]:
+        for line in _lines(piece, verify=verify):
             typer.echo(f"  {line}")
-    return all(isinstance(one, Whole) or (in_use and one.offset >= tail) for one in pieces)
+    if rest:
+        what, first = "unfinished" if in_use else "torn tail", rest[0]
+        typer.echo(f"  {what} at {first.offset}, {len(data) - first.offset} bytes: {first.why}")
+    return len(pieces) == len(whole) + (len(rest) if in_use else 0)
 
 
-def _lines(piece: Piece, tail: int, *, verify: bool, in_use: bool) -> Iterator[str]:
+def _lines(piece: Piece, *, verify: bool) -> Iterator[str]:
     if isinstance(piece, Broken):
-        what = "broken" if piece.offset < tail else "unfinished" if in_use else "torn tail"
-        yield f"{what} at {piece.offset}, {piece.length} bytes: {piece.why}"
+        yield f"broken at {piece.offset}, {piece.length} bytes: {piece.why}"
         return
     rows = _rows(piece.entries)
     num_tokens = sum(

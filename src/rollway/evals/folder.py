@@ -11,6 +11,7 @@ import msgspec
 
 from ..config.plan import env_name
 from ..errors import RunDirError
+from ..payload.spare import drop_all
 from ..rundir.lock import only_one
 from ..rundir.rundir import write_whole
 from .asked import Asked, differences
@@ -72,8 +73,7 @@ class EvalFolder:
             raise RunDirError(f"cannot read {self.asked}: {error}") from None
 
     def drop_payload(self) -> None:
-        for segment in self.payload.glob("*.seg"):
-            segment.unlink()
+        drop_all(self.payload)
 
 
 def read_results(path: Path) -> dict[Key, Result]:

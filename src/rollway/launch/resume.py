@@ -6,6 +6,7 @@ from ..config.sections import RunConfig
 from ..errors import PayloadError, RunDirError
 from ..ledger.restore import restore
 from ..payload.reader import SegmentReader
+from ..payload.spare import drop_spares
 from ..records.batch import BatchManifest
 from ..records.ids import PolicyVersion, Step
 from ..records.payload import PayloadRef
@@ -41,7 +42,7 @@ def resume_point(config: RunConfig, run: RunDir) -> StartPoint:
         if manifest.step not in kept:
             run.forget_batch(manifest.step)
     run.forget_evals(-1 if restored.evaluated is None else restored.evaluated)
-    _remove_unused(reader, restored)
+    _remove_unused(run, reader, restored)
     return StartPoint(
         first_step=Step(last + 1),
         weights=str(weights),
@@ -97,7 +98,7 @@ def _is_intact(reader: SegmentReader, ref: PayloadRef) -> bool:
     return True
 
 
-def _remove_unused(reader: SegmentReader, restored: Restored) -> None:
+def _remove_unused(run: RunDir, reader: SegmentReader, restored: Restored) -> None:
     members = [m for batch in restored.batches for one in batch.closed for m in one.group.members]
     ends = [one.outcome for group in restored.groups for one in group.settled]
     used = {one.scored.ref.segment for one in members}
@@ -105,3 +106,4 @@ def _remove_unused(reader: SegmentReader, restored: Restored) -> None:
     for segment in reader.segments():
         if segment not in used:
             reader.remove(segment)
+    drop_spares(run.payload)

@@ -2,12 +2,15 @@
 
 A blob starts at a multiple of 64 bytes, and so does its data. Wider dtypes come first, so that every
 tensor is aligned to its own item size without holes (safetensors allows none). The header opens with
-the checksum of the data, always the same eight hex digits wide, so that its length is known before
-the checksum is:
+the checksum of the data and the mark of the segment it is written to, always the same eight hex digits
+wide, so that its length is known before they are:
 
     8 bytes  length of the header
-    header   {"__metadata__":{"crc32c":"1a2b3c4d"},"row0.token_ids":{…},…} and spaces
+    header   {"__metadata__":{"crc32c":"1a2b3c4d","segment":"5e6f7a8b"},"row0.token_ids":{…},…}, spaces
     data     the columns, one after the other
+
+Segments take over the files of released ones, so a blob must tell whether it is of the segment in which
+it is found, or of one that lay there before.
 """
 
 import math
@@ -26,7 +29,9 @@ ALIGN = 64
 METADATA = "__metadata__"
 OPENING = b'{"__metadata__":{"crc32c":"'
 """How every header begins; the eight digits follow."""
+_BETWEEN = b'","segment":"'
 _CRC_AT, _CRC_END = 8 + len(OPENING), 8 + len(OPENING) + 8
+_MARK_AT, _MARK_END = _CRC_END + len(_BETWEEN), _CRC_END + len(_BETWEEN) + 8
 _DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("uint8"), "U16": np.dtype("uint16"), "I32": np.dtype("int32"),
     "I64": np.dtype("int64"), "F32": np.dtype("float32"),
@@ -48,6 +53,7 @@ class Entry(Struct, frozen=True):
 
 class _Metadata(Struct):
     crc32c: str = ""
+    segment: str = ""
 
 
 _header: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -80,7 +86,7 @@ def pad(length: int) -> int:
 
 def build(columns: Mapping[str, Column]) -> Blob:
     """Lay out columns, each given as chunks of one dtype and trailing shape. Copies no column."""
-    entries: dict[str, object] = {METADATA: _Metadata("0" * 8)}
+    entries: dict[str, object] = {METADATA: _Metadata("0" * 8, "0" * 8)}
     data: list[memoryview] = []
     offset = 0
     for name, chunks in sorted(columns.items(), key=lambda item: -item[1][0].dtype.itemsize):
@@ -100,13 +106,23 @@ def build(columns: Mapping[str, Column]) -> Blob:
     return Blob(len(head) + offset, head, tuple(data))
 
 
-def seal(blob: Blob) -> list[Buffer]:
+def mark_of(segment: str) -> bytes:
+    """What blobs of a segment carry instead of its name."""
+    return _digits(crc32c(segment.encode()))
+
+
+def seal(blob: Blob, segment: str = "") -> list[Buffer]:
     """The blob's bytes in order, its checksum in place. For the thread lane: it reads all data."""
     checksum = 0
     for chunk in blob.data:
         checksum = crc32c(chunk, checksum)
-    head = blob.head
-    return [head[:_CRC_AT] + _digits(checksum) + head[_CRC_END:], *blob.data]
+    head = blob.head[:_CRC_AT] + _digits(checksum) + _BETWEEN + mark_of(segment) + blob.head[_MARK_END:]
+    return [head, *blob.data]
+
+
+def moved(blob: memoryview, segment: str) -> list[Buffer]:
+    """The bytes of a sealed blob in order, as those of another segment."""
+    return [blob[:_MARK_AT], mark_of(segment), blob[_MARK_END:]]
 
 
 def join(blob: Blob) -> memoryview:
@@ -130,7 +146,7 @@ def read_header(blob: memoryview) -> Header:
         fields = _header.decode(blob[8 : 8 + size])
         metadata = _metadata.decode(fields.pop(METADATA, msgspec.Raw(b"{}")))
         entries = {name: _entry.decode(raw) for name, raw in fields.items()}
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise PayloadError(f"malformed blob header: {error}") from None
     end = max(0, *(entry.data_offsets[1] for entry in entries.values()), 0)
     if 8 + size + end > len(blob):
@@ -145,11 +161,17 @@ def parse(blob: memoryview) -> Columns:
     return {name: _view(name, entry, data) for name, entry in header.entries.items()}
 
 
+def check_mark(blob: memoryview, segment: str) -> None:
+    """Raise unless the blob was written to this segment."""
+    if bytes(blob[_MARK_AT:_MARK_END]) != mark_of(segment):
+        raise PayloadError("it is of another segment, which this file held before")
+
+
 def check(blob: memoryview) -> None:
     """Raise unless the data is what was sealed. Reads all of it, decodes nothing of it."""
     start = 8 + int.from_bytes(blob[:8], "little")
     said = bytes(blob[_CRC_AT:_CRC_END])
-    if bytes(blob[8:_CRC_AT]) != OPENING or not _CRC_END < start <= len(blob):
+    if bytes(blob[8:_CRC_AT]) != OPENING or not _MARK_END < start <= len(blob):
         raise PayloadError("this is no blob, or one without a checksum")
     found = _digits(crc32c(blob[start:]))
     if found != said:

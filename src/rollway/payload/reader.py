@@ -1,6 +1,7 @@
 """Opens refs: maps a segment once and gives views of its columns."""
 
 import mmap
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,9 @@ import numpy as np
 from ..errors import PayloadError
 from ..records.batch import BatchRow
 from ..records.payload import PayloadRef
-from .blob import Columns, check, parse
+from .blob import Columns, check, check_mark, parse
+from .lock import share
+from .spare import retire
 
 _AGAIN = "'rollway train … --resume' makes what was not trained anew"
 
@@ -22,10 +25,13 @@ class SegmentReader:
 
     def open(self, ref: PayloadRef) -> Columns:
         """The columns of the blob at `ref`, without a copy and without reading them."""
+        blob = self._bytes(ref)
         try:
-            return parse(self._bytes(ref))
+            columns = parse(blob)
+            check_mark(blob, ref.segment)
         except PayloadError as error:
             raise self._damaged(ref, error) from None
+        return columns
 
     def row(self, row: BatchRow) -> Columns:
         """The columns of one row of a batch: `token_ids`, `loss_mask`, `logprobs`, …"""
@@ -50,11 +56,12 @@ class SegmentReader:
         blob = self._bytes(ref)
         try:
             check(blob)
+            check_mark(blob, ref.segment)
         except PayloadError as error:
             raise self._damaged(ref, error) from None
 
     def forget(self) -> None:
-        """Let go of all maps, so that removed segments give back their space."""
+        """Let go of all maps, so that files of removed segments can be used again."""
         self._maps.clear()
 
     def segments(self) -> list[str]:
@@ -62,9 +69,9 @@ class SegmentReader:
         return [path.name for path in self._folder.glob("*.seg")]
 
     def remove(self, segment: str) -> None:
-        """Delete a segment; one that is gone already is as good."""
+        """Take a segment away; one that is gone already is as good."""
         self._maps.pop(segment, None)
-        (self._folder / segment).unlink(missing_ok=True)
+        retire(self._folder / segment)
 
     def _bytes(self, ref: PayloadRef) -> memoryview:
         end = ref.offset + ref.length
@@ -77,7 +84,8 @@ class SegmentReader:
         path = self._folder / ref.segment
         try:
             with path.open("rb") as file:
-                size = path.stat().st_size
+                share(file.fileno(), path)
+                size = os.fstat(file.fileno()).st_size
                 if size < end:
                     raise PayloadError(
                         f"segment {path} has {size} bytes, the ref at {ref.offset} ends at {end}: it "

@@ -1,6 +1,7 @@
 """Walks a segment blob by blob, without refs: what is whole, what is broken. Pure.
 
-A writer that was killed leaves whole blobs and at most one unfinished write behind them: a torn tail.
+A writer that was killed leaves whole blobs and behind them a torn tail: an unfinished write, and what
+the file held before it was this segment's.
 """
 
 import re
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from ..errors import PayloadError
-from .blob import ALIGN, OPENING, Entry, check, pad, parse, read_header
+from .blob import ALIGN, OPENING, Entry, check, check_mark, pad, parse, read_header
 
 _opening = re.compile(re.escape(OPENING))
 
@@ -37,11 +38,11 @@ class Broken(Struct, frozen=True):
 Piece = Whole | Broken
 
 
-def scan(data: memoryview, *, verify: bool = False) -> Iterator[Piece]:
-    """The pieces of a segment in order. With `verify` every byte is read."""
+def scan(data: memoryview, segment: str, *, verify: bool = False) -> Iterator[Piece]:
+    """The pieces of the segment of this name, in order. With `verify` every byte is read."""
     offset = 0
     while offset < len(data):
-        piece = _piece_at(data, offset, verify=verify)
+        piece = _piece_at(data, offset, segment, verify=verify)
         yield piece
         end = offset + piece.length
         offset = end + pad(end)
@@ -52,11 +53,12 @@ def torn_from(pieces: Iterable[Piece]) -> int:
     return max((piece.end for piece in pieces if isinstance(piece, Whole)), default=0)
 
 
-def _piece_at(data: memoryview, offset: int, *, verify: bool) -> Piece:
+def _piece_at(data: memoryview, offset: int, segment: str, *, verify: bool) -> Piece:
     try:
         header = read_header(data[offset:])
         blob = data[offset : offset + header.end]
         parse(blob)
+        check_mark(blob, segment)
         if verify:
             check(blob)
         return Whole(offset, header.end, header.entries)

@@ -1,23 +1,24 @@
 """One segment file while it is written. Everything here blocks: it runs in the thread lane."""
 
-import fcntl
 import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from .blob import Buffer, pad
+from .lock import share
+from .spare import take
 
 MAX_VECTORS = 1024
 """IOV_MAX of Linux."""
 
 
 class OpenSegment:
-    """A new file that grows by whole blobs: `end` is where the last one ends, and a write that fails
-    leaves nothing behind it.
+    """A file that is filled by whole blobs: `end` is where the last one ends, and a write that fails
+    leaves nothing of itself.
 
-    The file is locked as long as somebody writes to it, so that nobody takes an unfinished write for
-    a torn one.
+    Until it is closed, bytes of a former segment may lie behind the end. The file is in use as long as
+    somebody writes to it, so that nobody takes an unfinished write for a torn one.
     """
 
     def __init__(self, path: Path, *, durable: bool) -> None:
@@ -25,16 +26,15 @@ class OpenSegment:
         self.end = 0
         self.is_sound = True
         self._durable = durable
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        with suppress(OSError):  # not every network file system has locks
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if durable:
-            try:
+        self._file = _new_file(path)
+        try:
+            share(self._file, path)
+            if durable:
                 _sync_folder(path.parent)
-            except OSError:
-                self.close()
-                path.unlink()
-                raise
+        except OSError:
+            self.close()
+            path.unlink(missing_ok=True)
+            raise
 
     def append(self, parts: Sequence[Buffer]) -> int:
         """Write a blob at the next multiple of 64, and through to the disk if asked for; its offset."""
@@ -50,6 +50,7 @@ class OpenSegment:
         return offset
 
     def close(self) -> None:
+        self._cut()
         os.close(self._file)
 
     def _sync(self) -> None:
@@ -61,9 +62,18 @@ class OpenSegment:
             raise
 
     def _cut(self) -> None:
-        """Give the space of a failed write back; the next one begins where it did."""
+        """Give the space behind the last whole blob back."""
         with suppress(OSError):
             os.ftruncate(self._file, self.end)
+
+
+def _new_file(path: Path) -> int:
+    """A file whose name was nobody's, in the place of a released one if there is any."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+    if not take(path):
+        return file
+    os.close(file)
+    return os.open(path, os.O_RDWR)
 
 
 def _sync_folder(folder: Path) -> None:

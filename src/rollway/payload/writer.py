@@ -10,10 +10,12 @@ from typing import Literal
 from ..errors import PayloadError
 from ..loop.lanes import thread_to_the_end
 from ..records.payload import PayloadRef
-from .blob import Blob, Buffer, check, seal
+from .blob import Blob, Buffer, check, moved, seal
 from .segment import OpenSegment
 
 Durability = Literal["process", "host"]
+Parts = Callable[[str], Sequence[Buffer]]
+"""The bytes of a blob for the segment of this name."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -23,7 +25,8 @@ class SegmentWriter:
 
     A ref is returned only after its bytes are written: in the kernel's hands, so that they outlive
     this process, or with durability `host` on the disk, so that they outlive the machine's power. A
-    segment is closed for writing once it holds `segment_bytes`; it is then the reader's to remove.
+    segment is closed for writing once it holds `segment_bytes`; it is then the reader's to remove, and
+    its file a next segment's.
     An append that fails leaves everything before it as it was, and the next one may succeed.
     """
 
@@ -53,19 +56,19 @@ class SegmentWriter:
     def taken(self, num_bytes: int) -> None:
         """Nothing waits for the receiver: the bytes are on the file system."""
 
-    async def _append(self, parts: Callable[[], Sequence[Buffer]], length: int) -> PayloadRef:
+    async def _append(self, parts: Parts, length: int) -> PayloadRef:
         async with self._lock:
             try:
                 return await thread_to_the_end(self._commit, parts, length)
             except OSError as error:
                 raise PayloadError(self._explain(error, length)) from None
 
-    def _commit(self, parts: Callable[[], Sequence[Buffer]], length: int) -> PayloadRef:
+    def _commit(self, parts: Parts, length: int) -> PayloadRef:
         """The whole append, in one call of the thread lane. The lock makes it the only one."""
         segment = self._segment
         if segment is None or not segment.is_sound or segment.end >= self._segment_bytes:
             segment = self._rotate()
-        offset = segment.append(parts())
+        offset = segment.append(parts(segment.path.name))
         return PayloadRef(segment.path.name, offset, length)
 
     def _rotate(self) -> OpenSegment:
@@ -100,6 +103,6 @@ class SegmentWriter:
         self.close()
 
 
-def _checked(frame: memoryview) -> Sequence[Buffer]:
+def _checked(frame: memoryview, segment: str) -> Sequence[Buffer]:
     check(frame)
-    return [frame]
+    return moved(frame, segment)

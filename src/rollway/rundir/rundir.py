@@ -115,10 +115,6 @@ class RunDir:
             if version <= newest:
                 shutil.rmtree(folder)
 
-    def drop_payload(self) -> None:
-        for segment in self.payload.glob("*.seg"):
-            segment.unlink()
-
     def last_published(self) -> PolicyVersion:
         """The newest version whose weights are complete; 0 before the first."""
         whole = [number for number, folder in _steps(self.weights) if (folder / STABLE).exists()]

@@ -19,6 +19,7 @@ from ...loop.lanes import thread
 from ...loop.part import Parent, as_it_is, run_part
 from ...observe.lags import Lags
 from ...observe.report import Notice, Progress
+from ...payload.spare import drop_all, drop_spares
 from ...payload.writer import SegmentWriter
 from ...records.ids import PolicyVersion
 from ...records.lag import ProcessStats
@@ -111,7 +112,7 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
                 task.cancel()
         if core.finished:
             await draw(run, lookout)
-            await thread(run.drop_payload)
+        await thread(drop_all if core.finished else drop_spares, run.payload)
 
 
 @asynccontextmanager
