@@ -31,6 +31,12 @@ A failed rollout is not an exception but a record (`records.rollout.Failed`).
 import difflib
 from collections.abc import Iterable
 
+import msgspec
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding bytes of somebody else's may raise: not JSON or not of the right shape, not UTF-8, too
+deeply nested."""
+
 
 class RollwayError(Exception):
     """Base of what users are shown without a traceback."""

@@ -157,6 +157,10 @@ async def test_a_slow_endpoint_meets_the_deadline_and_is_hung_up_on() -> None:
     [
         (lambda: web.Response(text="{not json"), "not a chat completion"),
         (lambda: web.json_response({"choices": []}), "not a chat completion"),
+        (
+            lambda: web.Response(body=b'{"choices": [{"message": {"content": "\x80"}}]}'),
+            "not a chat completion",
+        ),
         (lambda: web.json_response({"error": {"message": "no credit left"}}), "no credit left"),
         (
             lambda: web.json_response({"error": {"message": "too long"}}, status=400),

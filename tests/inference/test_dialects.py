@@ -95,6 +95,8 @@ def spoiled(**changes: Any) -> bytes:
     [
         (b"<html>", "not a completion"),
         (b'{"choices": []}', "not a completion"),
+        (b'{"choices": [{"finish_reason": "\x80"}]}', "not a completion.*utf-8"),
+        (b'{"usage": ' + b"[" * 100_000, "not a completion"),
         (spoiled(token_ids=None), "no token_ids"),
         (spoiled(logprobs=None), "no logprobs"),
         (spoiled(token_ids=[]), "no tokens"),
@@ -146,6 +148,7 @@ def test_a_request_to_sglang() -> None:
     ("body", "said"),
     [
         (b"{}", "not a generation"),
+        (b'{"meta_info": {"finish_reason": {"type": "\x80"}}}', "not a generation.*utf-8"),
         (generation("abort"), "gave the request up"),
         (generation(output_token_logprobs=None), "no output_token_logprobs"),
         (generation(output_token_logprobs=[]), "no tokens"),

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from ..errors import ConfigError
+from ..errors import UNREADABLE, ConfigError
 
 S = TypeVar("S", bound=Struct)
 
@@ -14,7 +14,7 @@ def json_object(option: str, text: str) -> dict[str, Any]:
     """What an option holds that takes a JSON object."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise ConfigError(f"{option} {text!r} is no JSON object: {error}") from None
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from ..errors import RunDirError
+from ..errors import UNREADABLE, RunDirError
 from ..observe.why import lines
 from ..records.situation import Situation
 from ..rundir.rundir import RunDir
@@ -45,5 +45,5 @@ def read(run: RunDir) -> Situation:
         return msgspec.json.decode(run.now.read_bytes(), type=Situation)
     except FileNotFoundError:
         raise RunDirError(f"{run.path} has not begun: its orchestrator never came up") from None
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise RunDirError(f"{run.now} cannot be read: {error}") from None

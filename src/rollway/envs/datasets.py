@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from ..errors import EnvironmentNotFound
+from ..errors import UNREADABLE, EnvironmentNotFound
 from ..records.task import Task
 
 
@@ -19,7 +19,7 @@ def jsonl(path: str | Path, *, prompt: str = "prompt", answer: str = "answer") -
                 continue
             try:
                 row = msgspec.json.decode(line, type=dict[str, Any])
-            except (msgspec.MsgspecError, UnicodeError) as error:
+            except (UnicodeError, *UNREADABLE) as error:
                 raise EnvironmentNotFound(f"{path}, line {number}: {error}") from None
             yield as_task(row, number - 1, prompt, answer, f"{path}, line {number}")
 

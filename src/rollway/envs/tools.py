@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, get_type_hints
 import msgspec
 from msgspec import Struct
 
-from ..errors import EnvironmentNotFound
+from ..errors import UNREADABLE, EnvironmentNotFound
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__rollway_tool__"
@@ -57,7 +57,7 @@ class ToolSpec(Struct, frozen=True):
         """Keyword arguments from the JSON that the policy wrote; ValueError says what is wrong."""
         try:
             read = msgspec.json.decode(arguments or "{}", type=self.arguments, strict=False)
-        except (msgspec.MsgspecError, UnicodeError) as error:
+        except (UnicodeError, *UNREADABLE) as error:
             raise ValueError(f"arguments of {self.name}: {error}") from None
         return {name: getattr(read, name) for name in self.arguments.__struct_fields__}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ..config.plan import env_name
-from ..errors import RunDirError
+from ..errors import UNREADABLE, RunDirError
 from ..payload.spare import drop_all
 from ..rundir.lock import only_one
 from ..rundir.rundir import write_whole
@@ -69,7 +69,7 @@ class EvalFolder:
             return msgspec.json.decode(self.asked.read_bytes(), type=Asked)
         except FileNotFoundError:
             raise RunDirError(f"no evaluation at {self.path} to resume") from None
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, *UNREADABLE) as error:
             raise RunDirError(f"cannot read {self.asked}: {error}") from None
 
     def drop_payload(self) -> None:
@@ -88,7 +88,7 @@ def read_results(path: Path) -> dict[Key, Result]:
     for number, line in enumerate(data[:whole].splitlines(), 1):
         try:
             result = _results.decode(line)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise RunDirError(f"{path}:{number} is not a result: {error}") from None
         found[result.key] = result
     return found

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from ..errors import EngineError
+from ..errors import UNREADABLE, EngineError
 from ..records.task import CalledFunction, Message, ToolCall
 from ..records.turn import Sampling
 from .dialects.dialect import problem
@@ -110,7 +110,7 @@ class ChatClient:
         try:
             async with asyncio.timeout(min(CHECK_DEADLINE_S, self._deadline_s)):
                 models = await served_models(self._http, "/models")
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return
         except (HttpError, TimeoutError) as error:
             raise EngineError(f"no endpoint at {self.url}: {error or 'it does not answer'}") from None
@@ -172,7 +172,7 @@ class ChatClient:
             return False
         try:
             name = _refusals.decode(body).error.param or ""
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return False
         sent = getattr(request, name, UNSET) if name in ("max_tokens", *BY_DEFAULT) else UNSET
         if sent is UNSET or sent != BY_DEFAULT.get(name, sent):
@@ -191,7 +191,7 @@ class ChatClient:
     def _drawn(self, body: bytearray) -> Drawn:
         try:
             reply = _replies.decode(body)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise self._error(f"not a chat completion ({error}): {problem(200, body)}") from None
         choice, usage = reply.choices[0], reply.usage or _Usage()
         message = choice.message

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 from msgspec import Struct
 
-from ..errors import EngineAway, EngineError, EngineLate
+from ..errors import UNREADABLE, EngineAway, EngineError, EngineLate
 from ..records.load import EngineLoad
 from .dialects.dialect import Call, Dialect
 from .endpoint import Served
@@ -53,7 +53,7 @@ class Control:
         body = await self._link.text("POST", call)
         try:
             result = msgspec.json.decode(body, type=_Result)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return  # nothing that says more than its status
         if not result.success:
             raise EngineError(f"{self.url}{call.path}: {result.message}")

@@ -4,9 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import msgspec
-
-from ..errors import EngineAway, EngineError, EngineLate
+from ..errors import UNREADABLE, EngineAway, EngineError, EngineLate
 from .connection import Connection
 from .dialects.dialect import Call, Dialect, problem
 from .dialects.sglang import Sglang
@@ -67,7 +65,7 @@ class Link:
                 models = await served_models(self._http, "/v1/models")
         except HttpAway as error:
             raise EngineAway(f"no engine at {self.url}: {error}") from None
-        except (HttpError, TimeoutError, msgspec.MsgspecError) as error:
+        except (HttpError, TimeoutError, *UNREADABLE) as error:
             said = str(error) or type(error).__name__
             raise EngineError(f"no engine at {self.url}: {said}") from None
         return pick(models or (), model, self.url)

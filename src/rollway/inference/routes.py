@@ -12,7 +12,7 @@ import numpy as np
 import pybase64
 from msgspec import Struct
 
-from ..errors import EngineError
+from ..errors import UNREADABLE, EngineError
 from ..records.turn import Routes
 from .body import Bulk
 from .npy import Header, unreadable
@@ -60,7 +60,7 @@ def route_shape(folder: str) -> RouteShape | None:
     """The shape of the routes of the model in `folder`; None where its config does not say."""
     try:
         config = msgspec.json.decode((Path(folder) / "config.json").read_bytes(), type=_Config)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNREADABLE):
         return None
     text = config.text_config or config
     experts = text.num_experts or text.num_local_experts or text.n_routed_experts

@@ -3,6 +3,8 @@
 import msgspec
 from msgspec import Struct
 
+from ..errors import UNREADABLE
+
 UNTOUCHED = ("0", "default")
 """What an engine says that was never given weights: it has those it was started with."""
 
@@ -15,7 +17,7 @@ def version_in(body: bytes | bytearray) -> str:
     """The version in an engine's answer; empty if it does not say."""
     try:
         said = msgspec.json.decode(body, type=_Answer).weight_version
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return ""
     return "" if said is None else str(said)
 

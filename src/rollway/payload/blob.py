@@ -23,7 +23,7 @@ from crc32c import crc32c
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from ..errors import PayloadError
+from ..errors import UNREADABLE, PayloadError
 
 ALIGN = 64
 METADATA = "__metadata__"
@@ -146,7 +146,7 @@ def read_header(blob: memoryview) -> Header:
         fields = _header.decode(blob[8 : 8 + size])
         metadata = _metadata.decode(fields.pop(METADATA, msgspec.Raw(b"{}")))
         entries = {name: _entry.decode(raw) for name, raw in fields.items()}
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise PayloadError(f"malformed blob header: {error}") from None
     end = max(0, *(entry.data_offsets[1] for entry in entries.values()), 0)
     if 8 + size + end > len(blob):

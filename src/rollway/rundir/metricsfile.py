@@ -6,6 +6,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from ..errors import UNREADABLE
+
 
 class _Head(Struct):
     step: int
@@ -51,5 +53,5 @@ def _step_of(line: bytes) -> int | None:
         return None
     try:
         return msgspec.json.decode(line, type=_Head).step
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from ..errors import UNREADABLE
 from ..records.task import Message
 from .rundir import RunDir
 
@@ -47,7 +48,7 @@ def saved_rollouts(run: RunDir, step: int | None = None) -> Iterator[SavedRollou
             try:
                 found = msgspec.json.decode(line, type=dict[str, Any])
                 yield msgspec.convert({**found, "step": number}, SavedRollout)
-            except msgspec.MsgspecError:
+            except UNREADABLE:
                 continue
 
 

@@ -6,7 +6,7 @@ import msgspec
 from crc32c import crc32c
 from msgspec import Struct
 
-from ..errors import PayloadError
+from ..errors import UNREADABLE, PayloadError
 from ..payload.reader import SegmentReader
 from ..records.batch import BatchManifest
 from ..records.ids import PolicyVersion, Step
@@ -18,7 +18,7 @@ _decoder: msgspec.json.Decoder[BatchManifest] = msgspec.json.Decoder(BatchManife
 def decode_manifest(encoded: bytes, where: str) -> BatchManifest:
     try:
         return _decoder.decode(encoded)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise PayloadError(f"cannot read manifest {where}: {error}") from None
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import PayloadError
+from ..errors import UNREADABLE, PayloadError
 from ..loop.lanes import thread
 from ..records.batch import BatchManifest
 from ..records.ids import PolicyVersion, Step
@@ -74,7 +74,7 @@ def read_stable(run: RunDir, version: PolicyVersion) -> Published:
     path = run.weights_of(version) / STABLE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Published)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise PayloadError(f"cannot read {path}: {error}") from None
 
 

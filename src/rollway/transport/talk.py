@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ..errors import ProtocolError
+from ..errors import UNREADABLE, ProtocolError
 from ..records.bounds import Label, Natural
 from ..records.policy import Published
 
@@ -100,7 +100,7 @@ def from_trainer(frames: Sequence[bytes]) -> FromTrainer:
     try:
         (frame,) = frames
         return _from_trainer.decode(frame)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except (ValueError, *UNREADABLE) as error:
         raise ProtocolError(f"bad message of {len(frames)} frames: {ascii(str(error))[:200]}") from None
 
 
@@ -108,6 +108,6 @@ def for_trainer(frames: Sequence[Any]) -> tuple[ToTrainer, Any]:
     """A message as it came without a copy, and the raw frame behind it or None."""
     try:
         message = _to_trainer.decode(frames[0].buffer)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"the orchestrator says what is no message: {error}") from None
     return message, frames[1] if len(frames) > 1 else None

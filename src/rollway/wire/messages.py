@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from ..errors import ProtocolError
+from ..errors import UNREADABLE, ProtocolError
 from ..records.bounds import ID_PATTERN, Count, Label, Natural
 from ..records.ids import PolicyVersion, RolloutId, WorkerName
 from ..records.lag import ProcessStats
@@ -213,7 +213,7 @@ def encode(message: Struct) -> bytes:
 def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | memoryview) -> Any:
     try:
         return decoder.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         why = ascii(str(error))[1:-1][:MAX_REASON]
         raise ProtocolError(f"bad frame of {len(frame)} bytes: {why}") from None
 

@@ -6,6 +6,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
+from ...errors import UNREADABLE
 from ...records.turn import Routes, Sampling
 from ..body import Bulk
 from ..columns import Columns
@@ -66,5 +67,5 @@ def problem(status: int, body: bytes | bytearray) -> str:
     """What an error reply says, in one line."""
     try:
         return f"HTTP {status}: {_errors.decode(body).error.message}"
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return f"HTTP {status}: {bytes(body[:200]).decode(errors='replace')}"

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ...errors import EngineError
+from ...errors import UNREADABLE, EngineError
 from ...records.turn import Routes, Sampling
 from ..body import Bulk
 from ..columns import Columns, columns
@@ -94,7 +94,7 @@ class Sglang:
     def columns(self, rest: bytes | bytearray) -> Columns:
         try:
             meta = _replies.decode(rest).meta_info
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise EngineError(f"the engine's reply is not a generation: {error}") from None
         finish = meta.finish_reason or _Finish("abort")
         if finish.type == "abort":

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from ...errors import EngineError
+from ...errors import UNREADABLE, EngineError
 from ...records.turn import Routes, Sampling
 from ..body import Bulk
 from ..columns import Columns, columns
@@ -104,7 +104,7 @@ class Vllm:
     def columns(self, rest: bytes | bytearray) -> Columns:
         try:
             choice = _replies.decode(rest).choices[0]
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise EngineError(f"the engine's reply is not a completion: {error}") from None
         logprobs = None if choice.logprobs is None else choice.logprobs.token_logprobs
         return columns(choice.token_ids, logprobs, choice.token_versions, choice.finish_reason)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from ...errors import UNREADABLE
 from ...records.task import Message
 from ..binary import encode_reply
 from ..dialects.vllm import CompletionRequest
@@ -85,7 +86,7 @@ def read(body: bytes, kind: type[Any]) -> Any:
             if value is not None and value not in neutral:
                 raise BadRequest(f"{name} = {value!r} is not supported by the embedded engine")
         return msgspec.convert(fields, kind)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise BadRequest(str(error)) from None
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ...errors import UNREADABLE
 from ...payload.reader import SegmentReader
 from ...records.group import ClosedGroup, Member
 from ...rundir.rundir import write_whole
@@ -32,7 +33,7 @@ def forget_trained(path: Path) -> None:
 def _is_kept(line: bytes) -> bool:
     try:
         return msgspec.json.decode(line, type=_Line).fate != "trained"
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return False
 
 
