@@ -7,17 +7,13 @@ the last case. 256 rollouts run at any time, and a new one starts where one ends
 env server: router, workers, payload files. *threads* is a worker on httpx, on which the SDKs of the
 systems in use sit; *threads on aiohttp* is the same on the fastest client in use. A *control* process
 only ticks. Everything counts from two seconds on: processes tell their lag once a second, so that the
-first second is in none of it. p99 over the control's is that of all seconds together; max over the
-control's is the median of eight windows, each against the control in the same seconds: one moment in
-which the machine held one of them says little of either.
+first second is in none of it.
 """
 
 import asyncio
 import time
 from argparse import Namespace
-from functools import reduce
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 
 import msgspec
@@ -42,8 +38,7 @@ from rollway.records.turn import Sampling
 from rollway.wire.messages import Run, Stats
 
 WARM_S = 2.0
-WINDOWS = 8
-MIN_WINDOW_S = 3.0
+MIN_MEASURED_S = 24.0
 FREQUENT = msgspec.structs.replace(QUIET, tick_ms=4.0)
 """A p99 is made of the latest hundredth of the ticks."""
 COLUMNS = ("turns/s", "CPU ms/turn", "p50 ms", "p99 ms", "max ms", "blocked s", "peak MB")
@@ -155,28 +150,23 @@ class Driver:
         for n in range(self._rollouts):
             await self._start(1 + n % self._case.turns)
         await self._serve(WARM_S)
-        window, before = Window(pids), engine.ask()
-        window_s = max(MIN_WINDOW_S, seconds / WINDOWS)
-        lags = [await self._window(control, window_s) for _ in range(WINDOWS)]
-        whole = {name: reduce(merge, (one[name] for one in lags)) for name in lags[0]}
-        over = {}
-        for name in ("worker", "router"):
-            over[f"{name} lag p99 ms over the control's"] = _over(whole, name, "p99 ms")
-            maxima = [_over(one, name, "max ms") for one in lags]
-            over[f"{name} lag max ms over the control's"] = median(maxima)
-        rows = {
-            "rollway": window.figures(engine.ask() - before, whole["worker"]),
-            "rollway's router": lag_figures(whole["router"]),
-            "control beside rollway": lag_figures(whole["control"]),
-        }
-        return rows, over
-
-    async def _window(self, control: Started, seconds: float) -> dict[str, LagStats]:
-        """Lag of everybody in the same seconds. Statistics come once a second."""
         self._lags.clear()
         control.ask()
-        await self._serve(seconds)
-        return {**self._lags, "control": control.ask()}
+        window, before = Window(pids), engine.ask()
+        await self._serve(max(MIN_MEASURED_S, seconds))
+        turns = engine.ask() - before
+        lags = self._lags | {"control": control.ask()}
+        over = {
+            f"{name} lag {key} over the control's": _over(lags, name, key)
+            for name in ("worker", "router")
+            for key in ("p99 ms", "max ms")
+        }
+        rows = {
+            "rollway": window.figures(turns, lags["worker"]),
+            "rollway's router": lag_figures(lags["router"]),
+            "control beside rollway": lag_figures(lags["control"]),
+        }
+        return rows, over
 
     async def _serve(self, seconds: float) -> None:
         end_s = time.monotonic() + seconds
