@@ -23,6 +23,7 @@ from step import Workload, plane
 
 from rollway.loop.part import Part
 from rollway.model.tiny import write_tokenizer
+from rollway.payload.spare import SPARE
 from rollway.rundir.rundir import RunDir
 
 MAX_STEPS = 100_000
@@ -38,12 +39,14 @@ class Samples:
         self._rss: dict[str, list[float]] = defaultdict(list)
         self._files: dict[str, list[float]] = defaultdict(list)
         self.segments: list[float] = []
+        self.spares: list[float] = []
 
     def take(self) -> None:
         for name, pid in self._pids.items():
             self._rss[name].append(rss_bytes(pid) / 1e6)
             self._files[name].append(open_files(pid))
-        self.segments.append(len(list(self._run.payload.iterdir())))
+        self.segments.append(len(list(self._run.payload.glob("*.seg"))))
+        self.spares.append(len(list(self._run.payload.glob(f"*{SPARE}"))))
 
     def rows(self) -> dict[str, dict[str, float]]:
         rows = {}
@@ -81,9 +84,9 @@ async def soak(work: Workload, url: str, folder: Path, minutes: float) -> dict[s
     async with plane(work, url, folder, MAX_STEPS, lambda stats: None) as up:
         samples = Samples(up.pids, up.run)
         steps = await drive(up.trainer, samples, up.orchestrator, time.monotonic() + minutes * 60)
-    early, late = _thirds(samples.segments)
     return {
-        "steps": steps, "processes": samples.rows(), "segments early": early, "segments late": late
+        "steps": steps, "processes": samples.rows(),
+        "segments": _thirds(samples.segments), "spares": _thirds(samples.spares),
     }  # fmt: skip
 
 
@@ -110,10 +113,9 @@ def main() -> None:
         f"{steps * work.reply_gb:.0f} GB of replies"
     )
     table(rows, COLUMNS)
-    print(
-        f"segments on disk early {figures['segments early']:g}, late {figures['segments late']:g} "
-        f"(written since: {steps * args.rollouts} rollouts)"
-    )
+    for name, what in (("segments", "segments with refs"), ("spares", "files that wait for the next")):
+        early, late = figures[name]
+        print(f"{what}: early {early:g}, late {late:g} ({steps * args.rollouts} rollouts were written)")
     finish("soak", figures, args.json)
 
 

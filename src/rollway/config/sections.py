@@ -309,8 +309,7 @@ class PayloadConfig(Section, frozen=True, kw_only=True):
     """What committed columns outlive: `process` the death of whoever wrote them, `host` also a loss of
     power (each commit waits for the disk)."""
     segment_mb: Count = 64
-    """A new segment file starts at this size. Removing a large one holds up a whole machine for a
-    moment."""
+    """A new segment file starts at this size."""
     frames_mb: Count = 64
     """With `frames`: bytes of one worker on their way, at most; further rollouts wait to commit."""
     budget_mb: Count = 16_384
