@@ -33,6 +33,8 @@ def alone(path: Path, mode: int) -> Iterator[int]:
         yield file
     except BlockingIOError:
         raise PayloadError(f"segment {path} is in use; try again when its run has ended") from None
+    except OSError as error:
+        raise PayloadError(f"cannot have segment {path} alone: {error.strerror or error}") from None
     finally:
         os.close(file)
 

@@ -21,7 +21,7 @@ def retire(path: Path) -> None:
     try:
         with alone(path, os.O_RDONLY):
             path.rename(path.with_name(path.name + SPARE))
-    except (PayloadError, OSError):
+    except PayloadError:
         path.unlink(missing_ok=True)
 
 
