@@ -15,7 +15,7 @@ from tests.envserver.test_server import serving
 
 from rollway.config.sections import PayloadConfig
 from rollway.envserver import client as envs
-from rollway.payload.blob import build, join
+from rollway.payload.blob import build, join, moved
 from rollway.payload.frames import ON_ITS_WAY
 from rollway.payload.reader import SegmentReader
 from rollway.payload.writer import SegmentWriter
@@ -37,7 +37,9 @@ def folders(tmp_path: Path, *names: str) -> list[Path]:
 
 
 def raw(folder: Path, ref: PayloadRef) -> bytes:
-    return (folder / ref.segment).read_bytes()[ref.offset : ref.offset + ref.length]
+    """A blob's bytes as they were before it came to lie in a segment."""
+    blob = (folder / ref.segment).read_bytes()[ref.offset : ref.offset + ref.length]
+    return b"".join(moved(memoryview(blob), ""))
 
 
 async def test_the_trainer_maps_the_same_bytes_either_way(tmp_path: Path, tiny_moe: Path) -> None:
