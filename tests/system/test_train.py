@@ -9,6 +9,8 @@ import pytest
 from tests.doubles.command import Rollway
 from tests.doubles.workspace import Workspace
 
+from rollway.payload.spare import SPARE
+
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 ENDLESS = ("--set", "max_steps=500")
@@ -130,11 +132,14 @@ def test_a_killed_part_ends_the_run_with_the_reason(work: Workspace, entry: str)
 
 
 def test_ctrl_c_ends_everything_and_resume_goes_on(work: Workspace) -> None:
+    spare = work.run / "payload" / f"one.0-0000.seg{SPARE}"
     with work.training(*ENDLESS) as process:
         work.wait_for_step(process, 2)
+        spare.touch()
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
         assert process.returncode == 130
+    assert not spare.exists(), "what nothing is written into now takes no space"
     assert "--resume" in err
     assert "Traceback" not in err
     work.nothing_is_left()
