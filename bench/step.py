@@ -58,7 +58,7 @@ from rollway.wire.messages import Stats
 FULL = {"rollouts": 256, "turns": 20, "tokens": 18_000, "bytes": 384}
 SCAFFOLD = 20
 """Tokens of a turn that the renderer adds around a message."""
-SETTLE_S = 2.0
+SETTLE_S, MOST_REST_S = 2.0, 8.0
 COLUMNS = ("p50 ms", "p99 ms", "max ms", "blocked s", "grew MB")
 COPIES = {
     "inline": "body whole, JSON string, base64, merged array (T/2 times), base64, msgpack; then the "
@@ -278,7 +278,7 @@ def measure(strategy: str, work: Workload, url: str, control: Any) -> dict[str, 
     try:
         write_tokenizer(folder)
         os.sync()  # nobody pays for what another wrote
-        time.sleep(SETTLE_S)
+        time.sleep(SETTLE_S + min(MOST_REST_S, work.reply_gb))  # nor for the memory it gives back
         control.ask()
         if strategy == "rollway":
             figures = asyncio.run(rollway(work, url, folder))
