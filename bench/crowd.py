@@ -24,13 +24,13 @@ from loopback.server import Server, env_server
 
 import rollway as rw
 from rollway.config.sections import EnvConfig
-from rollway.loop.lag import merge
+from rollway.loop.watch.lag import merge
 from rollway.model.tiny import write_tokenizer
 from rollway.records.ids import PolicyVersion, RolloutId
 from rollway.records.lag import LagStats
 from rollway.records.rollout import Scored, Settled
 from rollway.records.turn import Sampling
-from rollway.wire.messages import Run, Stats
+from rollway.wire.messages import Run, ServerStats
 
 ENGINE = EngineSpec(layers=4, slots=4, drawn=8, latency_s=0.005)
 WORKERS = 2
@@ -65,7 +65,7 @@ class Wave:
                 self.num_scored += isinstance(outcome, Scored)
                 if not isinstance(outcome, Scored):
                     self.error = self.error or str(outcome)
-            case Stats(stats=stats):
+            case ServerStats(stats=stats):
                 kind = "worker" if ".w" in stats.process else "router"
                 self.lag[kind] = merge(self.lag[kind], stats.lag)
 

@@ -29,13 +29,13 @@ from loopback.threads import WorkerSpec, threads_worker
 import rollway as rw
 from rollway.config.sections import EnvConfig
 from rollway.envserver import client as envs
-from rollway.loop.lag import merge
+from rollway.loop.watch.lag import merge
 from rollway.payload.reader import SegmentReader
 from rollway.records.ids import PolicyVersion, RolloutId
 from rollway.records.lag import LagStats
 from rollway.records.rollout import Scored, Settled
 from rollway.records.turn import Sampling
-from rollway.wire.messages import Run, Stats
+from rollway.wire.messages import Run, ServerStats
 
 WARM_S = 2.0
 MIN_MEASURED_S = 24.0
@@ -181,7 +181,7 @@ class Driver:
                     assert isinstance(outcome, Scored), outcome
                     await self._start(self._case.turns)
                     self._forget(outcome.ref.segment)
-                case Stats(stats=stats):
+                case ServerStats(stats=stats):
                     kind = "worker" if ".w" in stats.process else "router"
                     self._lags[kind] = merge(self._lags.get(kind, LagStats()), stats.lag)
 

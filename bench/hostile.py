@@ -31,7 +31,7 @@ from loopback.server import LOG, env_server
 import rollway as rw
 from rollway.config.sections import EnvConfig
 from rollway.envserver import client as envs
-from rollway.loop.lag import merge
+from rollway.loop.watch.lag import merge
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
 from rollway.records.lag import LagStats, ProcessStats
 from rollway.records.rollout import Cancelled, Scored, Settled
@@ -43,10 +43,10 @@ from rollway.wire.messages import (
     NewPolicy,
     NextTasks,
     Ping,
-    Progress,
     Run,
-    Stats,
+    ServerStats,
     Tasks,
+    WorkerProgress,
     encode,
 )
 
@@ -58,9 +58,9 @@ ENGINE = EngineSpec(layers=2, slots=2, drawn=8)
 RUN = Run(RolloutId("evil"), 1, rw.Task("1", "go on"), Sampling(8), PolicyVersion(0))
 CANCEL, TAKEN = Cancel(RolloutId("evil"), "evil"), FrameTaken(WorkerName("talk.w0.0"), 1 << 40)
 SETTLED = Settled(RolloutId("r1"), 1, WorkerName("talk.w0.0"), Cancelled("evil"))
-STATS = Stats(ProcessStats("evil", LagStats(), 1))
+STATS = ServerStats(ProcessStats("evil", LagStats(), 1))
 BY_STRANGERS = (RUN, CANCEL, NextTasks(0, 3), NewPolicy(PolicyVersion(9)), Ping(), TAKEN, SETTLED,
-                Tasks(0, ()), Progress(WorkerName("talk.w0.0"), ()), STATS)  # fmt: skip
+                Tasks(0, ()), WorkerProgress(WorkerName("talk.w0.0"), ()), STATS)  # fmt: skip
 BY_GREETERS = (Hello("evil"), CANCEL, Ping(), TAKEN)
 
 
@@ -135,7 +135,7 @@ class Real:
                 self.settled += 1
                 if go_on:
                     await self.start()
-            case Stats(stats=stats) if ".w" not in stats.process:
+            case ServerStats(stats=stats) if ".w" not in stats.process:
                 self.lag = merge(self.lag, stats.lag)
 
     async def run(self, peers: list[Started], warm_s: float) -> None:

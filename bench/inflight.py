@@ -22,7 +22,7 @@ from loopback.report import arguments, finish, lag_figures, table
 from step import Plane, Workload, plane
 
 from rollway.config.sections import EnvConfig, OrchestratorConfig
-from rollway.loop.lag import merge
+from rollway.loop.watch.lag import merge
 from rollway.model.tiny import write_tokenizer
 from rollway.records.lag import LagStats, ProcessStats
 

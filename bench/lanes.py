@@ -22,8 +22,8 @@ from loopback.report import arguments, finish, lag_figures, table
 from loopback.works import LETS_GO, WORKS, Material, work_there
 
 from rollway.config.sections import WatchConfig
-from rollway.loop.lanes import ProcessLane, thread
-from rollway.loop.run import Watch, run
+from rollway.loop.lanes.lanes import ProcessLane, thread
+from rollway.loop.watch.run import LoopWatch, run
 
 COLUMNS = ("inline p99", "inline max", "thread p99", "thread max", "process p99", "process max")
 
@@ -31,7 +31,7 @@ COLUMNS = ("inline p99", "inline max", "thread p99", "thread max", "process p99"
 def measure(path: str, seconds: float) -> dict[str, dict[str, float]]:
     rows: dict[str, dict[str, float]] = {}
 
-    async def repeat(watch: Watch, once: Callable[[], Any]) -> tuple[float, float]:
+    async def repeat(watch: LoopWatch, once: Callable[[], Any]) -> tuple[float, float]:
         await once()
         watch.take()
         end_s = time.monotonic() + seconds
@@ -41,7 +41,7 @@ def measure(path: str, seconds: float) -> dict[str, dict[str, float]]:
         lag = lag_figures(watch.take().lag)
         return lag["p99 ms"], lag["max ms"]
 
-    async def main(watch: Watch) -> None:
+    async def main(watch: LoopWatch) -> None:
         here = Material(path)
         async with ProcessLane("bench", 1) as lane:
             for name, work in WORKS.items():

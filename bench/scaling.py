@@ -25,11 +25,11 @@ from loopback.report import QUIET, arguments, finish, table
 from step import Workload
 from step import measure as step
 
-from rollway.inference.body import BodyCutter, Spool
-from rollway.inference.dialects.vllm import Vllm
-from rollway.inference.http import READ_BYTES
-from rollway.inference.routes import Wanted
-from rollway.loop.run import run
+from rollway.inference.engines.vllm import Vllm
+from rollway.inference.http.client import READ_BYTES
+from rollway.inference.replies.body import BodyBuffer, BodyCutter
+from rollway.inference.replies.routes import WantedRoutes
+from rollway.loop.watch.run import run
 from rollway.payload.blob import build, row_columns
 from rollway.payload.writer import SegmentWriter
 from rollway.records.turn import Turn
@@ -68,9 +68,9 @@ class Sized:
             known = end
 
 
-def take_in(dialect: Vllm, spool: Spool, prompt: np.ndarray, start: int, body: bytes) -> Turn:
+def take_in(dialect: Vllm, spool: BodyBuffer, prompt: np.ndarray, start: int, body: bytes) -> Turn:
     """A reply in the pieces a socket gives."""
-    wanted = Wanted(start, len(prompt), max_tokens=len(prompt) - start)
+    wanted = WantedRoutes(start, len(prompt), max_tokens=len(prompt) - start)
     spool.clear()
     cutter = BodyCutter(spool, lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted))
     for at in range(0, len(body), READ_BYTES):
@@ -83,7 +83,7 @@ def take_in(dialect: Vllm, spool: Spool, prompt: np.ndarray, start: int, body: b
 
 async def rollouts(count: int, sized: Sized, folder: Path) -> float:
     """CPU seconds of `count` rollouts."""
-    dialect, spool = Vllm(), Spool()
+    dialect, spool = Vllm(), BodyBuffer()
     start_s = time.process_time()
     with SegmentWriter(folder, f"bench{time.monotonic_ns()}.0", 1 << 28) as writer:
         for _ in range(count):

@@ -21,9 +21,9 @@ from loopback.processes import Started, open_files, rss_bytes, started
 from loopback.report import arguments, finish, table
 from step import Workload, plane
 
-from rollway.loop.part import Part
+from rollway.loop.processes.part import Part
 from rollway.model.tiny import write_tokenizer
-from rollway.payload.spare import SPARE
+from rollway.payload.reuse import SPARE
 from rollway.rundir.rundir import RunDir
 
 MAX_STEPS = 100_000

@@ -37,7 +37,6 @@ from loopback.processes import Started, children, cpu_s, peak_bytes, started
 from loopback.report import QUIET, arguments, finish, lag_figures, table
 from loopback.threads import WorkerSpec, threads_worker
 
-from rollway.config.parts import EnvAddress, OrchestratorPart, RouterPart
 from rollway.config.sections import (
     EngineConfig,
     EnvConfig,
@@ -46,14 +45,15 @@ from rollway.config.sections import (
     OrchestratorConfig,
     PayloadConfig,
 )
+from rollway.config.specs import EnvAddress, OrchestratorSpec, RouterSpec
 from rollway.envserver import client as envs
-from rollway.loop.lag import merge
-from rollway.loop.part import Part, start_part
+from rollway.loop.processes.part import Part, start_part
+from rollway.loop.watch.lag import merge
 from rollway.records.ids import Step
 from rollway.records.lag import LagStats, ProcessStats
 from rollway.records.turn import Sampling
 from rollway.rundir.rundir import RunDir
-from rollway.wire.messages import Stats
+from rollway.wire.messages import ServerStats
 
 FULL = {"rollouts": 256, "turns": 20, "tokens": 18_000, "bytes": 384}
 SCAFFOLD = 20
@@ -183,14 +183,14 @@ async def plane(
     run.make_folders()
     with started(opening_trainer, str(run.path), steps) as trainer:
         trainer.pipe.recv()
-        part = router_part(work, url, folder, run)
+        part = router_spec(work, url, folder, run)
         async with start_part(
-            "talk.router", "rollway.envserver.router:main", part, log=run.logs / "router.log"
+            "talk.router", "rollway.envserver.router.router:main", part, log=run.logs / "router.log"
         ) as router:
             listening = asyncio.ensure_future(router.listen(on_stats, lambda body: None))
             address = await router.ready()
             await worker_is_up(address)
-            whole = orchestrator_part(work, url, run, address, steps)
+            whole = orchestrator_spec(work, url, run, address, steps)
             async with start_part(
                 "orchestrator", "rollway.orchestrator.shell.main:main", whole, log=run.logs / "o.log"
             ) as orchestrator:
@@ -231,12 +231,12 @@ async def worker_is_up(address: str) -> None:
     async with envs.connect(address) as client:
         while True:
             match await client.receive():
-                case Stats(stats=stats) if ".w" in stats.process:
+                case ServerStats(stats=stats) if ".w" in stats.process:
                     return
 
 
-def router_part(work: Workload, url: str, folder: Path, run: RunDir) -> RouterPart:
-    return RouterPart(
+def router_spec(work: Workload, url: str, folder: Path, run: RunDir) -> RouterSpec:
+    return RouterSpec(
         env=work.env,
         model=ModelConfig(path=str(folder), renderer="qwen3", template={"enable_thinking": False}),
         engine=EngineConfig(request_deadline_s=3600),
@@ -249,10 +249,10 @@ def router_part(work: Workload, url: str, folder: Path, run: RunDir) -> RouterPa
     )  # fmt: skip
 
 
-def orchestrator_part(
+def orchestrator_spec(
     work: Workload, url: str, run: RunDir, address: str, steps: int = 1
-) -> OrchestratorPart:
-    return OrchestratorPart(
+) -> OrchestratorSpec:
+    return OrchestratorSpec(
         orchestrator=work.orchestrator,
         filters=FiltersConfig(zero_advantage="monitor"),
         sampling=Sampling(work.drawn),

@@ -3,7 +3,7 @@
     python bench/tuning.py [--full] [--seconds 3] [--json FILE]
 
 *switch* runs a loop beside two threads of pure Python; *gc* grows 100,000 records on a loop and lets
-them go. Each setting gets a process of its own; those of `rollway.loop.run` are marked with a star.
+them go. Each setting gets a process of its own; those of `rollway.loop.watch.run` are marked with a star.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from loopback.processes import started
 from loopback.report import arguments, finish, lag_figures, table
 
 from rollway.config.sections import WatchConfig
-from rollway.loop.run import GC_THRESHOLDS, SWITCH_INTERVAL_S, Watch, run
+from rollway.loop.watch.run import GC_THRESHOLDS, SWITCH_INTERVAL_S, LoopWatch, run
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
 from rollway.records.payload import PayloadRef
 from rollway.records.rollout import RowSummary, Scored, Settled, Timing
@@ -39,7 +39,7 @@ def busy(pipe: Connection, switch_s: float, seconds: float) -> None:
         while not stop.is_set():
             done[index] += sum(range(100)) > 0
 
-    async def main(watch: Watch) -> None:
+    async def main(watch: LoopWatch) -> None:
         sys.setswitchinterval(switch_s)
         threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
         for one in threads:
@@ -67,7 +67,7 @@ def settled(number: int) -> Settled:
 def records(pipe: Connection, thresholds: tuple[int, int, int], freeze: bool, seconds: float) -> None:
     """Lag while records come and go, and how many came."""
 
-    async def main(watch: Watch) -> None:
+    async def main(watch: LoopWatch) -> None:
         if not freeze:
             gc.unfreeze()
         gc.set_threshold(*thresholds)

@@ -30,7 +30,7 @@ def tiny_moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
 
     from rollway.config.sections import WarmupConfig
-    from rollway.inference.tokenizer import Tokenizer
+    from rollway.inference.rendering.tokenizer import Tokenizer
     from rollway.model.load import save_weights
     from rollway.model.tiny import tiny_model, write_tokenizer
 

@@ -19,7 +19,7 @@ import zmq.asyncio
 
 from loopback.report import QUIET
 from loopback.threads import POOL
-from rollway.loop.run import Watch, run
+from rollway.loop.watch.run import LoopWatch, run
 
 
 def unpack(frame: Any) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def old_orchestrator(pipe: Connection, rollouts: int, path: str, inline: bool) -
     async def do(call: Any, *args: Any) -> Any:
         return call(*args) if inline else await asyncio.to_thread(call, *args)
 
-    async def main(watch: Watch) -> None:
+    async def main(watch: LoopWatch) -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(POOL))
         context = zmq.asyncio.Context()
         source = context.socket(zmq.PULL)

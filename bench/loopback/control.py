@@ -5,13 +5,13 @@ from multiprocessing.connection import Connection
 
 from loopback.report import QUIET
 from rollway.config.sections import WatchConfig
-from rollway.loop.run import Watch, run
+from rollway.loop.watch.run import LoopWatch, run
 
 
 def tick(pipe: Connection, config: WatchConfig = QUIET) -> None:
     """Answers every message with the lag since the last one."""
 
-    async def main(watch: Watch) -> None:
+    async def main(watch: LoopWatch) -> None:
         while True:
             await asyncio.sleep(0.05)
             if pipe.poll():

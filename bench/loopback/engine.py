@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from loopback.report import QUIET
-from rollway.inference.routes import encode_npy
-from rollway.loop.run import Watch, run
+from rollway.inference.replies.routes import encode_npy
+from rollway.loop.watch.run import LoopWatch, run
 
 LATENCY_S = 0.05
 MODELS = b'{"data": [{"id": "bench"}]}'
@@ -110,7 +110,7 @@ def serve(pipe: Connection, spec: EngineSpec) -> None:
     """Serve on a free port, which goes down the pipe; every message is answered by the turns so far."""
     served = Served()
 
-    async def main(watch: Watch) -> None:
+    async def main(watch: LoopWatch) -> None:
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: Connected(spec, served), "127.0.0.1", 0, backlog=4096)
         pipe.send(server.sockets[0].getsockname()[1])

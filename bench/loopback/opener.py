@@ -5,18 +5,18 @@ import time
 from multiprocessing.connection import Connection
 
 from loopback.report import QUIET
-from rollway.loop.run import Watch, run
+from rollway.loop.watch.run import LoopWatch, run
+from rollway.records.engine import Published
 from rollway.records.ids import Step
-from rollway.records.policy import Published
 from rollway.rundir.rundir import RunDir
-from rollway.transport.filesystem import FileBatches
+from rollway.transport.files import FileBatches
 
 
 def opening_trainer(pipe: Connection, folder: str, steps: int) -> None:
     """Says of every step when all its columns lay open; publishes its version when told to."""
     run_dir = RunDir(folder)
 
-    async def main(watch: Watch) -> None:
+    async def main(watch: LoopWatch) -> None:
         pipe.send("up")
         batches = FileBatches(run_dir, Step(1), steps)
         async for batch in batches:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rollway.config.sections import WatchConfig
-from rollway.loop.lag import FINEST_S, GROWTH
+from rollway.loop.watch.lag import FINEST_S, GROWTH
 from rollway.records.lag import LagStats
 
 QUIET = WatchConfig(stall_ms=1e6, warn_p90_ms=0, warn_p99_ms=0, warn_max_ms=0)

@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from loopback.report import QUIET
-from rollway.config.parts import RouterPart
 from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
+from rollway.config.specs import RouterSpec
 from rollway.envserver import client as envs
-from rollway.loop.part import start_part
-from rollway.wire.messages import Stats
+from rollway.loop.processes.part import start_part
+from rollway.wire.messages import ServerStats
 
-ROUTER = "rollway.envserver.router:main"
+ROUTER = "rollway.envserver.router.router:main"
 LOG = "router.log"
 
 
@@ -29,7 +29,7 @@ class Server:
 async def env_server(
     env: EnvConfig, url: str, folder: Path, watch: WatchConfig = QUIET
 ) -> AsyncIterator[Server]:
-    part = RouterPart(
+    part = RouterSpec(
         env=env,
         model=ModelConfig(path=str(folder), renderer="qwen3", template={"enable_thinking": False}),
         engine=EngineConfig(request_deadline_s=600),
@@ -47,7 +47,7 @@ async def env_server(
             up: set[str] = set()
             while len(up) < env.workers:
                 match await client.receive():
-                    case Stats(stats=stats) if ".w" in stats.process:
+                    case ServerStats(stats=stats) if ".w" in stats.process:
                         up.add(stats.process)
             yield Server(client, address, router.pid)
         listening.cancel()

@@ -22,8 +22,8 @@ import zmq.asyncio
 
 from loopback.report import QUIET
 from rollway.config.sections import ModelConfig
-from rollway.inference.rendering import Rendering
-from rollway.loop.run import Watch, run
+from rollway.inference.rendering.rendering import SyncRenderer
+from rollway.loop.watch.run import LoopWatch, run
 from rollway.records.task import Message
 
 POOL = 512
@@ -111,7 +111,7 @@ def _npy(raw: bytes) -> Any:
 class Worker:
     """Runs rollouts; `self._do` is `asyncio.to_thread`, or a plain call for *inline*."""
 
-    def __init__(self, spec: WorkerSpec, rendering: Rendering, post: Post, sink: Any) -> None:
+    def __init__(self, spec: WorkerSpec, rendering: SyncRenderer, post: Post, sink: Any) -> None:
         self._spec = spec
         self._rendering = rendering
         self._post = post
@@ -153,8 +153,8 @@ class Worker:
 def threads_worker(pipe: Connection, spec: WorkerSpec) -> None:
     """Runs until killed; every message is answered by the lag since the last one, and all turns."""
 
-    async def serve(watch: Watch, post: Post) -> None:
-        rendering = Rendering(
+    async def serve(watch: LoopWatch, post: Post) -> None:
+        rendering = SyncRenderer(
             ModelConfig(path=spec.model, renderer="qwen3", template={"enable_thinking": False})
         )
         context = zmq.asyncio.Context()
@@ -172,7 +172,7 @@ def threads_worker(pipe: Connection, spec: WorkerSpec) -> None:
                 pipe.recv()
                 pipe.send((watch.take().lag, worker.num_turns))
 
-    async def main(watch: Watch) -> None:
+    async def main(watch: LoopWatch) -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(POOL))
         url = f"{spec.url}/v1/completions"
         if spec.client == "httpx":

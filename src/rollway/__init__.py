@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 from .envs.chat import Chat, Stopped
 from .envs.datasets import jsonl, parquet, shuffled
 from .envs.environment import Environment
-from .envs.hooks import stop, update
+from .envs.marks import stop, update
 from .envs.registry import load_environment
-from .envs.reply import Reply
 from .envs.rewards import group_reward, metric, reward
-from .envs.rollout import Rollout
+from .envs.rollout import Reply, Rollout
 from .envs.tools import Toolset, tool
 from .records.task import Message, Task, ToolCall
 
 if TYPE_CHECKING:
-    from .inference.judge import Judge
+    from .inference.chat.judge import Judge
 
 __all__ = [
     "Chat",
@@ -50,7 +49,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """What is not light to import, when it is asked for."""
     if name == "Judge":
-        from .inference.judge import Judge
+        from .inference.chat.judge import Judge
 
         return Judge
     raise AttributeError(f"module 'rollway' has no attribute '{name}'")

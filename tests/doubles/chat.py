@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from rollway.testing.served import served
+from rollway.testing.engine import served
 
 Answer = Callable[[str, int], "str | web.Response | dict[str, Any]"]
 

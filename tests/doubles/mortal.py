@@ -7,7 +7,7 @@ import socket
 from msgspec import Struct
 
 from rollway.config.sections import WatchConfig
-from rollway.loop.part import Parent, as_it_is, run_part
+from rollway.loop.processes.part import Parent, as_it_is, run_part
 
 
 class MortalPart(Struct, frozen=True):

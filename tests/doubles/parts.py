@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from rollway.loop.part import Part, start_part
+from rollway.loop.processes.part import Part, start_part
 
-ROUTER = "rollway.envserver.router:main"
-ENGINE = "rollway.inference.embedded.http:main"
+ROUTER = "rollway.envserver.router.router:main"
+ENGINE = "rollway.inference.embedded.front:main"
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ import pytest
 
 import rollway as rw
 from rollway import testing
-from rollway.testing import Asked, call
+from rollway.testing import PolicyPrompt, call
 
 pytestmark = pytest.mark.anyio
 
@@ -86,7 +86,7 @@ async def test_reverse_text() -> None:
         assert (played.reward, played.metrics) == (1.0, {"letters_in_place": 1.0})
 
 
-def halving(asked: Asked) -> str:
+def halving(asked: PolicyPrompt) -> str:
     """Guesses the middle of what is left, by all that was said."""
     low, high = map(int, re.findall(r"\d+", asked.first))
     for guess, hint in zip(asked.messages[1::2], asked.messages[2::2], strict=True):
@@ -122,7 +122,7 @@ async def test_guess_number_found_with_the_last_guess() -> None:
 TOOLS = {"+": "add", "-": "subtract", "*": "multiply"}
 
 
-def computing(asked: Asked) -> str:
+def computing(asked: PolicyPrompt) -> str:
     """Replaces operations by results, in the order of what tools have answered."""
     left = re.findall(r"-?\d+|[-+*](?= )", asked.first)
     for result in asked.results:
@@ -148,7 +148,7 @@ async def test_calculator() -> None:
     assert "arguments of multiply: Expected `int`" in wrong.reply
 
 
-def sorting(asked: Asked) -> str:
+def sorting(asked: PolicyPrompt) -> str:
     lists = [one.content.partition(": ")[2] for one in asked.messages if one.role == "user"]
     return ", ".join(sorted(", ".join(lists).split(", ")))
 
@@ -164,7 +164,7 @@ async def test_alphabet_sort() -> None:
         assert lazy.metrics == {"last_list_right": 0.0}
 
 
-def counting(asked: Asked, off_by: int = 0) -> str:
+def counting(asked: PolicyPrompt, off_by: int = 0) -> str:
     """Counts letters with an error, but judges without one, with the tool where it is told to."""
     letter, word = re.findall(r"many (\w) are in (\w+)", asked.first)[0]
     if "Say yes" not in asked.first:

@@ -12,7 +12,7 @@ import rollway as rw
 from rollway import testing
 from rollway.envs.environment import needs_whole_groups
 from rollway.envs.registry import _import_file
-from rollway.testing import Answer, Asked, call
+from rollway.testing import Answer, PolicyPrompt, call
 
 GUIDE = Path(__file__).parents[2] / "docs" / "environments.md"
 README = Path(__file__).parents[2] / "README.md"
@@ -22,12 +22,12 @@ BLOCKS = [
 ]  # fmt: skip
 
 
-def remembers(asked: Asked) -> str:
+def remembers(asked: PolicyPrompt) -> str:
     calls = [call("write", line="blue"), call("read", number=1), "blue"]
     return calls[len(asked.results)]
 
 
-def reviews(asked: Asked) -> str:
+def reviews(asked: PolicyPrompt) -> str:
     if "Look it up" not in asked.first:
         return "a tree"
     return "yes" if asked.said == "a tree" else call("look_up", word="oak")

@@ -9,8 +9,8 @@ import pytest
 
 import rollway as rw
 from rollway.envs.environment import check
+from rollway.envs.in_lane import EnvSpec, score, take_tasks
 from rollway.envs.rewards import scorers, total
-from rollway.envs.source import EnvSpec, score, take_tasks
 from rollway.errors import EnvironmentNotFound
 
 REVERSE = EnvSpec("reverse-text", b"{}", seed=3)

@@ -9,26 +9,26 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from rollway.config.parts import RouterPart, WorkerPart
 from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
+from rollway.config.specs import RouterSpec, WorkerSpec
+from rollway.envs.background_tasks import keep_track
 from rollway.envs.environment import needs_whole_groups
-from rollway.envs.source import take_tasks
-from rollway.envs.strays import keep_track
-from rollway.envserver.equipment import Prepared, open_runner, prepare
-from rollway.envserver.policy import open_policy
-from rollway.envserver.rollout import RolloutRunner
-from rollway.envserver.track import Track
-from rollway.loop.lag import LagMonitor
-from rollway.loop.run import Watch
-from rollway.loop.stalls import StallWatch
+from rollway.envs.in_lane import take_tasks
+from rollway.envserver.worker.kit import Prepared, open_runner, prepare
+from rollway.envserver.worker.rollout import RolloutRunner
+from rollway.envserver.worker.speakers import open_policy
+from rollway.envserver.worker.track import Track
+from rollway.loop.watch.lag import LagMonitor
+from rollway.loop.watch.run import LoopWatch
+from rollway.loop.watch.stalls import StallWatch
 from rollway.payload.reader import SegmentReader
 from rollway.payload.writer import SegmentWriter
 from rollway.records.ids import PolicyVersion, RolloutId
 from rollway.records.rollout import Failed, Outcome, Scored
 from rollway.records.task import Task
 from rollway.records.turn import Sampling
-from rollway.testing import Asked, ScriptedEngine, scripted_engine
-from rollway.transport.appear import appear
+from rollway.testing import PolicyPrompt, ScriptedEngine, scripted_engine
+from rollway.transport.files import appear
 from rollway.wire.messages import Run
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.anyio
 ENVS = str(Path(__file__).parents[1] / "doubles" / "authoring.py")
 
 
-def answer(asked: Asked) -> str:
+def answer(asked: PolicyPrompt) -> str:
     """`n?` gives n + 1, `call TOOL …` a tool call, and a tool's answer is repeated."""
     said = asked.said
     if asked.messages[-1].role == "tool":
@@ -90,15 +90,15 @@ async def stage(
         engine = await stack.enter_async_context(
             scripted_engine(answer, latency_s=latency_s, folder=model)
         )
-        server = RouterPart(
+        server = RouterSpec(
             env=EnvConfig(id=ENVS, args={"kind": kind}, **env),
             model=ModelConfig(path=str(model), renderer="qwen3", template={"enable_thinking": False}),
             engine=EngineConfig(), engine_urls=(engine.url,), payload=PayloadConfig(),
             payload_dir=str(folder), log_dir=str(folder), seed=0, watch=WatchConfig(),
         )  # fmt: skip
-        prepared = prepare(WorkerPart("w", "", -1, server))
+        prepared = prepare(WorkerSpec("w", "", -1, server))
         stalls = stack.enter_context(StallWatch(0.01, 1.0))
-        watch = Watch("w", server.watch, stack.enter_context(LagMonitor(0.01)), stalls)
+        watch = LoopWatch("w", server.watch, stack.enter_context(LagMonitor(0.01)), stalls)
         policy = await stack.enter_async_context(open_policy("w", server, prepared.speech, watch))
         store = stack.enter_context(SegmentWriter(folder, kind, 1 << 30))
         runner = await open_runner(prepared, watch, policy, store, stack)

@@ -3,8 +3,8 @@
 import pytest
 
 from rollway.envserver.core.blame import MAX_ATTEMPTS, Loss, verdict
-from rollway.envserver.core.events import Mark, WorkerDied, WorkerSilent
-from rollway.envserver.core.owed import Entry, Owed
+from rollway.envserver.core.events import RunningCode, WorkerDied, WorkerSilent
+from rollway.envserver.core.open_runs import OpenRun, OpenRuns
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
 from rollway.records.rollout import Failed
 from rollway.records.task import Task
@@ -12,15 +12,15 @@ from rollway.records.turn import Sampling
 from rollway.wire.messages import Run
 
 W = WorkerName("env.w3.0")
-HERE = Mark(serial=1, held_s=9.0, where="env.py:12 in rollout")
+HERE = RunningCode(serial=1, held_s=9.0, where="env.py:12 in rollout")
 
 
-def entry() -> Entry:
+def entry() -> OpenRun:
     run = Run(RolloutId("g1.0"), 1, Task("7", "?"), Sampling(8), PolicyVersion(0))
-    return Owed().add(b"c", (run,), 0.0)[0]
+    return OpenRuns().add(b"c", (run,), 0.0)[0]
 
 
-def verdicts(one: Entry, losses: list[Loss]) -> list[Failed | None]:
+def verdicts(one: OpenRun, losses: list[Loss]) -> list[Failed | None]:
     ends = []
     for loss in losses:
         ends.append(verdict(one, loss))
@@ -41,10 +41,10 @@ def test_one_that_held_the_loop_fails_at_once_and_is_told_where() -> None:
     [
         WorkerSilent(W, 10.0),
         WorkerSilent(W, 10.0, was_stopped=True, mark=HERE),
-        WorkerSilent(W, 10.0, mark=Mark(serial=1, held_s=0.01)),
-        WorkerSilent(W, 10.0, mark=Mark(serial=2, held_s=10.0)),
+        WorkerSilent(W, 10.0, mark=RunningCode(serial=1, held_s=0.01)),
+        WorkerSilent(W, 10.0, mark=RunningCode(serial=2, held_s=10.0)),
         WorkerDied(W),
-        WorkerDied(W, mark=Mark(serial=2, held_s=0.0)),
+        WorkerDied(W, mark=RunningCode(serial=2, held_s=0.0)),
     ],
 )
 def test_one_that_did_nothing_is_not_blamed(loss: Loss) -> None:

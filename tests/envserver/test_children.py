@@ -16,10 +16,10 @@ import pytest
 
 import rollway as rw
 from rollway import testing
-from rollway.inference.engine import Engine, connect
-from rollway.inference.prompt import Prompt
+from rollway.inference.engines.engine import Engine, connect
+from rollway.inference.engines.prompt import Prompt
 from rollway.records.turn import Sampling, Turn
-from rollway.testing import Asked, Played, Stage, call
+from rollway.testing import Played, PolicyPrompt, Stage, call
 from rollway.testing.model import tokenizer
 from rollway.testing.script import Script
 
@@ -101,7 +101,7 @@ ROLLOUT = ("parent", "early", *(f"child{n}" for n in range(NUM_CHILDREN)))
 REWARD = ("judge", "jury")
 
 
-def answer(asked: Asked) -> str:
+def answer(asked: PolicyPrompt) -> str:
     """Everyone goes to the shelf, then says what it heard there."""
     who, _, task = asked.first.partition(" of ")
     return asked.said if asked.results else call("take", who=f"{who} {task}")
@@ -194,7 +194,7 @@ async def test_children_land_over_http() -> None:
     async def pause() -> None:
         await asyncio.sleep(rng.choice([0, 0.001, 0.003, 0.01]))
 
-    async def slowly(asked: Asked) -> str:
+    async def slowly(asked: PolicyPrompt) -> str:
         await pause()
         return answer(asked)
 

@@ -9,12 +9,12 @@ import msgspec
 import psutil
 import pytest
 from tests.doubles.versioned import versioned_engine
-from tests.envserver.test_server import ENVS, ROUTER, router_part
+from tests.envserver.test_server import ENVS, ROUTER, router_spec
 
 from rollway.config.sections import EngineConfig, EnvConfig
 from rollway.envserver import client as envs
 from rollway.errors import PartDied
-from rollway.loop.part import start_part
+from rollway.loop.processes.part import start_part
 from rollway.records.ids import PolicyVersion, RolloutId
 from rollway.records.rollout import Outcome, Scored, Settled
 from rollway.records.task import Task
@@ -43,7 +43,7 @@ async def test_a_worker_waits_for_an_engine_also_when_it_has_just_started(
     tmp_path: Path, tiny_moe: Path
 ) -> None:
     async with versioned_engine() as engine:
-        part = router_part(ENV, tiny_moe, engine.url, tmp_path)
+        part = router_spec(ENV, tiny_moe, engine.url, tmp_path)
         part = msgspec.structs.replace(part, engine=ENGINE)
         async with start_part("test.router", ROUTER, part, log=tmp_path / "router.log") as router:
             listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
@@ -70,7 +70,7 @@ async def test_a_worker_waits_for_an_engine_also_when_it_has_just_started(
 async def test_an_engine_that_is_not_there_when_a_server_starts_is_a_mistake(
     tmp_path: Path, tiny_moe: Path
 ) -> None:
-    part = router_part(ENV, tiny_moe, "http://127.0.0.1:9", tmp_path)
+    part = router_spec(ENV, tiny_moe, "http://127.0.0.1:9", tmp_path)
     async with start_part("test.router", ROUTER, part, log=tmp_path / "router.log") as router:
         with pytest.raises(PartDied, match=r"no engine at http://127\.0\.0\.1:9: cannot connect"):
             await router.listen(lambda stats: None, lambda body: None)

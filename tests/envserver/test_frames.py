@@ -16,13 +16,13 @@ from tests.envserver.test_server import serving
 from rollway.config.sections import PayloadConfig
 from rollway.envserver import client as envs
 from rollway.payload.blob import build, join, moved
-from rollway.payload.frames import ON_ITS_WAY
 from rollway.payload.reader import SegmentReader
+from rollway.payload.store import ON_ITS_WAY
 from rollway.payload.writer import SegmentWriter
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
 from rollway.records.payload import PayloadRef
 from rollway.records.rollout import Failed, RowSummary, Scored, Settled, Timing
-from rollway.wire.messages import FrameTaken, Hello, Ping, Stats, Welcome, encode, from_client
+from rollway.wire.messages import FrameTaken, Hello, Ping, ServerStats, Welcome, encode, from_client
 
 pytestmark = pytest.mark.anyio
 
@@ -87,7 +87,7 @@ async def settled_down(watcher: envs.EnvClient) -> int:
     seen: list[int] = []
     while len(seen) < 4 or len(set(seen[-4:])) > 1:
         match await watcher.receive():
-            case Stats(stats=stats) if ".w" in stats.process:
+            case ServerStats(stats=stats) if ".w" in stats.process:
                 seen.append(stats.in_flight)
     return seen[-1]
 

@@ -36,11 +36,11 @@ from rollway.wire.messages import (
     NewPolicy,
     NextTasks,
     Ping,
-    Progress,
     Run,
-    Stats,
+    ServerStats,
     Tasks,
     Welcome,
+    WorkerProgress,
     encode,
     from_client,
 )
@@ -52,7 +52,7 @@ OF_CLIENTS = [RUN, Cancel(RolloutId("r0"), "evil"), NextTasks(0, 3), NewPolicy(P
               FrameTaken(WorkerName("envs.w0.0"), 1 << 40)]  # fmt: skip
 OF_OTHERS = [
     Settled(RolloutId("r0"), 1, WorkerName("envs.w0.0"), Cancelled("evil")),
-    Tasks(0, ()), Progress(WorkerName("envs.w0.0"), ()), Stats(ProcessStats("evil", LagStats(), 1)),
+    Tasks(0, ()), WorkerProgress(WorkerName("envs.w0.0"), ()), ServerStats(ProcessStats("evil", LagStats(), 1)),
     Welcome("evil", 1), Drain(),
 ]  # fmt: skip
 IDENTITIES = [b"\xff\xfe\x80odd", b"envs.w0.0", b"x" * 255, b"a\nb ' ; rm"]

@@ -14,14 +14,14 @@ import zmq
 import zmq.asyncio
 from tests.doubles.engine import EngineDouble, engine_double
 from tests.doubles.parts import ROUTER, serving_part
-from tests.envserver.test_server import ENVS, plus_one, router_part
+from tests.envserver.test_server import ENVS, plus_one, router_spec
 from zmq.utils.monitor import recv_monitor_message
 
 from rollway.config.sections import EnvConfig
 from rollway.envserver import client as envs
 from rollway.envserver.client import EnvClient
 from rollway.errors import KeysError, PartDied, ProtocolError
-from rollway.loop.part import start_part
+from rollway.loop.processes.part import start_part
 from rollway.records.ids import PolicyVersion, RolloutId
 from rollway.records.rollout import Scored, Settled
 from rollway.records.task import Task
@@ -54,7 +54,7 @@ async def keyed(folder: Path, model: Path, latency_s: float = 0.0) -> AsyncItera
     server, client = make(folder / "keys")
     async with engine_double(model, plus_one, latency_s) as engine:
         env = EnvConfig(id=ENVS, args={"kind": "Counting"}, workers=1, concurrency=8)
-        part = msgspec.structs.replace(router_part(env, model, engine.url, folder), keys=str(server))
+        part = msgspec.structs.replace(router_spec(env, model, engine.url, folder), keys=str(server))
         started = serving_part("test.router", ROUTER, part, folder / "router.log")
         async with started as (router, address):
             yield Keyed(address, engine, folder, client, router.pid)
@@ -147,7 +147,7 @@ async def test_a_client_is_told_why_it_cannot_get_in(tmp_path: Path, tiny_moe: P
 
 async def test_beyond_this_machine_there_must_be_keys(tmp_path: Path, tiny_moe: Path) -> None:
     env = EnvConfig(id=ENVS, workers=1)
-    part = router_part(env, tiny_moe, "http://127.0.0.1:9", tmp_path)
+    part = router_spec(env, tiny_moe, "http://127.0.0.1:9", tmp_path)
     for bind in ("tcp://0.0.0.0:*", "tcp://*:*", "tcp://192.0.2.1:5555", "tcp://eth0:5555"):
         open_to_all = msgspec.structs.replace(part, bind=bind)
         async with start_part("test.router", ROUTER, open_to_all) as router:

@@ -14,7 +14,7 @@ import pytest
 from tests.envserver.test_server import Server, serving
 
 from rollway.records.rollout import Failed, Outcome, Scored, Settled
-from rollway.wire.messages import Progress
+from rollway.wire.messages import WorkerProgress
 
 pytestmark = pytest.mark.anyio
 
@@ -133,7 +133,7 @@ async def test_progress_says_where_rollouts_are(tmp_path: Path, tiny_moe: Path) 
         await server.run("slow", "30")
         seen: dict[str, list[Any]] = {"quick": [], "slow": []}
         while not seen["slow"] or seen["slow"][-1].phase != "env":
-            for one in (await server.hear(Progress)).rollouts:
+            for one in (await server.hear(WorkerProgress)).rollouts:
                 seen[one.rollout_id].append(one)
         assert seen["quick"][0].phase == seen["slow"][0].phase == "engine"
         assert (seen["slow"][-1].num_turns, seen["slow"][-1].num_tokens > 0) == (1, True)

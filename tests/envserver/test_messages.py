@@ -14,12 +14,12 @@ from aiohttp import web
 from tests.doubles.chat import ChatDouble, chat_double
 from tests.doubles.parts import ROUTER, serving_part
 
-from rollway.config.parts import RouterPart
 from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
+from rollway.config.specs import RouterSpec
 from rollway.envserver import client as envs
 from rollway.errors import RunStuck
-from rollway.loop.part import Parent
-from rollway.observe.lags import Lags
+from rollway.loop.processes.part import Parent
+from rollway.observe.health import Lags
 from rollway.orchestrator.shell.sources import from_env
 from rollway.payload.reader import SegmentReader
 from rollway.records.ids import PolicyVersion, RolloutId
@@ -46,7 +46,7 @@ def plus_one(said: str, nth: int) -> str | web.Response:
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[tuple[envs.EnvClient, ChatDouble]]:
     async with chat_double(plus_one) as double:
-        part = RouterPart(
+        part = RouterSpec(
             env=EnvConfig(id=ENVS, args={"kind": "ThreeTurns"}, workers=1, concurrency=8),
             model=ModelConfig(path=""),
             engine=EngineConfig(speaks="messages"),

@@ -10,15 +10,15 @@ import msgspec
 import pytest
 from tests.doubles.parts import ROUTER, serving_part
 
-from rollway.config.parts import RouterPart
 from rollway.config.sections import EngineConfig, EnvConfig, PayloadConfig, WatchConfig
+from rollway.config.specs import RouterSpec
 from rollway.envserver import client as envs
 from rollway.payload.reader import SegmentReader
 from rollway.records.ids import PolicyVersion, RolloutId
 from rollway.records.rollout import Failed, Outcome, Scored, Settled
 from rollway.records.task import Task
 from rollway.records.turn import Sampling
-from rollway.testing import Answer, Asked, call, scripted_engine
+from rollway.testing import Answer, PolicyPrompt, call, scripted_engine
 from rollway.testing.model import model
 from rollway.wire.messages import Run
 
@@ -30,7 +30,7 @@ PLAIN = str(Path(__file__).parents[1] / "doubles" / "plain.py")
 @asynccontextmanager
 async def serving(folder: Path, id: str, answer: Answer, **env: Any) -> AsyncIterator[envs.EnvClient]:
     async with scripted_engine(answer) as engine:
-        part = RouterPart(
+        part = RouterSpec(
             env=EnvConfig(id=id, workers=1, **env), model=model(), engine=EngineConfig(),
             engine_urls=(engine.url,), payload=PayloadConfig(), payload_dir=str(folder),
             log_dir=str(folder), seed=0, watch=WatchConfig(),
@@ -49,7 +49,7 @@ async def outcome(client: envs.EnvClient, task: Task) -> Outcome:
     return message.outcome
 
 
-def adding(asked: Asked) -> str:
+def adding(asked: PolicyPrompt) -> str:
     if asked.said == "hello":
         return asked.said
     if asked.results:
@@ -79,7 +79,7 @@ async def test_plain_code_runs_elsewhere_and_speaks_through_its_worker(tmp_path:
 
 
 async def test_a_built_in_environment_with_tools_is_served(tmp_path: Path) -> None:
-    def computing(asked: Asked) -> str:
+    def computing(asked: PolicyPrompt) -> str:
         return asked.said if asked.results else call("multiply", a=6, b=7)
 
     id = "rollway.envs.builtin.calculator"

@@ -3,26 +3,26 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollway.envserver.core.pool import BIG_BYTES, Pool
+from rollway.envserver.core.worker_pool import BIG_BYTES, WorkerPool
 from rollway.records.ids import RolloutId, WorkerName
 from rollway.records.lag import LagStats, ProcessStats
 
 A, B, C = WorkerName("a"), WorkerName("b"), WorkerName("c")
 
 
-def pool(**credits: int) -> Pool:
-    made = Pool()
+def pool(**credits: int) -> WorkerPool:
+    made = WorkerPool()
     for name, count in credits.items():
         made.add(WorkerName(name), count)
     return made
 
 
-def fill(made: Pool, name: WorkerName, count: int) -> None:
+def fill(made: WorkerPool, name: WorkerName, count: int) -> None:
     for n in range(count):
         made.give(name, RolloutId(f"{name}{n}"))
 
 
-def say(made: Pool, name: WorkerName, p99_s: float = 0.001, rss: int = 100 << 20) -> None:
+def say(made: WorkerPool, name: WorkerName, p99_s: float = 0.001, rss: int = 100 << 20) -> None:
     for _ in range(8):
         made.note(name, ProcessStats(name, LagStats(p99=p99_s), rss))
 
@@ -46,7 +46,7 @@ def test_full_drained_and_condemned_ones_get_nothing() -> None:
     made.drain(B)
     made.condemn(C)
     assert made.freest(1) is None
-    assert Pool().freest(1) is None
+    assert WorkerPool().freest(1) is None
 
 
 def test_one_far_later_or_far_bigger_than_the_others_gets_less() -> None:
@@ -91,7 +91,7 @@ def test_a_group_larger_than_any_worker_goes_to_an_empty_one() -> None:
 def test_whoever_is_chosen_has_room_and_nobody_has_more(
     workers: list[tuple[int, int, bool]], size: int
 ) -> None:
-    made = Pool()
+    made = WorkerPool()
     for n, (credits, running, drains) in enumerate(workers):
         name = WorkerName(f"w{n}")
         made.add(name, credits)

@@ -4,10 +4,10 @@ import logging
 
 import pytest
 
-from rollway.envserver.failurelog import IN_FULL, FailureLog
-from rollway.envserver.pulse import WINDOWS, Pulse
-from rollway.envserver.track import MAX_TOLD, Track, progress
-from rollway.loop.lag import summarise
+from rollway.envserver.failures import IN_FULL, FailureLog
+from rollway.envserver.worker.track import MAX_TOLD, Track, progress
+from rollway.envserver.worker.worker_log import WINDOWS, WorkerLog
+from rollway.loop.watch.lag import summarise
 from rollway.records.ids import RolloutId, WorkerName
 from rollway.records.lag import ProcessStats
 from rollway.records.rollout import Failed
@@ -15,7 +15,7 @@ from rollway.records.rollout import Failed
 
 def test_one_line_for_ten_windows(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    pulse = Pulse(WorkerName("some.env.w3.7"))
+    pulse = WorkerLog(WorkerName("some.env.w3.7"))
     for second in range(2 * WINDOWS):
         lag = summarise([0.0001] * 98 + [0.001, 0.008 if second == 4 else 0.001])
         pulse.beat(ProcessStats("some.env.w3", lag, 312_000_000, in_flight=41))

@@ -8,30 +8,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from rollway.envserver.core.asked import MAX_OPEN
 from rollway.envserver.core.blame import MAX_ATTEMPTS
+from rollway.envserver.core.dispatch import FramesInTransit
 from rollway.envserver.core.events import (
     ClientSays,
-    Command,
-    End,
-    Event,
+    ClientUnreachable,
+    EndServer,
     KillWorker,
-    Mark,
-    Note,
+    LogNote,
     RetireWorker,
+    RouterCommand,
+    RouterEvent,
+    RouterTick,
+    RunningCode,
     StartWorker,
-    Stop,
+    StopServer,
     TellClient,
     TellWorker,
-    Tick,
-    Undelivered,
     WorkerDied,
     WorkerSays,
     WorkerSilent,
 )
-from rollway.envserver.core.frames import FramesOnTheirWay
-from rollway.envserver.core.keys import serial_of
+from rollway.envserver.core.open_runs import serial_of
 from rollway.envserver.core.routing import Bounds, Routing
+from rollway.envserver.core.task_requests import MAX_OPEN
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
 from rollway.records.lag import LagStats, ProcessStats
 from rollway.records.rollout import Cancelled, Failed, Settled
@@ -46,15 +46,15 @@ from rollway.wire.messages import (
     NewPolicy,
     NextTasks,
     Ping,
-    Progress,
     Refused,
     RolloutProgress,
     Run,
     RunGroup,
-    Stats,
+    ServerStats,
     Tasks,
     Welcome,
     WorkerLost,
+    WorkerProgress,
 )
 
 TASK, SAMPLING = Task(id="0", prompt="?"), Sampling(8)
@@ -79,21 +79,23 @@ class Talk:
     ) -> None:
         self.core = Routing("env", Bounds(**bounds))
         self.now_s = 100.0
-        self.on(Tick(self.now_s))
+        self.on(RouterTick(self.now_s))
         self.on(ClientSays(CLIENT, Hello("c")))
         for worker in workers:
             self.on(WorkerSays(WorkerName(worker), Hello(worker, credits, whole_groups=whole_groups)))
 
-    def on(self, event: Event) -> list[Command]:
+    def on(self, event: RouterEvent) -> list[RouterCommand]:
         self.last = self.core.on_event(event)
         return self.last
 
-    def say(self, message: Any, client: bytes = CLIENT) -> list[Command]:
+    def say(self, message: Any, client: bytes = CLIENT) -> list[RouterCommand]:
         return self.on(ClientSays(client, message))
 
-    def wait(self, seconds: float, *speak: WorkerName, pings: tuple[bytes, ...] = ()) -> list[Command]:
+    def wait(
+        self, seconds: float, *speak: WorkerName, pings: tuple[bytes, ...] = ()
+    ) -> list[RouterCommand]:
         """Time passes while these workers and clients speak; every command of that time."""
-        commands: list[Command] = []
+        commands: list[RouterCommand] = []
         until_s = self.now_s + seconds
         while self.now_s < until_s:
             self.now_s = min(until_s, self.now_s + 0.5)
@@ -101,18 +103,18 @@ class Talk:
                 commands += self.on(WorkerSays(worker, stats(worker)))
             for client in pings:
                 commands += self.say(Ping(), client)
-            commands += self.on(Tick(self.now_s))
+            commands += self.on(RouterTick(self.now_s))
         return commands
 
-    def settle(self, run: Run, worker: WorkerName, *frame: Any) -> list[Command]:
+    def settle(self, run: Run, worker: WorkerName, *frame: Any) -> list[RouterCommand]:
         return self.on(WorkerSays(worker, Settled(run.rollout_id, run.attempt, worker, FAILED), *frame))
 
 
-def stats(worker: str, p99_s: float = 0.0) -> Stats:
-    return Stats(ProcessStats(worker, LagStats(p99=p99_s), 0))
+def stats(worker: str, p99_s: float = 0.0) -> ServerStats:
+    return ServerStats(ProcessStats(worker, LagStats(p99=p99_s), 0))
 
 
-def runs(commands: list[Command]) -> dict[WorkerName, list[Run]]:
+def runs(commands: list[RouterCommand]) -> dict[WorkerName, list[Run]]:
     """Runs workers are told, groups too."""
     given: dict[WorkerName, list[Run]] = {}
     for one in commands:
@@ -124,14 +126,14 @@ def runs(commands: list[Command]) -> dict[WorkerName, list[Run]]:
     return given
 
 
-def ends(commands: list[Command], client: bytes = CLIENT) -> list[Settled]:
+def ends(commands: list[RouterCommand], client: bytes = CLIENT) -> list[Settled]:
     return [
         one.message for one in commands
         if isinstance(one, TellClient) and one.client == client and isinstance(one.message, Settled)
     ]  # fmt: skip
 
 
-def told(commands: list[Command], kind: type[Any]) -> list[Any]:
+def told(commands: list[RouterCommand], kind: type[Any]) -> list[Any]:
     both = [one.message for one in commands if isinstance(one, TellClient | TellWorker)]
     return [message for message in both if isinstance(message, kind)]
 
@@ -182,22 +184,22 @@ def test_progress_reaches_its_own_client_only_and_news_all() -> None:
     (theirs,) = runs(talk.say(a_run("s"), OTHER))[A]
     nobodys = RolloutProgress(RolloutId("x#9"), "env", 1.0, 0, 0)
     both = [RolloutProgress(one.rollout_id, "engine", 1.0, 2, 3) for one in (mine, theirs)]
-    heard = talk.on(WorkerSays(A, Progress(A, (*both, nobodys))))
+    heard = talk.on(WorkerSays(A, WorkerProgress(A, (*both, nobodys))))
     assert {one.client: one.message.rollouts[0].rollout_id for one in heard} == {  # type: ignore[union-attr]
         CLIENT: "r",
         OTHER: "s",
     }
-    assert [len(one.rollouts) for one in told(heard, Progress)] == [1, 1]
-    assert len(told(talk.on(WorkerSays(A, stats("a"))), Stats)) == 2
+    assert [len(one.rollouts) for one in told(heard, WorkerProgress)] == [1, 1]
+    assert len(told(talk.on(WorkerSays(A, stats("a"))), ServerStats)) == 2
     assert len(told(talk.on(WorkerDied(A)), WorkerLost)) == 2
 
 
 def test_a_client_that_does_not_speak_is_told_no_news() -> None:
     talk = Talk("a")
     talk.wait(10.0, A)
-    assert told(talk.on(WorkerSays(A, stats("a"))), Stats) == []
+    assert told(talk.on(WorkerSays(A, stats("a"))), ServerStats) == []
     talk.say(Ping())
-    assert len(told(talk.on(WorkerSays(A, stats("a"))), Stats)) == 1
+    assert len(told(talk.on(WorkerSays(A, stats("a"))), ServerStats)) == 1
 
 
 def test_a_client_may_not_have_everything_waiting() -> None:
@@ -238,13 +240,13 @@ def test_answers_wait_for_a_client_that_lost_its_connection() -> None:
     given = [runs(talk.say(a_run(id)))[A][0] for id in ("r", "s")]
     (answer,) = talk.settle(given[0], A)
     assert isinstance(answer, TellClient)
-    assert talk.on(Undelivered(answer)) == []
-    assert told(talk.on(WorkerSays(A, stats("a"))), Stats) == []
+    assert talk.on(ClientUnreachable(answer)) == []
+    assert told(talk.on(WorkerSays(A, stats("a"))), ServerStats) == []
     assert talk.say(Ping()) == [answer]
     assert talk.say(Ping()) == []
     (answer,) = talk.settle(given[1], A)
     assert isinstance(answer, TellClient)
-    talk.on(Undelivered(answer))
+    talk.on(ClientUnreachable(answer))
     talk.wait(12.0, A)
     assert talk.say(Ping()) == [], "nobody keeps it for ever"
 
@@ -281,7 +283,7 @@ def test_a_late_worker_gets_less_until_it_has_caught_up() -> None:
     talk.on(WorkerSays(A, stats("a", p99_s=2.0)))
     given = [worker for n in range(8) for worker in runs(talk.say(a_run(f"r{n}")))]
     assert (given.count(A), given.count(B)) == (2, 4)
-    caught_up: list[Command] = []
+    caught_up: list[RouterCommand] = []
     for _ in range(10):
         caught_up += talk.on(WorkerSays(A, stats("a")))
     assert len(runs(caught_up)[A]) == 2, "what waited goes there without another nudge"
@@ -325,7 +327,7 @@ def test_the_culprit_of_a_crash_fails_the_second_time_and_the_others_move() -> N
     talk = Talk("a", credits=3)
     serial = serial_of(runs(talk.say(a_run("bad")))[A][0].rollout_id)
     talk.say(a_run("good"))
-    mark = Mark(serial, 0.0, "env.py:3 in rollout")
+    mark = RunningCode(serial, 0.0, "env.py:3 in rollout")
     assert ends(talk.on(WorkerDied(A, "exited with 9", mark=mark))) == []
     talk.on(WorkerSays(B, Hello("b", 3)))
     lost = talk.on(WorkerDied(B, "exited with 9", mark=mark))
@@ -333,7 +335,7 @@ def test_the_culprit_of_a_crash_fails_the_second_time_and_the_others_move() -> N
     assert (end.rollout_id, end.attempt) == ("bad", 2)
     assert isinstance(end.outcome, Failed)
     assert end.outcome.boundary == "worker"
-    (note,) = [one for one in lost if isinstance(one, Note)]
+    (note,) = [one for one in lost if isinstance(one, LogNote)]
     assert "bad#1" in note.text
     assert told(lost, WorkerLost) == [WorkerLost(B, 1, 1)]
 
@@ -346,7 +348,7 @@ def test_a_silent_worker_is_killed_and_what_held_it_fails_alone() -> None:
     assert kill.worker == A
     assert kill.silent_s > 4.0
     assert runs(talk.say(a_run("late"))) == {}, "a worker that is to be killed gets nothing"
-    mark = Mark(serial_of(given[0].rollout_id), 4.5, "env.py:3 in rollout")
+    mark = RunningCode(serial_of(given[0].rollout_id), 4.5, "env.py:3 in rollout")
     lost = talk.on(WorkerSilent(A, kill.silent_s, mark=mark))
     (end,) = ends(lost)
     assert isinstance(end.outcome, Failed)
@@ -445,7 +447,7 @@ ACTS = st.tuples(st.sampled_from(["sent", "taken", "lost", "forget"]), WAYS, st.
 
 @given(st.lists(ACTS, max_size=40))
 def test_every_byte_sent_is_given_back_at_most_once(acts: list[Any]) -> None:
-    frames = FramesOnTheirWay()
+    frames = FramesInTransit()
     on_their_way: Counter[Any] = Counter()
     for act, (client, worker), size in acts:
         match act:
@@ -539,7 +541,7 @@ def test_workers_are_started_under_load_and_drained_when_idle() -> None:
 def test_a_drained_worker_says_so_behind_its_last_answer() -> None:
     talk = Talk("a", credits=1)
     (run,) = runs(talk.say(a_run("r")))[A]
-    talk.on(Stop())
+    talk.on(StopServer())
     assert len(ends(talk.settle(run, A))) == 1
     assert talk.core.num_workers == 1
     assert told(talk.on(WorkerSays(A, Drained())), WorkerLost) == []
@@ -550,7 +552,7 @@ def test_stopping_ends_what_waits_and_lets_the_rest_finish() -> None:
     talk = Talk("a", credits=1)
     (run,) = runs(talk.say(a_run("runs")))[A]
     talk.say(a_run("waits"))
-    commands = talk.on(Stop())
+    commands = talk.on(StopServer())
     assert [one.rollout_id for one in ends(commands)] == ["waits"]
     assert TellWorker(A, Drain()) in commands
     (refused,) = ends(talk.say(a_run("too late")))
@@ -563,9 +565,9 @@ def test_the_end_answers_whatever_is_owed() -> None:
     talk = Talk("a", "b", credits=1)
     talk.say(a_run("r"))
     talk.say(a_run("s"))
-    talk.on(Stop())
+    talk.on(StopServer())
     (lost,) = ends(talk.on(WorkerDied(A)))
-    (left,) = ends(talk.on(End()))
+    (left,) = ends(talk.on(EndServer()))
     assert {lost.rollout_id, left.rollout_id} == {"r", "s"}
     assert isinstance(lost.outcome, Cancelled)
     assert talk.core.num_owed == 0
@@ -608,7 +610,7 @@ class AnyOrder(RuleBasedStateMachine):
                     self.answered[client, id] += 1
                 case KillWorker(worker=worker, silent_s=silent_s):
                     running = sorted(self.at.pop(worker))
-                    mark = Mark(serial_of(RolloutId(running[0])), silent_s) if running else None
+                    mark = RunningCode(serial_of(RolloutId(running[0])), silent_s) if running else None
                     self.do(WorkerSilent(worker, silent_s, mark=mark))
 
     @rule(target=jobs, client=st.sampled_from([CLIENT, OTHER]), size=st.integers(1, 3))
@@ -632,7 +634,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(worker=consumes(workers), blames=st.booleans(), by_sigkill=st.booleans())
     def death(self, worker: str, blames: bool, by_sigkill: bool) -> None:
         running = sorted(self.at.pop(worker, {}))
-        mark = Mark(serial_of(RolloutId(running[0])), 0.1) if blames and running else None
+        mark = RunningCode(serial_of(RolloutId(running[0])), 0.1) if blames and running else None
         self.do(WorkerDied(WorkerName(worker), by_sigkill=by_sigkill, mark=mark))
 
     @rule(worker=workers)
@@ -654,14 +656,14 @@ class AnyOrder(RuleBasedStateMachine):
             for client in (CLIENT, OTHER):
                 if speaks in (client, b"both"):
                     self.do(ClientSays(client, Ping()))
-            self.do(Tick(self.now_s))
+            self.do(RouterTick(self.now_s))
 
     @rule(
         worker=workers, p99_s=st.sampled_from([0.0, 0.0, 1.0]), rss=st.sampled_from([1 << 28, 1 << 32])
     )
     def speak(self, worker: str, p99_s: float, rss: int) -> None:
         if worker in self.at:
-            said = Stats(ProcessStats(worker, LagStats(p99=p99_s), rss))
+            said = ServerStats(ProcessStats(worker, LagStats(p99=p99_s), rss))
             self.do(WorkerSays(WorkerName(worker), said))
 
     @invariant()

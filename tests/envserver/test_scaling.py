@@ -5,12 +5,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollway.envserver.core.scaling import PRESSED_S, Load, Scaling
+from rollway.envserver.core.scaling import PRESSED_S, Scaling, WorkerLoad
 from rollway.records.ids import WorkerName
 
 
-def load(waiting: int = 0, *, full: bool = False, up: int = 1, idle: tuple[str, ...] = ()) -> Load:
-    return Load(waiting, full, up, 4, tuple(WorkerName(one) for one in idle))
+def load(waiting: int = 0, *, full: bool = False, up: int = 1, idle: tuple[str, ...] = ()) -> WorkerLoad:
+    return WorkerLoad(waiting, full, up, 4, tuple(WorkerName(one) for one in idle))
 
 
 def test_more_only_after_work_has_waited_for_seconds() -> None:

@@ -16,11 +16,11 @@ from tests.doubles.engine import EngineDouble, engine_double, routes_of
 from tests.doubles.envs import FAILURES
 from tests.doubles.parts import ROUTER, serving_part
 
-from rollway.config.parts import RouterPart
 from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
+from rollway.config.specs import RouterSpec
 from rollway.envserver import client as envs
 from rollway.errors import PartDied
-from rollway.loop.part import start_part
+from rollway.loop.processes.part import start_part
 from rollway.payload.reader import SegmentReader
 from rollway.payload.writer import SegmentWriter
 from rollway.records.ids import PolicyVersion, RolloutId
@@ -28,7 +28,7 @@ from rollway.records.lag import ProcessStats
 from rollway.records.rollout import Cancelled, Failed, Outcome, Scored, Settled
 from rollway.records.task import Task
 from rollway.records.turn import Sampling
-from rollway.wire.messages import Cancel, NextTasks, Run, Stats, Tasks, WorkerLost
+from rollway.wire.messages import Cancel, NextTasks, Run, ServerStats, Tasks, WorkerLost
 
 pytestmark = pytest.mark.anyio
 
@@ -64,7 +64,7 @@ class Server:
             match message:
                 case Settled() as settled:
                     self.settled.setdefault(settled.rollout_id, []).append(settled)
-                case Stats(stats=stats):
+                case ServerStats(stats=stats):
                     self.stats.append(stats)
                 case WorkerLost():
                     self.lost.append(message)
@@ -79,17 +79,17 @@ class Server:
     async def all_up(self, count: int) -> None:
         """Until so many workers have spoken."""
         while len({one.process for one in self.stats if ".w" in one.process}) < count:
-            await self.hear(Stats)
+            await self.hear(ServerStats)
 
     def workers(self) -> list[psutil.Process]:
         """The worker processes, without the lanes below them."""
         return psutil.Process(self.pid).children()
 
 
-def router_part(
+def router_spec(
     env: EnvConfig, model: Path, engine_url: str, folder: Path, payload: PayloadConfig = FILES
-) -> RouterPart:
-    return RouterPart(
+) -> RouterSpec:
+    return RouterSpec(
         env=env,
         model=ModelConfig(path=str(model), renderer="qwen3", template={"enable_thinking": False}),
         engine=EngineConfig(),
@@ -109,7 +109,7 @@ async def serving(
 ) -> AsyncIterator[Server]:  # fmt: skip
     async with engine_double(model, plus_one, latency_s) as engine:
         config = EnvConfig(id=file, args={"kind": kind}, **{"workers": 1, "concurrency": 8, **env})
-        part = router_part(config, model, engine.url, folder, payload)
+        part = router_spec(config, model, engine.url, folder, payload)
         async with (
             serving_part("test.router", ROUTER, part, folder / "router.log") as (router, address),
             envs.connect(address, landing) as client,
@@ -149,7 +149,7 @@ async def test_tasks_come_in_order_and_rollouts_run_at_once(tmp_path: Path, tiny
         assert all(isinstance(one, Scored) and one.reward == 1.0 for one in outcomes)
         assert all(len(ends) == 1 for ends in server.settled.values())
         while not {"test.router"} < {stats.process for stats in server.stats}:
-            await server.hear(Stats)
+            await server.hear(ServerStats)
 
 
 async def test_a_rollout_says_how_long_it_waited_for_a_worker(tmp_path: Path, tiny_moe: Path) -> None:
@@ -286,7 +286,7 @@ async def test_an_environment_that_blocks_is_named(tmp_path: Path, tiny_moe: Pat
         await server.run("r", "0")
         await server.outcome("r")
         while not (stalls := [stall for stats in server.stats for stall in stats.stalls]):
-            await server.hear(Stats)
+            await server.hear(ServerStats)
         assert stalls[0].where.startswith(ENVS)
         assert stalls[0].function.endswith("Blocks.rollout")
         assert stalls[0].longest_s > 0.4
@@ -299,7 +299,7 @@ async def test_a_reward_that_takes_long_is_named_and_holds_no_loop(
         await server.run("r", "1")
         assert isinstance(await server.outcome("r"), Scored)
         while not (stalls := [stall for stats in server.stats for stall in stats.stalls]):
-            await server.hear(Stats)
+            await server.hear(ServerStats)
         (stall,) = stalls
         assert (stall.kind, stall.call) == ("lane", "reward `Ponders.right`")
         assert stall.where.startswith(f"{ENVS}:")
@@ -325,7 +325,7 @@ async def test_bad_frames_do_not_end_the_router(tmp_path: Path, tiny_moe: Path) 
 async def test_an_unknown_environment_ends_the_server_with_one_line(
     tmp_path: Path, tiny_moe: Path
 ) -> None:
-    part = router_part(EnvConfig(id="revers-text"), tiny_moe, "http://127.0.0.1:9", tmp_path)
+    part = router_spec(EnvConfig(id="revers-text"), tiny_moe, "http://127.0.0.1:9", tmp_path)
     async with start_part("test.router", ROUTER, part, log=tmp_path / "router.log") as router:
         with pytest.raises(PartDied, match=r"no environment 'revers-text'; did you mean 'reverse-text'"):
             await router.listen(lambda stats: None, lambda body: None)

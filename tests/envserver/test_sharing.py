@@ -10,14 +10,14 @@ import pytest
 import zmq
 from tests.doubles.parts import ROUTER, serving_part
 from tests.envserver.test_losses import UNRULY, unruly
-from tests.envserver.test_server import Server, router_part, serving
+from tests.envserver.test_server import Server, router_spec, serving
 
 from rollway.config.sections import EnvConfig
 from rollway.envserver import client as envs
 from rollway.errors import ProtocolError
 from rollway.records.ids import RolloutId
 from rollway.records.rollout import Cancelled, Scored
-from rollway.wire.messages import Cancel, NextTasks, Stats, Tasks
+from rollway.wire.messages import Cancel, NextTasks, ServerStats, Tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -64,7 +64,7 @@ async def test_a_client_that_vanishes_leaves_nothing_running(tmp_path: Path, tin
         await server.engine.until_running(0)
         assert server.engine.num_aborted == 8
         while server.stats[-1].in_flight or ".w" not in server.stats[-1].process:
-            await server.hear(Stats)
+            await server.hear(ServerStats)
 
 
 async def test_a_hundred_cancelled_rollouts_leave_nothing_running(
@@ -83,7 +83,7 @@ async def test_a_hundred_cancelled_rollouts_leave_nothing_running(
         assert server.engine.num_aborted == 100
         server.stats.clear()
         while not any(one.in_flight == 0 and ".w" in one.process for one in server.stats):
-            await server.hear(Stats)
+            await server.hear(ServerStats)
 
 
 async def test_workers_come_with_load_and_go_when_idle(tmp_path: Path, tiny_moe: Path) -> None:
@@ -100,7 +100,7 @@ async def test_workers_come_with_load_and_go_when_idle(tmp_path: Path, tiny_moe:
         assert ends == [Cancelled("enough")] * 3
         assert len({ends[0].worker for ends in server.settled.values()}) == 3
         while len(server.workers()) > 1:
-            await server.hear(Stats)
+            await server.hear(ServerStats)
         assert not server.lost, "they ended because they were told to"
         await server.run("again", "0")
         await server.engine.until_running(1)
@@ -148,7 +148,7 @@ async def test_connecting_says_what_is_missing(tmp_path: Path, tiny_moe: Path) -
         async with envs.connect("tcp://127.0.0.1:9", hello_s=1.0):
             pass
     env = EnvConfig(id=UNRULY, args={"kind": "NeverLoads"}, workers=1)
-    part = router_part(env, tiny_moe, "http://127.0.0.1:9", tmp_path)
+    part = router_spec(env, tiny_moe, "http://127.0.0.1:9", tmp_path)
     async with serving_part("test.router", ROUTER, part, tmp_path / "router.log") as (_, at):
         with pytest.raises(ProtocolError, match="none of its workers has started within 3 s"):
             async with envs.connect(at, hello_s=3.0):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import rollway as rw
-from rollway.envserver.toolkeeper import ToolKeeper
+from rollway.envserver.worker.toolsets import OpenToolsets
 
 pytestmark = pytest.mark.anyio
 
@@ -34,6 +34,6 @@ class BackDoor(Door):
 async def test_one_that_cannot_be_closed_keeps_no_other_open() -> None:
     front, jammed, back = Door(), Jammed(), BackDoor()
     with pytest.raises(KeyError, match="jammed"):
-        async with ToolKeeper() as keeper, keeper.opened([front, jammed, back], None) as opened:
+        async with OpenToolsets() as keeper, keeper.opened([front, jammed, back], None) as opened:
             assert all(door.is_open for door in opened if isinstance(door, Door))
     assert (front.is_open, jammed.is_open, back.is_open) == (False, True, False)

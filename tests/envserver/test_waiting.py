@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollway.envserver.core.waiting import Waiting
+from rollway.envserver.core.run_queue import RunQueue
 from rollway.records.ids import RolloutId
 
 
@@ -13,12 +13,12 @@ def keys(*names: str) -> list[RolloutId]:
     return [RolloutId(name) for name in names]
 
 
-def drained(waiting: Waiting) -> list[list[RolloutId]]:
+def drained(waiting: RunQueue) -> list[list[RolloutId]]:
     return [waiting.take() for _ in iter(waiting.next_size, 0)]
 
 
 def test_clients_take_turns() -> None:
-    waiting = Waiting()
+    waiting = RunQueue()
     for name in ("a1", "a2", "a3"):
         waiting.add(b"a", keys(name))
     waiting.add(b"b", keys("b1", "b2"))
@@ -28,14 +28,14 @@ def test_clients_take_turns() -> None:
 
 
 def test_what_comes_back_is_first() -> None:
-    waiting = Waiting()
+    waiting = RunQueue()
     waiting.add(b"a", keys("a1"))
     waiting.add(b"a", keys("lost"), first=True)
     assert drained(waiting) == [["lost"], ["a1"]]
 
 
 def test_a_group_shrinks_and_disappears() -> None:
-    waiting = Waiting()
+    waiting = RunQueue()
     waiting.add(b"a", keys("x", "y"))
     assert waiting.remove(RolloutId("x"))
     assert not waiting.remove(RolloutId("x"))
@@ -51,7 +51,7 @@ ACTS = st.tuples(
 
 @given(st.lists(ACTS, max_size=60))
 def test_it_agrees_with_plain_lists(acts: list[Any]) -> None:
-    waiting, queues, turns = Waiting(), {b"a": [], b"b": []}, []  # type: ignore[var-annotated]
+    waiting, queues, turns = RunQueue(), {b"a": [], b"b": []}, []  # type: ignore[var-annotated]
     for number, (act, client, at) in enumerate(acts):
         if act in ("add", "first"):
             unit = keys(*(f"{number}.{member}" for member in range(1 + at % 3)))

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollway.errors import RunDirError
-from rollway.evals.asked import Asked, differences
+from rollway.evals.driver import orders
 from rollway.evals.folder import EvalFolder, latest_folder, new_folder, read_results, root_of
-from rollway.evals.order import orders
 from rollway.evals.recorder import open_recorder
-from rollway.evals.result import Key, Problem, Result
+from rollway.evals.result import EvalResult, ResultError, ResultKey
+from rollway.evals.spec import EvalSpec, differences
 from rollway.records.turn import Sampling
 
-ASKED = Asked(
+ASKED = EvalSpec(
     env="envs/my env.py", args={"k": 1}, split="eval", num_tasks=2, num_rollouts=2, model="Org/Model-8B",
     base_url="http://localhost:8000/v1", speaks="messages", tokenizer="", renderer="auto", template={},
     sampling=Sampling(64, 0.5), seed=0,
@@ -25,13 +25,13 @@ ASKED = Asked(
 NOW = datetime(2026, 1, 2, 3, 4, 5)
 
 
-def asked(**changes: object) -> Asked:
+def asked(**changes: object) -> EvalSpec:
     return msgspec.structs.replace(ASKED, **changes)
 
 
-def result(position: int, rollout: int, *, ok: bool = True) -> Result:
-    known = Result(position=position, task=f"t{position}", rollout=rollout, reward=1.0)
-    failed = msgspec.structs.replace(known, reward=None, error=Problem("engine", "no"))
+def result(position: int, rollout: int, *, ok: bool = True) -> EvalResult:
+    known = EvalResult(position=position, task=f"t{position}", rollout=rollout, reward=1.0)
+    failed = msgspec.structs.replace(known, reward=None, error=ResultError("engine", "no"))
     return known if ok else failed
 
 
@@ -130,7 +130,7 @@ def test_a_broken_line_elsewhere_is_named_and_the_last_of_a_rollout_counts(tmp_p
 
 
 def test_what_is_missing_runs_and_groups_run_whole() -> None:
-    known: dict[Key, Result] = {(0, 0): result(0, 0), (0, 1): result(0, 1, ok=False)}
+    known: dict[ResultKey, EvalResult] = {(0, 0): result(0, 0), (0, 1): result(0, 1, ok=False)}
     assert orders(0, 3, known, whole_groups=False) == [(1,), (2,)]
     assert orders(0, 3, known, whole_groups=True) == [(0, 1, 2)]
     assert orders(0, 1, known, whole_groups=True) == []

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollway.evals.result import Problem, Result
-from rollway.evals.statistics import estimate, summarise
-from rollway.observe.passing import pass_at, powers_of_two
+from rollway.evals.result import EvalResult, ResultError
+from rollway.evals.statistics import estimate, pass_at, powers_of_two, summarise
 
 REWARDS = st.floats(-10, 10)
 
@@ -65,13 +64,15 @@ def test_tasks_that_are_all_alike_leave_no_doubt(value: float, tasks: int, rollo
     assert isclose(found.error or 0.0, 0.0, abs_tol=1e-9)
 
 
-def scored(position: int, rollout: int, reward: float, **more: object) -> Result:
-    return Result(position=position, task=str(position), rollout=rollout, reward=reward,
+def scored(position: int, rollout: int, reward: float, **more: object) -> EvalResult:
+    return EvalResult(position=position, task=str(position), rollout=rollout, reward=reward,
                   rewards={"exact": reward}, **more)  # type: ignore[arg-type]  # fmt: skip
 
 
-def failed(position: int, rollout: int, boundary: str) -> Result:
-    return Result(position=position, task=str(position), rollout=rollout, error=Problem(boundary, "no"))
+def failed(position: int, rollout: int, boundary: str) -> EvalResult:
+    return EvalResult(
+        position=position, task=str(position), rollout=rollout, error=ResultError(boundary, "no")
+    )
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), REWARDS), unique_by=lambda r: r[:2]),

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollway.inference.body import HEAD_CHARS, BodyCutter, Spool
+from rollway.inference.replies.body import HEAD_CHARS, BodyBuffer, BodyCutter
 
 BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="
 ROUTES, PROMPT = b'"routed_experts"', b'"prompt_routed_experts"'
@@ -37,7 +37,7 @@ def test_what_is_cut_and_what_is_left(
     if prompt_first:
         fields = dict(reversed(fields.items()))
     body = json.dumps(fields, separators=None if spaced else (",", ":")).encode()
-    cutter = BodyCutter(Spool(1))
+    cutter = BodyCutter(BodyBuffer(1))
     feed(cutter, body, cuts)
     rest = json.loads(cutter.rest)
     for key, said, left in (
@@ -63,7 +63,7 @@ def test_what_nobody_needs_is_dropped_as_it_comes(length: int, skip: int, cuts: 
     skip = min(skip, length // 4 * 4)
     text = "".join(BASE64[n % 64] for n in range(length))
     body = json.dumps({"routed_experts": text, "usage": 1}).encode()
-    spool = Spool()
+    spool = BodyBuffer()
     cutter = BodyCutter(spool, lambda key, bulk: skip)
     feed(cutter, body, cuts)
     bulk = cutter.bulks[ROUTES]
@@ -76,7 +76,7 @@ def test_what_nobody_needs_is_dropped_as_it_comes(length: int, skip: int, cuts: 
 
 
 def test_a_spool_is_written_to_again() -> None:
-    spool = Spool(4)
+    spool = BodyBuffer(4)
     for word in (b"long enough to grow", b"short"):
         spool.clear()
         spool.add(word, 0, len(word))

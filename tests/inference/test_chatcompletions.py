@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests.doubles.chat import chat_double
 
 from rollway.errors import EngineError
-from rollway.inference.chatcompletions import ChatClient, Drawn
-from rollway.inference.retry import LONGEST_PAUSE_S, back_off_s, retry_after_s
+from rollway.inference.chat.client import ChatClient, ChatReply
+from rollway.inference.http.endpoint import LONGEST_PAUSE_S, back_off_s, retry_after_s
 from rollway.records.task import CalledFunction, Message, ToolCall
 from rollway.records.turn import Sampling
-from rollway.testing.served import served
+from rollway.testing.engine import served
 
 pytestmark = pytest.mark.anyio
 
@@ -43,7 +43,7 @@ async def test_messages_in_a_message_out() -> None:
         with ChatClient(double.url, "double") as chat:
             await chat.check()
             drawn = await chat.complete(HI, HOT)
-            assert drawn == Drawn("HI", None, (), "stop", 7, 2)
+            assert drawn == ChatReply("HI", None, (), "stop", 7, 2)
         assert double.asked == [
             {
                 "model": "double",
@@ -70,7 +70,7 @@ async def test_tools_reasoning_and_missing_content() -> None:
         with ChatClient(double.url, "double") as chat:
             drawn = await chat.complete(HI, HOT, [tool])
         assert double.asked[0]["tools"] == [tool]
-    assert drawn == Drawn(
+    assert drawn == ChatReply(
         "", "hm", (ToolCall("c1", CalledFunction("add", '{"a": 1}')),), "tool_calls", 7, 0
     )
 

@@ -9,13 +9,13 @@ import pybase64
 import pytest
 
 from rollway.errors import EngineError
-from rollway.inference.body import BodyCutter, Spool
-from rollway.inference.columns import Columns
-from rollway.inference.dialects.dialect import Dialect, problem
-from rollway.inference.dialects.sglang import Sglang
-from rollway.inference.dialects.vllm import Vllm
-from rollway.inference.prompt import prompt_of
-from rollway.inference.routes import RouteShape, Wanted, encode_npy
+from rollway.inference.engines.dialect import Dialect, problem
+from rollway.inference.engines.prompt import prompt_of
+from rollway.inference.engines.sglang import Sglang
+from rollway.inference.engines.vllm import Vllm
+from rollway.inference.replies.body import BodyBuffer, BodyCutter
+from rollway.inference.replies.columns import ReplyColumns
+from rollway.inference.replies.routes import RouteShape, WantedRoutes, encode_npy
 from rollway.records.turn import Routes, Sampling
 
 DATA = Path(__file__).parent / "data"
@@ -28,10 +28,10 @@ def reply(name: str) -> bytes:
     return (DATA / f"vllm-0.30-{name}.json").read_bytes()
 
 
-def taken(dialect: Dialect, body: bytes, start: int = 0) -> tuple[Columns, Routes | None]:
+def taken(dialect: Dialect, body: bytes, start: int = 0) -> tuple[ReplyColumns, Routes | None]:
     """A whole reply, the way the engine client takes it in."""
-    wanted = Wanted(start, len(PROMPT), SAMPLING.max_tokens)
-    cutter = BodyCutter(Spool(), lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted))
+    wanted = WantedRoutes(start, len(PROMPT), SAMPLING.max_tokens)
+    cutter = BodyCutter(BodyBuffer(), lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted))
     cutter.feed(body, 0, len(body))
     drawn = dialect.columns(cutter.rest)
     return drawn, dialect.routes(cutter.bulks, wanted, len(drawn.token_ids))

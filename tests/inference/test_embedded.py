@@ -13,22 +13,22 @@ import pytest
 import torch
 from tests.doubles.parts import ENGINE, serving_part
 
-from rollway.config.parts import EnginePart
 from rollway.config.sections import EngineConfig, ModelConfig, WatchConfig
+from rollway.config.specs import EngineSpec
 from rollway.errors import EngineError, PartDied
-from rollway.inference.control import control
-from rollway.inference.engine import connect
-from rollway.inference.prompt import prompt_of
-from rollway.loop.part import start_part
+from rollway.inference.engines.control import open_control
+from rollway.inference.engines.engine import connect
+from rollway.inference.engines.prompt import prompt_of
+from rollway.loop.processes.part import start_part
 from rollway.model.load import load_model, save_weights
-from rollway.records.load import EngineLoad
+from rollway.records.engine import EngineLoad
 from rollway.records.turn import Sampling
 
 pytestmark = pytest.mark.anyio
 
 
-def part(folder: Path, port: int = 0) -> EnginePart:
-    return EnginePart(
+def part(folder: Path, port: int = 0) -> EngineSpec:
+    return EngineSpec(
         model=ModelConfig(path=str(folder), renderer="qwen3", template={"enable_thinking": False}),
         engine=EngineConfig(port=port, max_batch=8, max_context=128),
         weights=str(folder),
@@ -61,7 +61,7 @@ async def until(url: str, line: str) -> None:
 
 
 async def test_what_clients_see(tiny_moe: Path) -> None:
-    """One server for the many small things: routes, errors, metrics, chat, control."""
+    """One server for the many small things: routes, errors, metrics, chat, open_control."""
     async with serving(tiny_moe) as url:
         name = tiny_moe.name
         assert await get(f"{url}/health") == (200, "")
@@ -152,7 +152,7 @@ async def test_weights_change_under_requests_in_flight(tiny_moe: Path, tmp_path:
     async with (
         serving(tiny_moe) as url,
         connect(url, routes=True, deadline_s=60) as engine,
-        control(url, model="", key="", deadline_s=60) as controlled,
+        open_control(url, model="", key="", deadline_s=60) as controlled,
     ):
         prompt = np.arange(5, dtype=np.int32)
         asked = [

@@ -13,15 +13,15 @@ from aiohttp import web
 from tests.doubles.chat import chat_double
 
 from rollway.errors import EngineError
-from rollway.inference.binary import SAFETENSORS, encode_reply
-from rollway.inference.control import control
-from rollway.inference.engine import INLINE_JSON_BYTES, INLINE_ROUTES_BYTES, Engine, connect
-from rollway.inference.longreply import LongReplies
-from rollway.inference.prompt import prompt_of
-from rollway.inference.routes import RouteShape, encode_npy
-from rollway.loop.lanes import ProcessLane
+from rollway.inference.engines.control import open_control
+from rollway.inference.engines.engine import INLINE_JSON_BYTES, INLINE_ROUTES_BYTES, Engine, connect
+from rollway.inference.engines.prompt import prompt_of
+from rollway.inference.replies.columns import SAFETENSORS, encode_reply
+from rollway.inference.replies.long_replies import LongReplies
+from rollway.inference.replies.routes import RouteShape, encode_npy
+from rollway.loop.lanes.lanes import ProcessLane
 from rollway.records.turn import Sampling, Turn
-from rollway.testing.served import served
+from rollway.testing.engine import served
 
 pytestmark = pytest.mark.anyio
 
@@ -136,7 +136,7 @@ async def test_sglang_is_known_by_what_it_says_of_its_model() -> None:
         shape = RouteShape(LAYERS, TOPK, 256)
         async with connect(url, routes=True, deadline_s=30, shape=shape) as engine:
             turn = await engine.complete(prompt_of(ids(10)), Sampling(2), [9], 4)
-        async with control(url, model="", key="", deadline_s=30) as controlled:
+        async with open_control(url, model="", key="", deadline_s=30) as controlled:
             await controlled.update_weights("/weights/v3", 3)
     assert turn.completion_ids.tolist() == [70, 71]
     assert np.array_equal(turn.routes, routes_of(11)[4:])  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ async def test_a_refused_update_is_an_error_and_decoding_goes_on() -> None:
 
     async with (
         serving(answer, owner="sglang") as url,
-        control(url, model="", key="", deadline_s=30) as controlled,
+        open_control(url, model="", key="", deadline_s=30) as controlled,
     ):
         with pytest.raises(EngineError, match="no such folder"):
             await controlled.update_weights("/none", 3)

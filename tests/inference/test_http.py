@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollway.inference.framing import Chunked, HttpError, parse_head
-from rollway.inference.http import HttpClient, Reply
+from rollway.inference.http.client import HttpClient, HttpReply
+from rollway.inference.http.framing import ChunkedBody, HttpError, parse_head
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +49,7 @@ async def request_of(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(length)
 
 
-async def text_of(reply: Reply) -> bytes:
+async def text_of(reply: HttpReply) -> bytes:
     body = bytearray()
     await reply.read(lambda buffer, start, end: body.extend(buffer[start:end]))
     return bytes(body)
@@ -200,7 +200,7 @@ async def test_nobody_there() -> None:
 def test_chunks_in_pieces_of_any_size(chunks: list[bytes], step: int) -> None:
     wire = b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in chunks) + b"0\r\n\r\n"
     got = bytearray()
-    body = Chunked(lambda buffer, start, end: got.extend(buffer[start:end]))
+    body = ChunkedBody(lambda buffer, start, end: got.extend(buffer[start:end]))
     for start in range(0, len(wire), step):
         body.feed(wire, start, min(start + step, len(wire)))
     assert body.done

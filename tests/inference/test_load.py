@@ -2,11 +2,10 @@
 
 import pytest
 
-from rollway.inference.dialects.sglang import Sglang
-from rollway.inference.dialects.vllm import Vllm
-from rollway.inference.load import Gauges, all_of, load_in
-from rollway.inference.weightversion import has_at_least, is_at, version_in
-from rollway.records.load import EngineLoad
+from rollway.inference.engines.sglang import Sglang
+from rollway.inference.engines.status import LoadGauges, all_of, has_at_least, is_at, load_in, version_in
+from rollway.inference.engines.vllm import Vllm
+from rollway.records.engine import EngineLoad
 
 VLLM = b"""# HELP python_gc_objects_collected_total Objects collected during gc
 # TYPE python_gc_objects_collected_total counter
@@ -48,7 +47,7 @@ def test_what_does_not_tell_the_load_gives_none(text: bytes) -> None:
 
 @pytest.mark.parametrize("line", [b"run", b"run ", b"run{a=", b"run x", b"run -", b"run inf"])
 def test_broken_lines_are_passed_over(line: bytes) -> None:
-    names = Gauges(b"run", b"wait", b"cache")
+    names = LoadGauges(b"run", b"wait", b"cache")
     assert load_in(line + b"\nrun 2\nwait 1 \ncache 0.5", names) == EngineLoad(2, 1, 0.5)
 
 

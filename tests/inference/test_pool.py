@@ -9,8 +9,8 @@ import pytest
 from tests.doubles.versioned import VersionedEngine, versioned_engine
 
 from rollway.errors import EngineAway, EngineError
-from rollway.inference.pool import EnginePool, PoolConfig, Seat, open_pool
-from rollway.inference.prompt import prompt_of
+from rollway.inference.engines.pool import EnginePool, PinnedEngine, PoolConfig, open_pool
+from rollway.inference.engines.prompt import prompt_of
 from rollway.records.turn import Sampling, Turn
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +28,7 @@ async def pool_of(
         yield pool
 
 
-async def ask(seat: Seat, number: int) -> Turn:
+async def ask(seat: PinnedEngine, number: int) -> Turn:
     return await seat.complete(prompt_of(np.array([number], np.int32)), Sampling(4), [], 0)
 
 

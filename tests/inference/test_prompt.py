@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollway.inference.prompt import NO_PROMPT, prompt_of
+from rollway.inference.engines.prompt import NO_PROMPT, prompt_of
 
 ids = st.lists(st.integers(0, 200_000), max_size=20)
 

@@ -7,9 +7,9 @@ import pytest
 
 from rollway.config.sections import ModelConfig
 from rollway.errors import ConfigError, ModelError
-from rollway.inference.rendering import INLINE_CHARS, SEEN_TOKENS, Renderer, Rendering
-from rollway.inference.tokenizer import Tokenizer
-from rollway.loop.lanes import ProcessLane
+from rollway.inference.rendering.rendering import INLINE_CHARS, SEEN_TOKENS, Renderer, SyncRenderer
+from rollway.inference.rendering.tokenizer import Tokenizer
+from rollway.loop.lanes.lanes import ProcessLane
 from rollway.records.task import Message
 
 
@@ -18,13 +18,13 @@ def qwen3(folder: Path) -> ModelConfig:
 
 
 def test_a_prompt_ends_where_the_policy_speaks(tiny_moe: Path) -> None:
-    text = Tokenizer(str(tiny_moe)).decode(Rendering(qwen3(tiny_moe)).prompt([Message("user", "hi")]))
+    text = Tokenizer(str(tiny_moe)).decode(SyncRenderer(qwen3(tiny_moe)).prompt([Message("user", "hi")]))
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_the_next_prompt_repeats_the_drawn_ids(tiny_moe: Path, ended: bool) -> None:
-    rendering = Rendering(qwen3(tiny_moe))
+    rendering = SyncRenderer(qwen3(tiny_moe))
     prompt = rendering.prompt([Message("user", "hi")])
     drawn = [5, 255, 17, 3] + rendering.stop_ids[:1] * ended  # 255 alone is no valid UTF-8
     extended = rendering.extend(prompt, drawn, [Message("user", "more")])
@@ -37,25 +37,25 @@ def test_the_next_prompt_repeats_the_drawn_ids(tiny_moe: Path, ended: bool) -> N
 
 
 def test_replies_are_parsed(tiny_moe: Path) -> None:
-    rendering, tokenizer = Rendering(qwen3(tiny_moe)), Tokenizer(str(tiny_moe))
+    rendering, tokenizer = SyncRenderer(qwen3(tiny_moe)), Tokenizer(str(tiny_moe))
     drawn = [*tokenizer.encode("olleh"), rendering.stop_ids[0]]
     assert rendering.parse(drawn).content == "olleh"
 
 
 def test_the_default_renderer_runs_the_chat_template(tiny_moe: Path) -> None:
     messages = [Message("system", "be brief"), Message("user", "hi")]
-    default = Rendering(ModelConfig(path=str(tiny_moe), renderer="default"))
-    assert default.prompt(messages) == Rendering(qwen3(tiny_moe)).prompt(messages)
+    default = SyncRenderer(ModelConfig(path=str(tiny_moe), renderer="default"))
+    assert default.prompt(messages) == SyncRenderer(qwen3(tiny_moe)).prompt(messages)
     assert default.extend([1], [2], messages) is None, "no bridge: rendered anew"
 
 
 @pytest.mark.anyio
 async def test_long_texts_are_rendered_in_the_process_lane(tiny_moe: Path) -> None:
     async with ProcessLane("test", size=1) as lane:
-        renderer = Renderer(Rendering(qwen3(tiny_moe)), qwen3(tiny_moe), lane)
+        renderer = Renderer(SyncRenderer(qwen3(tiny_moe)), qwen3(tiny_moe), lane)
         long = [Message("user", "x" * (INLINE_CHARS + 1))]
         ids = await renderer.prompt(long)
-        assert ids == Rendering(qwen3(tiny_moe)).prompt(long)
+        assert ids == SyncRenderer(qwen3(tiny_moe)).prompt(long)
         prompt, drawn = np.array(ids, np.int32), np.array([7], np.int32)
         extended = await renderer.extend(prompt, drawn, long)
         assert extended is not None
@@ -66,21 +66,21 @@ async def test_long_texts_are_rendered_in_the_process_lane(tiny_moe: Path) -> No
 def test_wrong_renderers_and_options_are_named(tiny_moe: Path) -> None:
     path = str(tiny_moe)
     with pytest.raises(ConfigError, match=r"no renderer 'qwen33' .*did you mean 'qwen3'"):
-        Rendering(ModelConfig(path=path, renderer="qwen33"))
+        SyncRenderer(ModelConfig(path=path, renderer="qwen33"))
     with pytest.raises(
         ConfigError, match=r"model.template.enable_thinkin.*did you mean 'enable_thinking'"
     ):
-        Rendering(ModelConfig(path=path, renderer="qwen3", template={"enable_thinkin": True}))
+        SyncRenderer(ModelConfig(path=path, renderer="qwen3", template={"enable_thinkin": True}))
     with pytest.raises(ModelError, match="does not fit the tokenizer"):
-        Rendering(ModelConfig(path=path, renderer="glm-5"))
+        SyncRenderer(ModelConfig(path=path, renderer="glm-5"))
     with pytest.raises(ModelError, match="cannot read the tokenizer"):
-        Rendering(ModelConfig(path=path + "/none", renderer="qwen3"))
+        SyncRenderer(ModelConfig(path=path + "/none", renderer="qwen3"))
 
 
 @pytest.mark.anyio
 async def test_a_long_prompt_is_extended_as_a_short_one_is(tiny_moe: Path) -> None:
     """A renderer sees the end of it only, and that makes no difference."""
-    rendering = Rendering(qwen3(tiny_moe))
+    rendering = SyncRenderer(qwen3(tiny_moe))
     async with ProcessLane("test", size=1) as lane:
         renderer = Renderer(rendering, qwen3(tiny_moe), lane)
         new = [Message("user", "more")]

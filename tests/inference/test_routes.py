@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollway.errors import EngineError
-from rollway.inference.body import BodyCutter, Bulk, Spool
-from rollway.inference.routes import (
+from rollway.inference.replies.body import BodyBuffer, BodyCutter, BulkString
+from rollway.inference.replies.routes import (
     RouteShape,
-    Wanted,
+    WantedRoutes,
     decode_bare,
     decode_npy,
     encode_npy,
@@ -32,14 +32,14 @@ def routes_of(rows: int, layers: int, topk: int, dtype: str, experts: int = 200)
     return rng.integers(0, experts, (rows, layers, topk)).astype(dtype)
 
 
-def arrived(text: str, wanted: Wanted | None = None) -> Bulk:
+def arrived(text: str, wanted: WantedRoutes | None = None) -> BulkString:
     """The bulk as a body brings it, in pieces, without what is not wanted."""
     body = json.dumps({"routed_experts": text}).encode()
 
-    def skip(key: bytes, bulk: Bulk) -> int:
+    def skip(key: bytes, bulk: BulkString) -> int:
         return unneeded_chars(bulk, wanted, is_prompt_only=False) if wanted else 0
 
-    cutter = BodyCutter(Spool(), skip)
+    cutter = BodyCutter(BodyBuffer(), skip)
     for start in range(0, len(body), 1500):
         cutter.feed(body, start, min(start + 1500, len(body)))
     return cutter.bulks[KEY]
@@ -55,7 +55,7 @@ def test_the_wanted_positions_whatever_the_engine_sends(
     sends_all: bool,
 ) -> None:  # fmt: skip
     start = min(start, num_prompt - 1)
-    wanted = Wanted(start, num_prompt, drawn + extra)
+    wanted = WantedRoutes(start, num_prompt, drawn + extra)
     whole = routes_of(wanted.num_all(drawn), layers, topk, dtype)
     sent = whole if sends_all else whole[start:]
     found = decode_npy(arrived(encode_npy(sent), wanted), start, wanted.num_all(drawn))
@@ -65,14 +65,14 @@ def test_the_wanted_positions_whatever_the_engine_sends(
 
 def test_a_long_prefix_never_reaches_memory() -> None:
     whole = routes_of(4000, 48, 8, "uint8")
-    wanted = Wanted(start=3900, num_prompt=3950, max_tokens=64)
+    wanted = WantedRoutes(start=3900, num_prompt=3950, max_tokens=64)
     bulk = arrived(encode_npy(whole), wanted)
     assert bulk.kept_from > 1_900_000
     assert np.array_equal(decode_npy(bulk, 3900, 4000), whole[3900:])
 
 
 def test_more_new_positions_than_may_be_drawn() -> None:
-    wanted = Wanted(start=100, num_prompt=150, max_tokens=8)
+    wanted = WantedRoutes(start=100, num_prompt=150, max_tokens=8)
     bulk = arrived(encode_npy(routes_of(200, 48, 8, "uint8")), wanted)
     with pytest.raises(EngineError, match="more positions than the request allows"):
         decode_npy(bulk, 100, 300)

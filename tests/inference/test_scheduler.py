@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollway.inference.embedded.scheduler import Ask, Scheduler, Sequence, draw
+from rollway.inference.embedded.scheduler import GenerationRequest, Scheduler, TokenSequence, draw
 from rollway.inference.embedded.slots import SlotModel
 from rollway.model.load import load_model
 from rollway.model.routers import capture, find_routers
@@ -19,7 +19,7 @@ def model(tiny_moe: Path) -> Any:
     return load_model(str(tiny_moe)).eval()
 
 
-def ask(id: int, prompt: list[int], **changes: Any) -> Ask:
+def ask(id: int, prompt: list[int], **changes: Any) -> GenerationRequest:
     defaults: dict[str, Any] = {
         "max_tokens": 6,
         "temperature": 1.0,
@@ -28,11 +28,11 @@ def ask(id: int, prompt: list[int], **changes: Any) -> Ask:
         "routes_start": 0,
         "seed": id,
     }
-    return Ask(id=id, prompt=prompt, **{**defaults, **changes})
+    return GenerationRequest(id=id, prompt=prompt, **{**defaults, **changes})
 
 
-def finish(scheduler: Scheduler) -> dict[int, Sequence]:
-    done: dict[int, Sequence] = {}
+def finish(scheduler: Scheduler) -> dict[int, TokenSequence]:
+    done: dict[int, TokenSequence] = {}
     while scheduler.has_work:
         done.update({one.ask.id: one for one in scheduler.step()})
     return done
@@ -43,7 +43,7 @@ def prompts(count: int) -> list[list[int]]:
     return [rng.integers(0, 250, rng.integers(2, 30)).tolist() for _ in range(count)]
 
 
-def by_the_book(model: Any, one: Sequence) -> tuple[list[float], Any]:
+def by_the_book(model: Any, one: TokenSequence) -> tuple[list[float], Any]:
     """Logprobs and routes of a finished sequence from one plain forward pass."""
     ids = torch.tensor([one.ask.prompt + one.tokens])
     with torch.inference_mode(), capture(find_routers(model)) as chosen:
@@ -125,7 +125,7 @@ def test_pause_freezes_and_versions_mark_tokens(model: Any) -> None:
 def test_drawing_follows_the_distribution() -> None:
     logits = torch.tensor([[1.0, 2.0, 0.5, -1.0]]).repeat(4000, 1)
     rng = np.random.default_rng(0)
-    crowd = [Sequence(ask(0, [1], temperature=0.8), rng) for _ in range(4000)]
+    crowd = [TokenSequence(ask(0, [1], temperature=0.8), rng) for _ in range(4000)]
     tokens, logprobs = draw(logits, crowd)
     expected = torch.softmax(logits[0] / 0.8, -1)
     counts = np.bincount(tokens, minlength=4) / 4000
@@ -136,8 +136,8 @@ def test_drawing_follows_the_distribution() -> None:
 def test_top_p_cuts_the_tail_and_zero_temperature_is_greedy() -> None:
     logits = torch.tensor([[3.0, 2.0, -5.0]]).repeat(200, 1)
     rng = np.random.default_rng(0)
-    tokens, logprobs = draw(logits, [Sequence(ask(0, [1], top_p=0.5), rng) for _ in range(200)])
+    tokens, logprobs = draw(logits, [TokenSequence(ask(0, [1], top_p=0.5), rng) for _ in range(200)])
     assert set(tokens) == {0}
     assert logprobs[0] == pytest.approx(0.0, abs=1e-6)
-    tokens, _ = draw(logits, [Sequence(ask(0, [1], temperature=0.0), rng) for _ in range(200)])
+    tokens, _ = draw(logits, [TokenSequence(ask(0, [1], temperature=0.0), rng) for _ in range(200)])
     assert set(tokens) == {0}

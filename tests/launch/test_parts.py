@@ -1,4 +1,4 @@
-"""Parts that are started again when they die: real processes, killed."""
+"""RunningParts that are started again when they die: real processes, killed."""
 
 import asyncio
 import os
@@ -12,8 +12,8 @@ import pytest
 from tests.doubles.mortal import MortalPart
 
 from rollway.errors import PartDied
-from rollway.launch.parts import MAX_DEATHS, Parts, started_parts
-from rollway.loop.part import first_cause
+from rollway.launch.parts import MAX_DEATHS, RunningParts, started_parts
+from rollway.loop.processes.part import first_cause
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +32,7 @@ class Lives:
 
 
 @asynccontextmanager
-async def parts_of(lives: Lives, folder: Path) -> AsyncIterator[Parts]:
+async def parts_of(lives: Lives, folder: Path) -> AsyncIterator[RunningParts]:
     async with started_parts(folder, lambda stats: None, lives.on_said, lives.said.append) as parts:
         yield parts
 

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollway.launch.unreported import report_the_rest
 from rollway.ledger.ledger import open_ledger
 from rollway.records.batch import BatchManifest, BatchRow
+from rollway.records.engine import Published
 from rollway.records.ids import PolicyVersion, RolloutId, Step
 from rollway.records.payload import PayloadRef
-from rollway.records.policy import Published
+from rollway.resume.unreported import report_the_rest
 from rollway.rundir.rundir import STABLE, RunDir, write_whole
 
 pytestmark = pytest.mark.anyio

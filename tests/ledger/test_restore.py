@@ -14,15 +14,7 @@ from rollway.ledger.restore import reports, restore
 from rollway.records.batch import BatchManifest, BatchRow
 from rollway.records.ids import GroupId, PolicyVersion, RolloutId, Step, WorkerName, rollout_id
 from rollway.records.payload import PayloadRef
-from rollway.records.rollout import (
-    Cancelled,
-    Failed,
-    Outcome,
-    RowSummary,
-    Scored,
-    Settled,
-    Timing,
-)
+from rollway.records.rollout import Cancelled, Failed, Outcome, RowSummary, Scored, Settled, Timing
 from rollway.records.task import Task
 
 SIZE = 3

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollway.loop.board import SIZE, Board, Shown, new_board, owned_by
+from rollway.loop.processes.board import SIZE, Board, BoardReading, new_board, owned_by
 
 pytestmark = pytest.mark.anyio
 
@@ -99,7 +99,7 @@ async def test_a_marked_coroutine_is_one_to_whoever_asks(marking: Board) -> None
 
 
 async def test_a_line_belongs_to_the_step_it_was_seen_in(marking: Board) -> None:
-    seen: list[Shown | None] = []
+    seen: list[BoardReading | None] = []
 
     async def work() -> None:
         marking.show_line("file.py:3 in work")
@@ -117,7 +117,7 @@ async def test_a_line_belongs_to_the_step_it_was_seen_in(marking: Board) -> None
 
 CHILD = """
 import asyncio, os, sys
-from rollway.loop.board import Board, owned_by
+from rollway.loop.processes.board import Board, owned_by
 board = Board(int(sys.argv[1]))
 async def main():
     board.mark_tasks_of(asyncio.get_running_loop())

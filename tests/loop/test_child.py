@@ -9,12 +9,12 @@ import sys
 import psutil
 import pytest
 
-from rollway.loop import child
-from rollway.loop.lanes import thread
+from rollway.loop.lanes.lanes import thread
+from rollway.loop.processes import child
 
 PARENT = """
 import asyncio, sys
-from rollway.loop import child
+from rollway.loop.processes import child
 async def main():
     async with child.start("grandchild", "tests.loop.test_child:busy", grace_s=0) as one:
         await one.pipe.receive()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollway.loop.lag import GROWTH, MAX_TICKS, Window, merge, summarise
+from rollway.loop.watch.lag import GROWTH, MAX_TICKS, LagWindow, merge, summarise
 
 lags = st.lists(st.floats(0, 10), min_size=1, max_size=200)
 
@@ -32,7 +32,7 @@ def test_a_window_without_ticks_is_zero() -> None:
 
 
 def test_a_window_that_nobody_takes_does_not_grow() -> None:
-    lags, window = [n / 1e4 for n in range(5 * MAX_TICKS // 2)], Window()
+    lags, window = [n / 1e4 for n in range(5 * MAX_TICKS // 2)], LagWindow()
     for lag in lags:
         window.add(lag)
     assert len(window._lags) < MAX_TICKS

@@ -21,10 +21,10 @@ import pytest
 
 from rollway.config.sections import WatchConfig
 from rollway.errors import LaneClosed, LaneCrashed, LaneError, LaneFull, LaneRaised, LaneTimeout
-from rollway.loop.lag import LagMonitor
-from rollway.loop.lanes import ProcessLane, thread
-from rollway.loop.run import Watch
-from rollway.loop.stalls import StallWatch
+from rollway.loop.lanes.lanes import ProcessLane, thread
+from rollway.loop.watch.lag import LagMonitor
+from rollway.loop.watch.run import LoopWatch
+from rollway.loop.watch.stalls import StallWatch
 from rollway.records.lag import Stall
 
 pytestmark = pytest.mark.anyio
@@ -126,10 +126,10 @@ def gone(number: int) -> bool:
 
 
 @asynccontextmanager
-async def watched(stall_ms: float) -> AsyncIterator[Watch]:
+async def watched(stall_ms: float) -> AsyncIterator[LoopWatch]:
     config = WatchConfig(stall_ms=stall_ms)
     with StallWatch(0.01, 10) as stalls, LagMonitor(0.01, on_tick=stalls.beat) as lag:
-        yield Watch("test", config, lag, stalls)
+        yield LoopWatch("test", config, lag, stalls)
 
 
 async def test_calls_run_elsewhere_in_a_warm_process() -> None:

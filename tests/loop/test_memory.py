@@ -5,8 +5,8 @@ import os
 import pytest
 
 from rollway.errors import LaneRaised
-from rollway.loop.lanes import ProcessLane
-from rollway.loop.memory import bounded
+from rollway.loop.lanes.lanes import ProcessLane
+from rollway.loop.lanes.memory import bounded
 
 pytestmark = pytest.mark.anyio
 

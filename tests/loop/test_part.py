@@ -3,7 +3,7 @@
 import pytest
 
 from rollway.errors import PartDied
-from rollway.loop.part import how_it_ended, start_part
+from rollway.loop.processes.part import how_it_ended, start_part
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from rollway.errors import LaneClosed, LaneFull
-from rollway.loop.places import Places
+from rollway.loop.lanes.lanes import FairQueue
 
 pytestmark = pytest.mark.anyio
 
@@ -17,7 +17,7 @@ async def settle() -> None:
 
 
 async def test_first_come_first_served_and_nobody_overtakes() -> None:
-    places: Places[int] = Places("test", 10)
+    places: FairQueue[int] = FairQueue("test", 10)
     order: list[str] = []
 
     async def caller(name: str) -> None:
@@ -37,7 +37,7 @@ async def test_first_come_first_served_and_nobody_overtakes() -> None:
 
 
 async def test_too_many_callers_are_refused() -> None:
-    places: Places[int] = Places("scores", 2)
+    places: FairQueue[int] = FairQueue("scores", 2)
     waiting = [asyncio.create_task(places.take()) for _ in range(2)]
     await settle()
     with pytest.raises(LaneFull, match="scores has 2 callers waiting already"):
@@ -52,7 +52,7 @@ async def test_too_many_callers_are_refused() -> None:
 
 
 async def test_what_is_given_to_a_caller_that_has_gone_is_passed_on() -> None:
-    places: Places[int] = Places("test", 10)
+    places: FairQueue[int] = FairQueue("test", 10)
     gone, next_one = asyncio.create_task(places.take()), asyncio.create_task(places.take())
     await settle()
     places.free(1)
@@ -63,7 +63,7 @@ async def test_what_is_given_to_a_caller_that_has_gone_is_passed_on() -> None:
 
 
 async def test_closing_tells_those_who_wait() -> None:
-    places: Places[int] = Places("test", 10)
+    places: FairQueue[int] = FairQueue("test", 10)
     waiting = asyncio.create_task(places.take())
     await settle()
     places.close()
@@ -75,7 +75,7 @@ async def test_closing_tells_those_who_wait() -> None:
 @pytest.mark.parametrize("seed", range(20))
 async def test_nothing_is_lost_whoever_is_cancelled_when(seed: int) -> None:
     chance = random.Random(seed)
-    places: Places[int] = Places("test", 1000)
+    places: FairQueue[int] = FairQueue("test", 1000)
     for one in range(3):
         places.free(one)
     busy: set[int] = set()

@@ -8,18 +8,26 @@ import tempfile
 import pytest
 
 import rollway
-from rollway.loop.stacks import Line, culprit, dump, entered, is_waiting, of_dump, of_traceback
+from rollway.loop.watch.stacks import (
+    StackLine,
+    culprit,
+    dump,
+    entered,
+    is_waiting,
+    of_dump,
+    of_traceback,
+)
 
 STDLIB = sysconfig.get_path("stdlib")
 OURS = rollway.__file__.removesuffix("__init__.py")
 
-SLEEPS = Line(f"{STDLIB}/subprocess.py", 1264, "communicate")
-LOOP = Line(f"{STDLIB}/asyncio/events.py", 80, "_run")
-RUNNER = Line(f"{OURS}envserver/rollout.py", 90, "_converse")
-MINE = Line("/home/me/envs/my_env.py", 12, "rollout")
-HELPER = Line("/home/me/envs/helper.py", 3, "wait")
-INSTALLED = Line("/v/lib/python3.11/site-packages/my_env/env.py", 7, "rollout")
-REQUESTS = Line("/v/lib/python3.11/site-packages/requests/api.py", 59, "get")
+SLEEPS = StackLine(f"{STDLIB}/subprocess.py", 1264, "communicate")
+LOOP = StackLine(f"{STDLIB}/asyncio/events.py", 80, "_run")
+RUNNER = StackLine(f"{OURS}envserver/rollout.py", 90, "_converse")
+MINE = StackLine("/home/me/envs/my_env.py", 12, "rollout")
+HELPER = StackLine("/home/me/envs/helper.py", 3, "wait")
+INSTALLED = StackLine("/v/lib/python3.11/site-packages/my_env/env.py", 7, "rollout")
+REQUESTS = StackLine("/v/lib/python3.11/site-packages/requests/api.py", 59, "get")
 
 
 def test_the_users_innermost_line_is_blamed() -> None:
@@ -39,9 +47,9 @@ def test_our_own_code_is_blamed_when_nobody_else_is_there() -> None:
 
 
 def test_a_loop_that_waits_holds_nobody_up() -> None:
-    runner = Line(f"{STDLIB}/asyncio/runners.py", 118, "Runner.run")
+    runner = StackLine(f"{STDLIB}/asyncio/runners.py", 118, "Runner.run")
     assert is_waiting([runner, RUNNER])
-    assert is_waiting([Line(f"{STDLIB}/selectors.py", 468, "EpollSelector.select"), LOOP, runner])
+    assert is_waiting([StackLine(f"{STDLIB}/selectors.py", 468, "EpollSelector.select"), LOOP, runner])
     assert not is_waiting([MINE, runner, RUNNER])
 
 

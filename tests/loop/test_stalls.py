@@ -6,12 +6,12 @@ import time
 import pytest
 
 from rollway.config.sections import WatchConfig
-from rollway.loop.culprits import ELSEWHERE, MAX_PLACES, Culprits
-from rollway.loop.lateness import Lateness
-from rollway.loop.run import Watch, run
-from rollway.loop.seldom import is_news
-from rollway.loop.telling import late_text, stall_text
-from rollway.records.lag import LagStats, Late, ProcessStats, Stall
+from rollway.loop.watch.lag import Lateness
+from rollway.loop.watch.rarely import is_news
+from rollway.loop.watch.run import LoopWatch, run
+from rollway.loop.watch.stall_text import late_text, stall_text
+from rollway.loop.watch.stalls import ELSEWHERE, MAX_PLACES, StallTotals
+from rollway.records.lag import LagStats, LateWindow, ProcessStats, Stall
 
 SILENT = {"warn_p90_ms": 0, "warn_p99_ms": 0, "warn_max_ms": 0}
 
@@ -22,7 +22,7 @@ def hold_the_loop(seconds: float) -> None:
         pass
 
 
-async def hold_often(watch: Watch, seconds: float, times: int) -> ProcessStats:
+async def hold_often(watch: LoopWatch, seconds: float, times: int) -> ProcessStats:
     await asyncio.sleep(0.05)
     for _ in range(times):
         hold_the_loop(seconds)
@@ -31,7 +31,7 @@ async def hold_often(watch: Watch, seconds: float, times: int) -> ProcessStats:
 
 
 def test_stalls_are_summed_by_culprit(caplog: pytest.LogCaptureFixture) -> None:
-    async def main(watch: Watch) -> None:
+    async def main(watch: LoopWatch) -> None:
         stats = await hold_often(watch, 0.3, times=3)
         assert stats.lag.max >= 0.25
         assert stats.lag.med < 0.1
@@ -56,7 +56,7 @@ def test_stalls_are_summed_by_culprit(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_late_window_names_who_held_the_loop_also_below_a_stall(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def main(watch: Watch) -> None:
+    async def main(watch: LoopWatch) -> None:
         stats = await hold_often(watch, 0.1, times=8)
         assert stats.stalls == (), "nothing held the loop for 10 s"
         late = stats.late
@@ -76,7 +76,7 @@ def test_a_late_window_names_who_held_the_loop_also_below_a_stall(
 
 
 def test_an_idle_loop_has_nobody_to_blame() -> None:
-    async def main(watch: Watch) -> None:
+    async def main(watch: LoopWatch) -> None:
         await asyncio.sleep(0.2)
         stats = watch.take()
         assert stats.stalls == ()
@@ -105,7 +105,7 @@ def test_what_is_news() -> None:
 
 
 def test_culprits_are_bounded_and_lose_nothing() -> None:
-    culprits = Culprits()
+    culprits = StallTotals()
     for n in range(10 * MAX_PLACES):
         culprits.add(Stall(f"a.py:{n}", "f", 1, 0.5, 0.5))
         culprits.add(Stall("a.py:0", "f", 1, 2.0, 2.0))
@@ -136,9 +136,9 @@ def test_stalls_in_words(stall: Stall, said: str) -> None:
 
 
 def test_lateness_in_words() -> None:
-    late = Late("p99", 0.0451, 0.03, 4, Stall("env.py:12", "f", 7, 0.31, 0.045))
+    late = LateWindow("p99", 0.0451, 0.03, 4, Stall("env.py:12", "f", 7, 0.31, 0.045))
     assert late_text(late) == (
         "loop late: p99 45 ms, above watch.warn_p99_ms = 30 (window 4 so far); "
         "env.py:12 in f held it 7 times, 310 ms in all"
     )
-    assert "nobody was seen" in late_text(Late("max", 0.2, 0.1, 1))
+    assert "nobody was seen" in late_text(LateWindow("max", 0.2, 0.1, 1))

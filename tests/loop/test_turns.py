@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from rollway.loop.turns import MAX_TURN_S, Turns
+from rollway.loop.coroutines import MAX_TURN_S, FairLoop
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_others_run_while_a_long_series_is_worked_off() -> None:
-    turns, beats = Turns(), 0
+    turns, beats = FairLoop(), 0
 
     async def other() -> None:
         nonlocal beats
@@ -30,7 +30,7 @@ async def test_others_run_while_a_long_series_is_worked_off() -> None:
 
 
 async def test_a_short_series_is_not_interrupted() -> None:
-    turns, was_let = Turns(), False
+    turns, was_let = FairLoop(), False
 
     def other() -> None:
         nonlocal was_let

@@ -13,7 +13,7 @@ from rollway.errors import ConfigError
 from rollway.launch.sinks import sinks
 from rollway.launch.watch import RunWatch
 from rollway.observe.console import Screen
-from rollway.rundir.metricsfile import MetricsFile
+from rollway.rundir.metrics_file import MetricsFile
 from rollway.rundir.rundir import RunDir
 
 pytestmark = pytest.mark.anyio

@@ -3,9 +3,9 @@
 import io
 
 from rollway.observe.console import Screen, stall_line, status_line, step_line
-from rollway.observe.lags import Lags
-from rollway.observe.metrics import lag_metrics, speed, stall_metrics, stall_records
-from rollway.observe.report import Progress, StepDone
+from rollway.observe.health import Lags
+from rollway.observe.report import RunProgress, StepDone
+from rollway.observe.step_metrics import lag_metrics, speed, stall_metrics, stall_records
 from rollway.records.lag import LagStats, ProcessStats, Stall
 
 LOOP_STALL = Stall("env.py:9", "rollout", 2, 0.5, 0.375)
@@ -60,10 +60,10 @@ def test_lines_say_what_the_field_expects() -> None:
                  "engine 1.2/45, trainer 0.0/0.0"):  # fmt: skip
         assert part in line
     assert "engine 0" not in line.lower().partition("lag")[0]
-    assert "1.5 MB payload ·" in status_line(Progress(3, 5, 8, 16, 2, 1_500_000), 9, lags)
-    full = Progress(3, 5, 8, 16, 2, 1_500_000, held_back=True)
+    assert "1.5 MB payload ·" in status_line(RunProgress(3, 5, 8, 16, 2, 1_500_000), 9, lags)
+    full = RunProgress(3, 5, 8, 16, 2, 1_500_000, held_back=True)
     assert "1.5 MB payload (at its budget: starting nothing) ·" in status_line(full, 9, lags)
-    assert "worst lag now: engine 45 ms" in status_line(Progress(3, 5, 8, 16, 2, 1_500_000), 9, lags)
+    assert "worst lag now: engine 45 ms" in status_line(RunProgress(3, 5, 8, 16, 2, 1_500_000), 9, lags)
     stall = Stall("f.py:3", "f", 1, 0.25, 0.25)
     assert stall_line("w0", stall) == "w0: loop held for 250 ms by f.py:3 in f"
 

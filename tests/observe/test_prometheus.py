@@ -9,9 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rollway.errors import PortError
 from rollway.observe.declared import DECLARED
-from rollway.observe.prometheus import Exporter, exported_name
-from rollway.observe.report import Progress, StepDone
-from rollway.observe.scrape import scrapable
+from rollway.observe.prometheus import PrometheusExporter, exported_name, scrapable
+from rollway.observe.report import RunProgress, StepDone
 from rollway.records.lag import LagStats, ProcessStats, Stall
 
 pytestmark = pytest.mark.anyio
@@ -38,13 +37,13 @@ async def scrape(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], floa
 
 
 async def test_a_run_is_scraped() -> None:
-    exporter, port = Exporter(), free_port()
+    exporter, port = PrometheusExporter(), free_port()
     async with scrapable("127.0.0.1", port, exporter.render):
         for _ in range(3):
             exporter.on_stats(
                 ProcessStats("envs.w0", LagStats(p99=0.004, max=0.5), 1 << 20, 7, (STALL,))
             )
-        exporter.on_progress(Progress(3, 5, 8, 16, 2, 1_500_000, held_back=True))
+        exporter.on_progress(RunProgress(3, 5, 8, 16, 2, 1_500_000, held_back=True))
         exporter.on_step(
             StepDone(3, {"reward/all/mean": 0.25, "reward/exact/mean": 0.5, "errors/env": 2,
                          "errors/cancelled": 1, "time/ship": 0.125, "in_flight": 99}, {})
@@ -71,7 +70,7 @@ async def test_a_run_is_scraped() -> None:
 
 
 async def test_what_a_step_has_no_more_is_gone() -> None:
-    exporter, port = Exporter(), free_port()
+    exporter, port = PrometheusExporter(), free_port()
     async with scrapable("127.0.0.1", port, exporter.render):
         exporter.on_step(StepDone(1, {"stop/found": 0.5, "stop/length": 0.5, "loss": 1.0}, {}))
         exporter.on_step(StepDone(2, {"stop/length": 1.0, "loss": 2.0}, {}))

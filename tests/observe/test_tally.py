@@ -3,7 +3,7 @@
 import math
 
 from rollway.observe.declared import declaration_of
-from rollway.observe.tally import step_metrics
+from rollway.observe.step_metrics import step_metrics
 from rollway.records.batch import BatchManifest
 from rollway.records.group import ClosedGroup, Fate, Group, Member
 from rollway.records.ids import GroupId, PolicyVersion, RolloutId, Step

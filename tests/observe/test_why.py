@@ -8,14 +8,14 @@ from typer.testing import CliRunner
 
 from rollway.cli.main import app
 from rollway.observe.why import first_line, lines
+from rollway.records.engine import EngineLoad
 from rollway.records.ids import GroupId, RolloutId, WorkerName
-from rollway.records.load import EngineLoad
-from rollway.records.situation import EngineState, EnvState, Held, Situation
+from rollway.records.situation import EngineState, EnvState, Situation, WaitingRollout
 
 
-def held(number: int, env: str = "dead") -> Held:
+def held(number: int, env: str = "dead") -> WaitingRollout:
     id = RolloutId(f"g{number}.0")
-    return Held(
+    return WaitingRollout(
         id, GroupId(number), env, str(number), 60 - number, "engine", 50, WorkerName("w1"), 3, 70, 1
     )
 

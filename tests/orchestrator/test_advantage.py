@@ -9,7 +9,7 @@ from tests.doubles import credit as doubles
 
 from rollway.config.sections import OrchestratorConfig
 from rollway.errors import AdvantageError, ConfigError
-from rollway.loop.lanes import ProcessLane
+from rollway.loop.lanes.lanes import ProcessLane
 from rollway.orchestrator.core.commands import Credit
 from rollway.orchestrator.shell.advantage import CreditLane, check
 from rollway.records.ids import GroupId

@@ -8,13 +8,13 @@ from tests.orchestrator.made import limits, scored
 from rollway.orchestrator.core.commands import (
     CancelRollout,
     Credit,
-    Discard,
+    DiscardGroup,
     Dispatch,
     Finish,
     GiveUp,
-    Pooled,
+    PoolTask,
     PullTasks,
-    Release,
+    ReleasePayload,
     ReportEval,
     Ship,
     UpdateWeights,
@@ -30,9 +30,9 @@ from rollway.orchestrator.core.events import (
     WorkerLag,
 )
 from rollway.orchestrator.core.limits import DifficultyRule, EvalRule, RetryRule
-from rollway.orchestrator.core.tasks import TaskMix
+from rollway.orchestrator.core.rollouts.tasks import TaskMix
+from rollway.records.engine import EngineLoad
 from rollway.records.ids import PolicyVersion, Step, WorkerName
-from rollway.records.load import EngineLoad
 from rollway.records.rollout import Cancelled, Failed, Outcome, Settled
 from rollway.records.task import Task
 
@@ -62,7 +62,7 @@ def test_synchronous_runs_wait_for_the_weights() -> None:
     (_ship,) = [one for one in commands if isinstance(one, Ship)]
     assert not [one for one in commands if isinstance(one, Dispatch)]
     commands = play(core, VersionPublished(PolicyVersion(1), "p"))
-    assert [type(one) for one in commands] == [Release, UpdateWeights]
+    assert [type(one) for one in commands] == [ReleasePayload, UpdateWeights]
     commands = play(core, WeightsApplied(PolicyVersion(1)))
     again = [one for one in commands if isinstance(one, Dispatch)]
     assert {one.version for one in again} == {1}
@@ -102,7 +102,7 @@ def test_credit_from_outside_is_what_trains() -> None:
     mine = (3.0, -1.0, -1.0, -1.0)
     commands = play(core, Credited(asked[1].group_id, mine))
     commands += play(core, Credited(asked[0].group_id, (0.0,) * 4))
-    (dropped,) = [one for one in commands if isinstance(one, Discard)]
+    (dropped,) = [one for one in commands if isinstance(one, DiscardGroup)]
     assert dropped.closed.fate == "zero_advantage"
     assert core.num_ready == 4
     for n, order in enumerate(orders[8:12]):
@@ -119,7 +119,7 @@ def test_flat_and_empty_groups_are_discarded_and_counted() -> None:
         commands += settle(core, order, scored(1.0, 0, n))
     for order in orders[4:8]:
         commands += settle(core, order, Failed("engine", "gone"))
-    fates = [one.closed.fate for one in commands if isinstance(one, Discard)]
+    fates = [one.closed.fate for one in commands if isinstance(one, DiscardGroup)]
     assert fates == ["zero_advantage", "too_few"]
     assert [one for one in commands if isinstance(one, Dispatch)], "others take their place"
 
@@ -347,7 +347,7 @@ def test_a_solved_task_leaves_the_normal_pool_and_comes_back_when_it_fails() -> 
         for member, order in enumerate(pending):
             reward = 1.0 if wins else member % 2
             commands += settle(core, order, scored(reward, 0, 4 * number + member))
-        moves += [(one.task.id, one.pool) for one in commands if isinstance(one, Pooled)]
+        moves += [(one.task.id, one.pool) for one in commands if isinstance(one, PoolTask)]
     assert moves == [("0", "easy"), ("0", None)]
     assert 0.15 < seen[10:200].count("0") / 190 < 0.25, "its share, no more"
     assert seen[220:].count("0") / 180 > 0.3, "one of three again"

@@ -7,15 +7,15 @@ from contextlib import asynccontextmanager
 import pytest
 from tests.doubles.versioned import VersionedEngine, versioned_engine
 
-from rollway.config.parts import OrchestratorPart
 from rollway.config.sections import EngineConfig, OrchestratorConfig, PayloadConfig, WatchConfig
+from rollway.config.specs import OrchestratorSpec
 from rollway.errors import EngineError
-from rollway.inference.control import ANSWER_S
-from rollway.loop.part import first_cause
-from rollway.orchestrator.shell.fleet import Fleet, open_fleet
+from rollway.inference.engines.control import ANSWER_S
+from rollway.loop.processes.part import first_cause
+from rollway.orchestrator.shell.fleet import EngineFleet, open_fleet
 from rollway.orchestrator.shell.sources import Events, from_engines
+from rollway.records.engine import EngineLoad
 from rollway.records.ids import PolicyVersion, Step
-from rollway.records.load import EngineLoad
 from rollway.records.turn import Sampling
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +26,7 @@ LOADED = ["/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_ve
 class Kept:
     """A fleet that is watched, and what it said."""
 
-    def __init__(self, fleet: Fleet, said: list[str]) -> None:
+    def __init__(self, fleet: EngineFleet, said: list[str]) -> None:
         self.fleet = fleet
         self.said = said
 
@@ -36,8 +36,8 @@ class Kept:
 
 def part(
     engines: tuple[VersionedEngine, ...], first_step: int, patience_s: float, *, must_push: bool
-) -> OrchestratorPart:
-    return OrchestratorPart(
+) -> OrchestratorSpec:
+    return OrchestratorSpec(
         orchestrator=OrchestratorConfig(), sampling=Sampling(8), envs=(),
         engine_urls=tuple(engine.url for engine in engines),
         engine=EngineConfig(patience_s=patience_s, request_deadline_s=5.0),

@@ -16,17 +16,18 @@ from hypothesis.stateful import (
 )
 from tests.orchestrator.made import limits, scored
 
+from rollway.orchestrator.core.batches.credit import grpo
 from rollway.orchestrator.core.commands import (
     CancelRollout,
     Credit,
-    Discard,
+    DiscardGroup,
     Dispatch,
-    Evaluated,
     Finish,
     GiveUp,
-    Pooled,
+    PoolTask,
     PullTasks,
-    Release,
+    RecordEvalGroup,
+    ReleasePayload,
     ReportEval,
     Ship,
     UpdateWeights,
@@ -42,9 +43,8 @@ from rollway.orchestrator.core.events import (
     WorkerLag,
 )
 from rollway.orchestrator.core.limits import DifficultyRule, EvalRule, Limits, RetryRule
-from rollway.orchestrator.credit.baselines import grpo
+from rollway.records.engine import EngineLoad
 from rollway.records.ids import GroupId, PolicyVersion, RolloutId, Step, WorkerName, num_retries
-from rollway.records.load import EngineLoad
 from rollway.records.payload import PayloadRef
 from rollway.records.restored import Restored, RestoredBatch, RestoredGroup, RestoredTask
 from rollway.records.rollout import Cancelled, Failed, Outcome, RowSummary, Scored, Settled
@@ -196,18 +196,18 @@ class World(RuleBasedStateMachine):
                 self.check_batch(command)
                 self.trained += dict.fromkeys(row.rollout_id for row in command.manifest.rows)
                 self.queue.append(command)
-            case Discard(closed=closed):
+            case DiscardGroup(closed=closed):
                 assert closed.group.id not in self.ledger.closed, "a group closes once"
                 self.ledger.closed.add(closed.group.id)
                 self.held -= {member.scored.ref for member in closed.group.members}
-            case Release(refs=refs):
+            case ReleasePayload(refs=refs):
                 assert self.held >= set(refs)
                 self.held -= set(refs)
-            case Pooled(env=env, task=task, pool=pool):
+            case PoolTask(env=env, task=task, pool=pool):
                 self.ledger.pools.pop((env, task.id), None)
                 if pool is not None:
                     self.ledger.pools[env, task.id] = (task, pool)
-            case Evaluated(closed=closed):
+            case RecordEvalGroup(closed=closed):
                 self.held -= {member.scored.ref for member in closed.group.members}
             case ReportEval(version=version, closed=groups):
                 most = EVALS.num_tasks if self.num_tasks is None else min(3, self.num_tasks)

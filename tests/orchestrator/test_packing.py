@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollway.orchestrator.batching.packing import ATTENTION_TOKENS, cost, plan_ranks
+from rollway.orchestrator.core.batches.packing import ATTENTION_TOKENS, cost, plan_ranks
 
 LENGTHS = st.lists(st.integers(1, 60_000) | st.integers(1, 300), max_size=60)
 BUDGET = st.integers(1, 40_000)

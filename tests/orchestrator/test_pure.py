@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollway.orchestrator.credit.baselines import BASELINES, grpo
-from rollway.orchestrator.credit.length import shortened
-from rollway.orchestrator.filters.filters import is_flat
+from rollway.orchestrator.core.batches.closer import is_flat
+from rollway.orchestrator.core.batches.credit import BASELINES, grpo, shortened
 
 rewards = st.lists(st.floats(-1e3, 1e3), max_size=32)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollway.payload.blob import Blob, build, parse
-from rollway.payload.frames import ON_ITS_WAY, ByteWindow, FrameStore
+from rollway.payload.store import ON_ITS_WAY, ByteWindow, FrameStore
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rollway.errors import PayloadError
 from rollway.payload.blob import ALIGN
-from rollway.payload.release import LiveRefs
+from rollway.payload.in_use import LiveRefs
 from rollway.records.payload import PayloadRef
 
 

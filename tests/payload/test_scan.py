@@ -15,8 +15,7 @@ from tests.payload.columns import as_bytes, columns
 from rollway.errors import PayloadError
 from rollway.payload.blob import build, pad, parse, read_header
 from rollway.payload.reader import SegmentReader
-from rollway.payload.recover import Recovered, mapped, recover
-from rollway.payload.scan import Broken, Whole, scan, torn_from
+from rollway.payload.scan import BrokenPiece, Recovered, WholeBlob, mapped, recover, scan, torn_from
 from rollway.payload.writer import SegmentWriter
 from rollway.records.payload import PayloadRef
 
@@ -42,7 +41,7 @@ segments = st.lists(columns(), min_size=1, max_size=5).map(
 def test_every_blob_is_found_where_it_lies(segment: tuple[bytearray, list[int]], verify: bool) -> None:
     raw, offsets = segment
     pieces = list(scan(memoryview(raw), NAMELESS, verify=verify))
-    assert all(isinstance(piece, Whole) for piece in pieces)
+    assert all(isinstance(piece, WholeBlob) for piece in pieces)
     assert [piece.offset for piece in pieces] == offsets
     assert torn_from(pieces) == len(raw)
     for piece in pieces:
@@ -57,7 +56,7 @@ def test_a_cut_segment_keeps_what_was_whole(
     cut = data.draw(st.integers(0, len(raw)))
     ends = [*(read_header(memoryview(raw)[at:]).end + at for at in offsets)]
     pieces = list(scan(memoryview(raw)[:cut], NAMELESS, verify=True))
-    whole = [piece.offset for piece in pieces if isinstance(piece, Whole)]
+    whole = [piece.offset for piece in pieces if isinstance(piece, WholeBlob)]
     assert whole == [at for at, end in zip(offsets, ends, strict=True) if end <= cut]
     assert torn_from(pieces) == max((end for end in ends if end <= cut), default=0)
 
@@ -75,7 +74,7 @@ def test_damage_costs_one_blob_not_those_behind_it(
     before = bytes(raw)
     raw[at : at + len(noise)] = noise
     found = {
-        one.offset for one in scan(memoryview(raw), NAMELESS, verify=True) if isinstance(one, Whole)
+        one.offset for one in scan(memoryview(raw), NAMELESS, verify=True) if isinstance(one, WholeBlob)
     }
     assert found >= set(offsets) - {offsets[index]}
     if bytes(raw) == before:
@@ -85,7 +84,7 @@ def test_damage_costs_one_blob_not_those_behind_it(
 @given(st.binary(max_size=500))
 def test_garbage_has_no_whole_blob(raw: bytes) -> None:
     pieces = list(scan(memoryview(raw), NAMELESS, verify=True))
-    assert all(isinstance(piece, Broken) for piece in pieces)
+    assert all(isinstance(piece, BrokenPiece) for piece in pieces)
     assert torn_from(pieces) == 0
 
 
@@ -152,7 +151,7 @@ def test_a_writer_killed_in_the_middle_of_a_write_loses_only_that(tmp_path: Path
     for n, ref in enumerate(refs):
         reader.verify(ref)
         assert set(reader.open(ref)["a"].tolist()) == {n}
-    assert isinstance(list(scan(mapped(path), path.name))[-1], Broken)
+    assert isinstance(list(scan(mapped(path), path.name))[-1], BrokenPiece)
     torn = path.stat().st_size - refs[-1].offset - refs[-1].length
     reader.forget()
     assert recover(path) == Recovered(num_kept=5, num_broken=0, num_cut_bytes=torn)

@@ -15,8 +15,7 @@ from rollway.errors import PayloadError
 from rollway.payload.blob import ALIGN, Blob, build, join
 from rollway.payload.lock import is_in_use
 from rollway.payload.reader import SegmentReader
-from rollway.payload.recover import mapped
-from rollway.payload.scan import Whole, scan
+from rollway.payload.scan import WholeBlob, mapped, scan
 from rollway.payload.writer import SegmentWriter
 from rollway.records.payload import PayloadRef
 
@@ -149,7 +148,7 @@ async def test_a_file_that_may_not_grow_loses_nothing(tmp_path: Path) -> None:
         third = await writer.append(blob_of(100_000))
     assert size == first.length
     pieces = list(scan(mapped(tmp_path / first.segment), first.segment, verify=True))
-    assert [(one.offset, one.length) for one in pieces if isinstance(one, Whole)] == [
+    assert [(one.offset, one.length) for one in pieces if isinstance(one, WholeBlob)] == [
         (ref.offset, ref.length) for ref in (first, second, third)
     ]
     assert len(pieces) == 3

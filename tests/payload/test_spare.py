@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from rollway.errors import PayloadError
 from rollway.payload.blob import Blob, build
-from rollway.payload.keeper import SegmentKeeper
+from rollway.payload.in_use import SegmentKeeper
 from rollway.payload.lock import share
 from rollway.payload.reader import SegmentReader
-from rollway.payload.recover import Recovered, mapped, recover
-from rollway.payload.scan import Whole, scan
-from rollway.payload.spare import drop_all, drop_spares, retire, take
+from rollway.payload.reuse import drop_all, drop_spares, retire, take
+from rollway.payload.scan import Recovered, WholeBlob, mapped, recover, scan
 from rollway.payload.writer import SegmentWriter
 from rollway.records.payload import PayloadRef
 
@@ -137,7 +136,9 @@ def test_a_killed_writers_segment_keeps_its_own_blobs_alone(tmp_path: Path) -> N
     assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)]).returncode == 9
     path = tmp_path / "new.0-0000.seg"
     size, length = path.stat().st_size, blob_of(3000).length
-    own = [one.offset for one in scan(mapped(path), path.name, verify=True) if isinstance(one, Whole)]
+    own = [
+        one.offset for one in scan(mapped(path), path.name, verify=True) if isinstance(one, WholeBlob)
+    ]
     assert own == [0, length + -length % 64]
     cut = size - own[1] - length
     assert cut > 5000, "an older blob lay whole behind them"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rollway.rundir.metricsfile import MetricsFile
+from rollway.rundir.metrics_file import MetricsFile
 from rollway.rundir.rundir import RunDir
 
 WHOLE = b'{"step": 1}\n{"step": 2, "loss": 0.5}\n'

@@ -12,8 +12,8 @@ from rollway.config.sections import SimulateConfig
 from rollway.orchestrator.core.core import Core
 from rollway.orchestrator.core.limits import Limits
 from rollway.records.ids import Step
-from rollway.simulate.durations import Durations, Rolled, from_config
-from rollway.simulate.world import Tally, World
+from rollway.simulate.durations import Durations, SampledRollout, from_config
+from rollway.simulate.world import SimulatedWorld, SimulationTally
 
 
 def limits(off_policy: int, max_in_flight: int = 64) -> Limits:
@@ -24,14 +24,14 @@ def limits(off_policy: int, max_in_flight: int = 64) -> Limits:
     )  # fmt: skip
 
 
-def simulated(off_policy: int, durations: Durations, slots: int = 64) -> Tally:
+def simulated(off_policy: int, durations: Durations, slots: int = 64) -> SimulationTally:
     core = Core(limits(off_policy), {"a": 3.0, "b": 1.0}, Step(1), {})
-    return World(core, durations, slots, seed=1).run(100_000)
+    return SimulatedWorld(core, durations, slots, seed=1).run(100_000)
 
 
 def fixed(rollout_s: float, train_s: float, fails: float = 0.0) -> Durations:
     rewards = [[0.0] * 4, *[[0.0, 1.0, 0.0, 1.0]] * 7]
-    groups = [[Rolled(rollout_s, reward) for reward in group] for group in rewards]
+    groups = [[SampledRollout(rollout_s, reward) for reward in group] for group in rewards]
     return Durations(groups, [train_s], [0.0], [0.0], [100], [10], fails)
 
 

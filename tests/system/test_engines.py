@@ -119,7 +119,7 @@ def why(work: Workspace) -> str:
 def test_a_killed_embedded_engine_is_started_again_and_the_run_goes_on(work: Workspace) -> None:
     """Its model's process is killed, which ends the one before it."""
     with work.training("--set", "max_steps=8") as process:
-        (victim,) = work.find("rollway.inference.embedded.core:serve_core")
+        (victim,) = work.find("rollway.inference.embedded.decoder:serve_decoder")
         victim.kill()
         out, err = process.communicate(timeout=200)
         assert process.returncode == 0, err

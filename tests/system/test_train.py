@@ -9,7 +9,7 @@ import pytest
 from tests.doubles.command import Rollway
 from tests.doubles.workspace import Workspace
 
-from rollway.payload.spare import SPARE
+from rollway.payload.reuse import SPARE
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -88,7 +88,7 @@ def check_run_directory(work: Workspace) -> None:
 
 def test_a_killed_env_worker_costs_nothing_but_time(work: Workspace) -> None:
     with work.training("--set", "max_steps=8", *TWO_WORKERS) as process:
-        for victim in work.find("rollway.envserver.worker:main")[:1]:
+        for victim in work.find("rollway.envserver.worker.worker:main")[:1]:
             victim.kill()
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
@@ -113,7 +113,7 @@ def test_a_part_stopped_from_outside_ends_the_run(work: Workspace) -> None:
     "entry",
     [
         "rollway.trainer.front:main",
-        "rollway.trainer.core:serve_core",
+        "rollway.trainer.rank:serve_rank",
         "rollway.orchestrator.shell.main:main",
     ],
 )

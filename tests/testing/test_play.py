@@ -12,15 +12,15 @@ import pytest
 import rollway as rw
 from rollway import testing
 from rollway.errors import EnvironmentNotFound
-from rollway.inference.engine import connect
-from rollway.testing import Asked, call
+from rollway.inference.engines.engine import connect
+from rollway.testing import PolicyPrompt, call
 
 pytestmark = pytest.mark.anyio
 
 TASK = rw.Task(id="t", prompt="hello", answer="HELLO")
 
 
-def loud(asked: Asked) -> str:
+def loud(asked: PolicyPrompt) -> str:
     return asked.said.upper()
 
 
@@ -70,9 +70,9 @@ async def test_a_rollout_and_all_there_is_to_know_of_it() -> None:
 
 
 async def test_a_script_sees_the_conversation_as_it_was_held() -> None:
-    seen: list[Asked] = []
+    seen: list[PolicyPrompt] = []
 
-    def answer(asked: Asked) -> str:
+    def answer(asked: PolicyPrompt) -> str:
         seen.append(asked)
         if asked.said == "hello":
             return "wait" + call("is_it_open") + call("copy", text="ab\n\n") + call("copy", texts="x")
@@ -99,7 +99,7 @@ async def test_a_script_sees_the_conversation_as_it_was_held() -> None:
 
 
 async def test_an_answer_may_be_async_and_may_be_cut_short() -> None:
-    async def slowly(asked: Asked) -> str:
+    async def slowly(asked: PolicyPrompt) -> str:
         await asyncio.sleep(0.001)
         return loud(asked)
 
@@ -123,7 +123,7 @@ class Plain(WithTools):
 
 
 async def test_plain_code_has_its_chat_too() -> None:
-    def answer(asked: Asked) -> str:
+    def answer(asked: PolicyPrompt) -> str:
         if asked.said == "child":
             return call("copy", text="ab")
         return loud(asked)

@@ -9,16 +9,16 @@ import pytest
 from safetensors.torch import load_file
 from tests.trainer.test_trainer import sample, write
 
-from rollway.config.parts import TrainerPart
 from rollway.config.sections import TrainerConfig, TransportConfig, WatchConfig
+from rollway.config.specs import TrainerSpec
 from rollway.errors import PartDied
 from rollway.model.load import load_model
-from rollway.orchestrator.batching.packing import plan_ranks
+from rollway.orchestrator.core.batches.packing import plan_ranks
 from rollway.records.batch import BatchManifest, BatchRow
+from rollway.records.engine import Published
 from rollway.records.ids import PolicyVersion, Step
-from rollway.records.policy import Published
 from rollway.rundir.rundir import RunDir
-from rollway.trainer.cores import start_cores
+from rollway.trainer.rank_processes import start_ranks
 from rollway.transport.batch import Batch
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
@@ -27,9 +27,9 @@ STEPS = 3
 BUDGET = 40
 
 
-def part_of(run: RunDir, model: Path, ranks: int) -> TrainerPart:
+def part_of(run: RunDir, model: Path, ranks: int) -> TrainerSpec:
     run.make_folders()
-    return TrainerPart(
+    return TrainerSpec(
         trainer=TrainerConfig(ranks=ranks, lr=1e-3, weight_decay=0.1),
         transport=TransportConfig(),
         weights=str(model),
@@ -55,8 +55,8 @@ async def rows(tiny_moe: Path, tmp_path: Path) -> list[BatchRow]:
     return await write(payload, sample(load_model(str(tiny_moe)).eval(), 1.0))
 
 
-async def train(part: TrainerPart, batches: list[Batch]) -> list[Published]:
-    async with start_cores(part) as cores:
+async def train(part: TrainerSpec, batches: list[Batch]) -> list[Published]:
+    async with start_ranks(part) as cores:
         return [await cores.train(batch) for batch in batches]
 
 
@@ -96,7 +96,7 @@ async def test_two_ranks_take_the_steps_of_one(
 async def test_a_killed_rank_is_named(tiny_moe: Path, tmp_path: Path, rows: list[BatchRow]) -> None:
     part = part_of(RunDir(tmp_path / "run"), tiny_moe, 2)
     batch = batch_of(1, rows, tmp_path / "payload", 2)
-    async with start_cores(part) as cores:
+    async with start_ranks(part) as cores:
         await cores.train(batch)
         cores.ranks[1].kill()
         with pytest.raises(PartDied, match=r"trainer-core\.1 \(pid \d+\) was killed by SIGKILL"):

@@ -10,7 +10,7 @@ import torch
 
 from rollway.config.sections import TrainerConfig
 from rollway.errors import PayloadError
-from rollway.inference.embedded.scheduler import Ask, Scheduler
+from rollway.inference.embedded.scheduler import GenerationRequest, Scheduler
 from rollway.inference.embedded.slots import SlotModel
 from rollway.model.load import load_model
 from rollway.model.routers import capture, find_routers
@@ -21,10 +21,9 @@ from rollway.records.batch import BatchManifest, BatchRow
 from rollway.records.ids import PolicyVersion, RolloutId, Step
 from rollway.records.turn import Turn
 from rollway.trace.trace import Trace
-from rollway.trainer.forward import token_logprobs
 from rollway.trainer.loss import policy_loss
-from rollway.trainer.packing import load_micro_batch
-from rollway.trainer.step import Learner
+from rollway.trainer.micro_batch import load_micro_batch
+from rollway.trainer.step import Learner, token_logprobs
 
 NUM = 12
 
@@ -34,7 +33,7 @@ def sample(model: Any, temperature: float, seed: int = 0) -> list[Turn]:
     scheduler = Scheduler(SlotModel(model, 8, 64), seed)
     for id in range(NUM):
         prompt = [(7 * id + n) % 200 for n in range(3 + id)]
-        scheduler.add(Ask(id, prompt, 6 + id, temperature, 1.0, frozenset(), 0, seed=id))
+        scheduler.add(GenerationRequest(id, prompt, 6 + id, temperature, 1.0, frozenset(), 0, seed=id))
     turns = []
     while scheduler.has_work:
         for one in scheduler.step():

@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollway.config.parts import WarmupPart
 from rollway.config.sections import EnvConfig, ModelConfig, WarmupConfig, WatchConfig
+from rollway.config.specs import WarmupSpec
 from rollway.errors import ConfigError, ModelError
-from rollway.trainer.recipe import Said, WarmupProgress, is_built
-from rollway.trainer.warmup import warm_up
+from rollway.warmup.imitate import warm_up
+from rollway.warmup.recipe import WarmupMessage, WarmupProgress, is_built
 from rollway.wire.pipe import BlockingPipe
 
 
-def part(folder: Path, *, seed: int = 0, **warmup: Any) -> WarmupPart:
+def part(folder: Path, *, seed: int = 0, **warmup: Any) -> WarmupSpec:
     small: dict[str, Any] = {
         "hidden_size": 32,
         "num_layers": 1,
@@ -23,7 +23,7 @@ def part(folder: Path, *, seed: int = 0, **warmup: Any) -> WarmupPart:
         "solve_rate": 0.0,
         "max_steps": 12,
     }
-    return WarmupPart(
+    return WarmupSpec(
         warmup=WarmupConfig(**{**small, **warmup}),
         model=ModelConfig(path=str(folder), renderer="qwen3", template={"enable_thinking": False}),
         env=EnvConfig(id="reverse-text"),
@@ -33,13 +33,13 @@ def part(folder: Path, *, seed: int = 0, **warmup: Any) -> WarmupPart:
     )
 
 
-def build(part: WarmupPart) -> bytes:
+def build(part: WarmupSpec) -> bytes:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         warm_up(part, BlockingPipe(theirs))
         frame = BlockingPipe(ours).receive()
     assert frame is not None
-    assert isinstance(msgspec.msgpack.decode(frame, type=Said), WarmupProgress)
+    assert isinstance(msgspec.msgpack.decode(frame, type=WarmupMessage), WarmupProgress)
     return (Path(part.model.path) / "model.safetensors").read_bytes()
 
 

@@ -16,10 +16,9 @@ from rollway.payload.writer import SegmentWriter
 from rollway.records.batch import BatchManifest, BatchRow
 from rollway.records.ids import PolicyVersion, RolloutId, Step
 from rollway.rundir.rundir import RunDir
-from rollway.transport.batch import Batch
+from rollway.transport.batch import Batch, BatchSender
 from rollway.transport.choose import open_shipping
-from rollway.transport.talk import FromTrainer, encode, for_trainer
-from rollway.transport.transport import Shipping
+from rollway.transport.messages import FromTrainer, encode, for_trainer
 
 LAST = 4
 CONFIG = {"name": "run", "max_steps": LAST, "model": {"path": "m"}, "env": [{"id": "reverse-text"}]}
@@ -60,7 +59,7 @@ def check_batch(batch: Batch, step: int, blobs: int = 3) -> None:
 
 
 @asynccontextmanager
-async def orchestrator(run: RunDir, *, first: int = 1, **wants: Any) -> AsyncIterator[Shipping]:
+async def orchestrator(run: RunDir, *, first: int = 1, **wants: Any) -> AsyncIterator[BatchSender]:
     """The orchestrator's side, serving; what goes wrong there fails the test."""
     config = TransportConfig(manifests="zmq", **wants)
     with open_shipping(run, config, Step(first), LAST) as shipping:

@@ -8,12 +8,12 @@ import pytest
 from rollway.config.load import check
 from rollway.errors import ConfigError, PayloadError, RunDirError
 from rollway.records.batch import BatchManifest
+from rollway.records.engine import Published
 from rollway.records.ids import PolicyVersion, Step
-from rollway.records.policy import Published
 from rollway.rundir.rundir import RunDir
 from rollway.transport import open_batches
 from rollway.transport.batch import Batch
-from rollway.transport.filesystem import FileBatches, FileShipping, read_manifest, read_stable
+from rollway.transport.files import FileBatches, FileSender, read_manifest, read_stable
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +35,7 @@ async def test_a_batch_arrives_once_it_is_whole(run: RunDir) -> None:
     waiting = asyncio.ensure_future(anext(FileBatches(run, Step(3), 3)))
     await asyncio.sleep(0.1)
     assert not waiting.done()
-    await FileShipping(run).ship(manifest(3))
+    await FileSender(run).ship(manifest(3))
     batch = await asyncio.wait_for(waiting, 10)
     assert batch.manifest() == manifest(3) == read_manifest(run.manifest(Step(3)))
     assert batch.payload == str(run.payload)
@@ -44,7 +44,7 @@ async def test_a_batch_arrives_once_it_is_whole(run: RunDir) -> None:
 
 async def test_a_version_counts_only_when_marked_stable(run: RunDir) -> None:
     """Wherever its weights lie."""
-    waiting = asyncio.ensure_future(FileShipping(run).next_version(PolicyVersion(1)))
+    waiting = asyncio.ensure_future(FileSender(run).next_version(PolicyVersion(1)))
     folder = run.weights_of(PolicyVersion(1))
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"half")
@@ -56,7 +56,7 @@ async def test_a_version_counts_only_when_marked_stable(run: RunDir) -> None:
 
 
 async def test_a_trainer_of_ones_own_goes_on_where_the_run_is(run: RunDir) -> None:
-    shipping = FileShipping(run)
+    shipping = FileSender(run)
     for step in (1, 2, 3):
         await shipping.ship(manifest(step))
     taken: list[int] = []

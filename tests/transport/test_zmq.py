@@ -18,12 +18,20 @@ from tests.transport.parties import (
 )
 
 from rollway.errors import ConfigError, KeysError, ProtocolError
+from rollway.records.engine import Published
 from rollway.records.ids import PolicyVersion
-from rollway.records.policy import Published
 from rollway.rundir.rundir import STABLE, RunDir
 from rollway.transport import open_batches
-from rollway.transport.filesystem import read_manifest, read_stable
-from rollway.transport.talk import Hello, Noted, Publish, Refused, Shipped, Want, Welcome
+from rollway.transport.files import read_manifest, read_stable
+from rollway.transport.messages import (
+    PublishVersion,
+    ShippedBatch,
+    TrainerHello,
+    TrainerRefused,
+    TrainerWelcome,
+    VersionNoted,
+    WantBatch,
+)
 from rollway.wire.handshake import NO_KEYS_GIVEN, NOT_ACCEPTED, NOT_ITS_KEY
 from rollway.wire.keys import make
 
@@ -83,14 +91,14 @@ async def test_a_trainer_that_restarts_gets_its_batch_again(run: RunDir) -> None
 async def test_what_is_said_twice_counts_once(run: RunDir) -> None:
     async with orchestrator(run) as shipping, raw_trainer(shipping.address) as trainer:
         await shipping.ship(await batch_of(run, 1))
-        await trainer.say(Hello(), Want(1, False), Want(1, False))
-        assert await trainer.hear() == Welcome(1, LAST, str(run.payload))
+        await trainer.say(TrainerHello(), WantBatch(1, False), WantBatch(1, False))
+        assert await trainer.hear() == TrainerWelcome(1, LAST, str(run.payload))
         batch = await trainer.hear()
-        assert isinstance(batch, Shipped)
+        assert isinstance(batch, ShippedBatch)
         assert await trainer.is_silent(), "asked for twice, sent once"
-        publish = Publish(published(1), crc32c(batch.manifest))
+        publish = PublishVersion(published(1), crc32c(batch.manifest))
         await trainer.say(publish, publish)
-        assert [await trainer.hear(), await trainer.hear()] == [Noted(1), Noted(1)]
+        assert [await trainer.hear(), await trainer.hear()] == [VersionNoted(1), VersionNoted(1)]
         await shipping.next_version(PolicyVersion(1))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(shipping.next_version(PolicyVersion(1)), 0.2)
@@ -100,14 +108,14 @@ async def test_only_the_batch_that_was_shipped_makes_a_version(run: RunDir) -> N
     async with orchestrator(run) as shipping:
         await shipping.ship(await batch_of(run, 1))
         for message, said in (
-            (Publish(published(2), 0), "publishes version 2, and the last one was 0"),
-            (Publish(published(1), 7), "a batch that this run has made anew since"),
+            (PublishVersion(published(2), 0), "publishes version 2, and the last one was 0"),
+            (PublishVersion(published(1), 7), "a batch that this run has made anew since"),
         ):
             async with raw_trainer(shipping.address) as trainer:
-                await trainer.say(Hello(), message)
+                await trainer.say(TrainerHello(), message)
                 await trainer.hear()
                 refused = await trainer.hear()
-                assert isinstance(refused, Refused)
+                assert isinstance(refused, TrainerRefused)
                 assert said in refused.reason
         assert not (run.weights_of(PolicyVersion(1)) / STABLE).exists()
         async with open_batches(shipping.address) as batches:
@@ -168,13 +176,13 @@ async def test_bad_messages_and_strangers_are_not_answered(run: RunDir) -> None:
     async with orchestrator(run) as shipping, raw_trainer(shipping.address) as trainer:
         await shipping.ship(await batch_of(run, 1))
         await trainer.say(b"", b"\xff" * 100, b"\x81\xa4type\xa4want")
-        await trainer.say(Want(1, False), Publish(published(1), 0))
-        assert await trainer.is_silent(), "it has not said Hello"
-        await trainer.say(Hello(protocol=99))
+        await trainer.say(WantBatch(1, False), PublishVersion(published(1), 0))
+        assert await trainer.is_silent(), "it has not said TrainerHello"
+        await trainer.say(TrainerHello(protocol=99))
         refused = await trainer.hear()
         assert "version 1 of the protocol, the trainer 99" in refused.reason
-        await trainer.say(Hello())
-        assert isinstance(await trainer.hear(), Welcome)
+        await trainer.say(TrainerHello())
+        assert isinstance(await trainer.hear(), TrainerWelcome)
 
 
 async def test_nobody_there_is_said(run: RunDir) -> None:

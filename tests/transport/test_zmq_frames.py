@@ -21,11 +21,20 @@ from tests.transport.parties import (
 
 from rollway.errors import PayloadError
 from rollway.payload.reader import SegmentReader
+from rollway.records.engine import Published
 from rollway.records.ids import PolicyVersion
-from rollway.records.policy import Published
 from rollway.rundir.rundir import RunDir
 from rollway.transport import open_batches
-from rollway.transport.talk import BlobHead, Hello, Noted, Shipped, Taken, Want, Welcome, encode
+from rollway.transport.messages import (
+    BlobHead,
+    BytesTaken,
+    ShippedBatch,
+    TrainerHello,
+    TrainerWelcome,
+    VersionNoted,
+    WantBatch,
+    encode,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -95,17 +104,17 @@ async def test_bytes_on_their_way_are_bounded(run: RunDir) -> None:
         sizes = [ref.length for ref in manifest.refs]
         assert 2 * sizes[0] < 1 << 20 < 3 * sizes[0]
         await shipping.ship(manifest)
-        await trainer.say(Hello(), Want(1, True))
-        assert isinstance(await trainer.hear(), Welcome)
+        await trainer.say(TrainerHello(), WantBatch(1, True))
+        assert isinstance(await trainer.hear(), TrainerWelcome)
         shipped = await trainer.hear()
-        assert isinstance(shipped, Shipped)
+        assert isinstance(shipped, ShippedBatch)
         assert shipped.num_blobs == 5
         assert [await trainer.hear() for _ in range(2)] == [BlobHead(1, 0), BlobHead(1, 1)]
         assert await trainer.is_silent()
-        await trainer.say(Taken(sizes[0]))
+        await trainer.say(BytesTaken(sizes[0]))
         assert await trainer.hear() == BlobHead(1, 2)
         assert await trainer.is_silent()
-        await trainer.say(Taken(10 * sizes[0]))
+        await trainer.say(BytesTaken(10 * sizes[0]))
         assert [await trainer.hear() for _ in range(2)] == [BlobHead(1, 3), BlobHead(1, 4)]
 
 
@@ -132,14 +141,14 @@ async def test_blobs_are_asked_for_by_number(run: RunDir) -> None:
         manifest = await batch_of(run, 1)
         await shipping.ship(manifest)
         async with raw_trainer(shipping.address) as trainer:
-            await trainer.say(Hello(), Want(1, True))
+            await trainer.say(TrainerHello(), WantBatch(1, True))
             await trainer.hear()
             shipped = await trainer.hear()
         right = crc32c(shipped.manifest)
         for checksum, expected in ((right, [1]), (right + 1, [0, 1, 2])):
             async with raw_trainer(shipping.address) as trainer:
-                await trainer.say(Hello(), Want(1, True, (0, 2), checksum))
-                assert isinstance(await trainer.hear(), Welcome)
+                await trainer.say(TrainerHello(), WantBatch(1, True, (0, 2), checksum))
+                assert isinstance(await trainer.hear(), TrainerWelcome)
                 assert await trainer.hear() == shipped
                 assert [(await trainer.hear()).index for _ in expected] == expected
                 assert await trainer.is_silent()
@@ -150,21 +159,21 @@ async def test_what_comes_twice_is_dropped(run: RunDir, tmp_path: Path) -> None:
     manifest = await batch_of(run, 1)
     reader = SegmentReader(run.payload)
     blobs = [reader.copy(ref) for ref in manifest.refs]
-    shipped = Shipped(1, msgspec.json.encode(manifest), len(blobs))
+    shipped = ShippedBatch(1, msgspec.json.encode(manifest), len(blobs))
     with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as wire:
         wire.setsockopt(zmq.LINGER, 0)
         port = wire.bind_to_random_port("tcp://127.0.0.1")
 
         async def repeat() -> None:
             peer, _ = await wire.recv_multipart()
-            await wire.send_multipart([peer, encode(Welcome(1, LAST, str(run.payload)))])
+            await wire.send_multipart([peer, encode(TrainerWelcome(1, LAST, str(run.payload)))])
             await wire.recv_multipart()
             for _ in range(2):
                 await wire.send_multipart([peer, encode(shipped)])
                 for index in (2, 0, 0, 2, 1, 1):
                     await wire.send_multipart([peer, encode(BlobHead(1, index)), blobs[index]])
             for _ in range(2):
-                await wire.send_multipart([peer, encode(Noted(1))])
+                await wire.send_multipart([peer, encode(VersionNoted(1))])
 
         repeating = asyncio.ensure_future(repeat())
         async with open_batches(f"tcp://127.0.0.1:{port}", landing=tmp_path / "landing") as batches:

@@ -21,12 +21,12 @@ from rollway.wire.messages import (
     NewPolicy,
     NextTasks,
     Ping,
-    Progress,
     Run,
     RunGroup,
-    Stats,
+    ServerStats,
     Tasks,
     Welcome,
+    WorkerProgress,
     encode,
     for_client,
     for_worker,
@@ -43,8 +43,8 @@ CLIENT = [Hello("c"), NextTasks(0, 5), RUN, RunGroup((RUN, RUN)), Cancel(Rollout
 WORKER = [
     Tasks(0, (TASK,)),
     SETTLED,
-    Progress(WorkerName("w"), ()),
-    Stats(ProcessStats("w", LagStats(), 1)),
+    WorkerProgress(WorkerName("w"), ()),
+    ServerStats(ProcessStats("w", LagStats(), 1)),
 ]
 
 

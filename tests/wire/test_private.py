@@ -13,7 +13,7 @@ import pytest
 
 HOLD = """
 import sys, zmq
-from rollway.wire.private import private_address
+from rollway.wire.port import private_address
 with private_address("door") as address, zmq.Context() as context, context.socket(zmq.ROUTER) as wire:
     wire.bind(address)
     print(address, flush=True)

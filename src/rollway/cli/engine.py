@@ -6,14 +6,13 @@ from typing import Annotated
 
 import typer
 
-from ..config.parts import EnginePart
 from ..config.sections import EngineConfig, ModelConfig, WatchConfig
+from ..config.specs import EngineSpec
 from ..launch.engine import ENGINE
-from ..loop.part import start_part
-from ..loop.run import run
+from ..loop.processes.part import start_part
+from ..loop.watch.run import run
 from ..model.folder import check_folder
-from .extras import need_torch
-from .options import checked
+from .checks import checked, need_torch
 
 
 def engine(
@@ -27,7 +26,7 @@ def engine(
     """Serve a model in vLLM's dialect of the OpenAI API, until Ctrl-C."""
     check_folder(str(model))
     need_torch("the embedded engine")
-    part = EnginePart(
+    part = EngineSpec(
         model=ModelConfig(path=str(model), renderer=renderer),
         engine=checked(
             EngineConfig(port=port, max_batch=max_batch, max_context=max_context, threads=threads)
@@ -40,7 +39,7 @@ def engine(
     run("rollway-engine", part.watch, lambda _: _serve(part))
 
 
-async def _serve(part: EnginePart) -> None:
+async def _serve(part: EngineSpec) -> None:
     async with asyncio.TaskGroup() as tasks, start_part("engine", ENGINE, part) as started:
         listening = tasks.create_task(started.listen(lambda stats: None, lambda body: None))
         typer.echo(f"Serving {part.model.path} at {await started.ready()}/v1 (Ctrl-C ends it)")

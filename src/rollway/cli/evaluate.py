@@ -8,19 +8,18 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError, ModelError
-from ..evals.asked import Asked
 from ..evals.folder import EvalFolder, latest_folder, new_folder, root_of
 from ..evals.progress import EvalProgress
-from ..evals.result import Key, Result
-from ..evals.run import HowToRun
+from ..evals.result import EvalResult, ResultKey
+from ..evals.run import EvalRuntime
 from ..evals.run import evaluate as run_evaluation
-from ..loop.child import log_to
-from ..loop.run import Watch, run
+from ..evals.spec import EvalSpec
+from ..loop.processes.child import log_to
+from ..loop.watch.run import LoopWatch, run
 from ..model.folder import check_folder
 from ..observe.console import Screen
 from ..records.turn import Sampling
-from .extras import need_torch
-from .options import json_object
+from .checks import json_object, need_torch
 from .stopping import STOPPED, cancel_on_sigterm, exit_for
 
 ALL_FAILED = 1
@@ -86,7 +85,7 @@ def evaluate(
     if not base_url and max_tokens >= max_context:
         raise ConfigError(f"--max-tokens {max_tokens} leaves no room for a prompt in --max-context "
                           f"{max_context}")  # fmt: skip
-    asked = Asked(
+    asked = EvalSpec(
         env=env,
         args=json_object("--args", args),
         split=split.value,
@@ -101,7 +100,7 @@ def evaluate(
         sampling=Sampling(max_tokens, temperature, top_p),
         seed=seed,
     )
-    how = HowToRun(
+    how = EvalRuntime(
         concurrency=concurrency, workers=workers, deadline_s=deadline, max_context=max_context,
         key_var=api_key_var,
     )  # fmt: skip
@@ -135,7 +134,7 @@ def check_model(
         )
 
 
-def choose_folder(asked: Asked, output: Path | None, *, resume: bool) -> EvalFolder:
+def choose_folder(asked: EvalSpec, output: Path | None, *, resume: bool) -> EvalFolder:
     if output is not None:
         return EvalFolder(output)
     root = root_of(asked, OUTPUTS)
@@ -143,7 +142,11 @@ def choose_folder(asked: Asked, output: Path | None, *, resume: bool) -> EvalFol
 
 
 def run_it(
-    asked: Asked, how: HowToRun, folder: EvalFolder, known: dict[Key, Result], pass_at: float
+    asked: EvalSpec,
+    how: EvalRuntime,
+    folder: EvalFolder,
+    known: dict[ResultKey, EvalResult],
+    pass_at: float,
 ) -> None:
     """The evaluation, with its progress on the screen and its table at the end."""
     log_to(folder.logs / "eval.log", "eval")
@@ -179,8 +182,8 @@ def show(progress: EvalProgress, screen: Screen) -> None:
 
 
 async def job(
-    asked: Asked, how: HowToRun, folder: EvalFolder, known: dict[Key, Result], progress: EvalProgress,
-    screen: Screen, me: Watch,
+    asked: EvalSpec, how: EvalRuntime, folder: EvalFolder, known: dict[ResultKey, EvalResult], progress: EvalProgress,
+    screen: Screen, me: LoopWatch,
 ) -> None:  # fmt: skip
     """SIGTERM ends it like Ctrl-C does."""
     cancel_on_sigterm()

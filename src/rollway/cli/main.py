@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import typer
 
 from ..errors import RollwayError
-from ..loop.part import first_cause
+from ..loop.processes.part import first_cause
 from . import engine, envs, evaluate, init, keys, payload, serve, show, simulate, train, why
 from .stopping import INTERRUPTED
 

@@ -7,11 +7,10 @@ from typing import Annotated
 import typer
 
 from ..errors import PayloadError
-from ..payload.blob import Entry, check
+from ..payload.blob import ColumnEntry, check
 from ..payload.lock import is_in_use
-from ..payload.recover import mapped
-from ..payload.recover import recover as recover_segment
-from ..payload.scan import Broken, Piece, Whole, scan, torn_from
+from ..payload.scan import BrokenPiece, Piece, WholeBlob, mapped, scan, torn_from
+from ..payload.scan import recover as recover_segment
 
 DAMAGED = 1
 
@@ -46,7 +45,9 @@ def extract(
 ) -> None:
     """Copy one blob, verified, into a safetensors file of its own."""
     data = mapped(segment)
-    found = [one for one in scan(data, segment.name) if isinstance(one, Whole) and one.offset == offset]
+    found = [
+        one for one in scan(data, segment.name) if isinstance(one, WholeBlob) and one.offset == offset
+    ]
     if not found:
         raise PayloadError(
             f"no whole blob at offset {offset} of {segment}; 'rollway payload show {segment}' lists them"
@@ -70,7 +71,7 @@ def extract(
 def recover(
     segment: Annotated[Path, typer.Argument(help="A segment file (.seg) that nobody uses any more.")],
 ) -> None:
-    """Cut the torn tail off a segment whose writer was killed. Whole blobs stay as they are."""
+    """Cut the torn tail off a segment whose writer was killed. WholeBlob blobs stay as they are."""
     done = recover_segment(segment)
     typer.echo(f"{segment}: {done.num_kept} whole blobs kept, {done.num_cut_bytes} bytes of tail cut")
     if done.num_broken:
@@ -92,11 +93,11 @@ def _show_segment(path: Path, *, verify: bool) -> bool:
     in_use = is_in_use(path)
     data = mapped(path)
     pieces = list(scan(data, path.name, verify=verify))
-    whole = [piece for piece in pieces if isinstance(piece, Whole)]
+    whole = [piece for piece in pieces if isinstance(piece, WholeBlob)]
     state = ", in use" if in_use else ""
     typer.echo(f"{path}: {len(data)} bytes, {len(whole)} blobs{state}")
     tail = torn_from(pieces)
-    rest = [piece for piece in pieces if isinstance(piece, Broken) and piece.offset >= tail]
+    rest = [piece for piece in pieces if isinstance(piece, BrokenPiece) and piece.offset >= tail]
     for piece in pieces[: len(pieces) - len(rest)]:
         for line in _lines(piece, verify=verify):
             typer.echo(f"  {line}")
@@ -107,7 +108,7 @@ def _show_segment(path: Path, *, verify: bool) -> bool:
 
 
 def _lines(piece: Piece, *, verify: bool) -> Iterator[str]:
-    if isinstance(piece, Broken):
+    if isinstance(piece, BrokenPiece):
         yield f"broken at {piece.offset}, {piece.length} bytes: {piece.why}"
         return
     rows = _rows(piece.entries)
@@ -124,14 +125,14 @@ def _lines(piece: Piece, *, verify: bool) -> Iterator[str]:
         yield f"  {name}: {columns}" if name else f"  {columns}"
 
 
-def _rows(entries: dict[str, Entry]) -> dict[str, dict[str, Entry]]:
+def _rows(entries: dict[str, ColumnEntry]) -> dict[str, dict[str, ColumnEntry]]:
     """Columns by the row they belong to; those of the whole rollout under ''."""
-    rows: dict[str, dict[str, Entry]] = {}
+    rows: dict[str, dict[str, ColumnEntry]] = {}
     for name, entry in sorted(entries.items()):
         row, _, column = name.rpartition(".")
         rows.setdefault(row, {})[column] = entry
     return dict(sorted(rows.items(), key=lambda item: (not item[0], len(item[0]), item[0])))
 
 
-def _type(entry: Entry) -> str:
+def _type(entry: ColumnEntry) -> str:
     return f"{entry.dtype}{list(entry.shape)}"

@@ -94,7 +94,7 @@ from rollway import testing
 from $module import load_environment
 
 
-def sorts(asked: testing.Asked) -> str:
+def sorts(asked: testing.PolicyPrompt) -> str:
     return "".join(sorted(asked.said.removeprefix("Sort: ")))
 
 

@@ -7,19 +7,19 @@ from typing import Annotated, Literal, cast
 import typer
 
 from ..config.address import ANY_LOOPBACK_PORT, check_bind
-from ..config.parts import RouterPart
 from ..config.plan import env_name
 from ..config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
+from ..config.specs import RouterSpec
 from ..errors import ConfigError
 from ..launch.run import ROUTER
-from ..launch.serverwatch import STATUS_EVERY_S, ServerWatch
-from ..loop.child import log_to
-from ..loop.part import start_part
-from ..loop.run import run
+from ..launch.watch import STATUS_EVERY_S, ServerWatch
+from ..loop.processes.child import log_to
+from ..loop.processes.part import start_part
+from ..loop.watch.run import run
 from ..model.folder import check_folder
 from ..observe.console import Screen
 from ..wire.keys import server_keys
-from .options import checked, json_object
+from .checks import checked, json_object
 from .stopping import STOPPED, cancel_on_sigterm, exit_for
 
 Env = Annotated[
@@ -93,7 +93,7 @@ def serve(
     if keys:
         server_keys(Path(keys))
     check_folder(str(model))
-    part = RouterPart(
+    part = RouterSpec(
         env=checked(
             EnvConfig(
                 id=env, args=json_object("--args", args), workers=workers, concurrency=concurrency,
@@ -117,7 +117,7 @@ def serve(
     serve_part(part)
 
 
-def serve_part(part: RouterPart) -> None:
+def serve_part(part: RouterSpec) -> None:
     """In the foreground, with a line now and then; Ctrl-C and SIGTERM end all of its processes."""
     logs = Path(part.log_dir)
     logs.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def serve_part(part: RouterPart) -> None:
         raise exit_for(stopped) from None
 
 
-async def _serve(part: RouterPart, logs: Path, screen: Screen) -> None:
+async def _serve(part: RouterSpec, logs: Path, screen: Screen) -> None:
     cancel_on_sigterm()
     name = f"{env_name(part.env.id)}.router"
     watch = ServerWatch(screen, part.env.workers)

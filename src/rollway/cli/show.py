@@ -15,7 +15,7 @@ from ..errors import PayloadError, RunDirError, did_you_mean
 from ..payload.reader import SegmentReader
 from ..records.payload import PayloadRef
 from ..rundir.rundir import RunDir
-from ..rundir.saved import SavedRollout, saved_rollouts, saved_steps
+from ..rundir.saved_rollouts import SavedRollout, saved_rollouts, saved_steps
 
 ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
@@ -109,7 +109,7 @@ def _rows(run: RunDir, id: str) -> list[Text]:
 
 
 def _tokenizer(run: RunDir) -> Any:
-    from ..inference.tokenizer import Tokenizer
+    from ..inference.rendering.tokenizer import Tokenizer
 
     return Tokenizer(tomllib.loads(run.config.read_text())["model"]["path"])
 

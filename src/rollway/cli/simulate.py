@@ -9,14 +9,15 @@ import typer
 
 from ..config.load import load
 from ..config.plan import plan
-from ..launch.run import StartPoint, orchestrator_part
+from ..launch.run import orchestrator_spec
 from ..orchestrator.core.core import Core
 from ..orchestrator.shell.limits import limits
 from ..records.ids import Step
+from ..records.restored import StartPoint
 from ..rundir.rundir import RunDir
 from ..simulate.durations import from_config, from_run, measured_step_s
 from ..simulate.report import report
-from ..simulate.world import World
+from ..simulate.world import SimulatedWorld
 
 ENDLESS = 10**9
 """Steps: the run is watched in the middle, not at its end."""
@@ -47,13 +48,13 @@ def simulate(
     ratios = {env.id: env.ratio for env in config.env}
     nowhere = dict.fromkeys(ratios, "")
     start = StartPoint(Step(1), "", "")
-    part = orchestrator_part(config, planned, RunDir(planned.run_dir), start, (), nowhere)
+    part = orchestrator_spec(config, planned, RunDir(planned.run_dir), start, (), nowhere)
     endless = msgspec.structs.replace(limits(part), max_steps=ENDLESS)
     core = Core(endless, ratios, Step(1), {})
     started_s = time.monotonic()
     wants = config.orchestrator
     ticks = wants.adapt_in_flight or wants.rollouts_a_minute > 0 or wants.stragglers_after < 1
-    tally = World(core, durations, slots, config.seed, ticks=ticks).run(rollouts)
+    tally = SimulatedWorld(core, durations, slots, config.seed, ticks=ticks).run(rollouts)
     for line in report(tally, slots, planned, measured_step_s(run) if run else 0.0):
         typer.echo(line)
     typer.echo(f"simulated in {time.monotonic() - started_s:.1f} s")

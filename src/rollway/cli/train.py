@@ -13,22 +13,22 @@ from ..config.plan import Plan, plan
 from ..config.sections import RunConfig
 from ..envs.registry import check_exists
 from ..errors import RunDirError
-from ..launch.resume import resume_point
-from ..launch.run import StartPoint, run_all
+from ..launch.run import run_all
 from ..launch.sinks import sinks
-from ..launch.warmup import build_model, warmup_part
 from ..launch.watch import RunWatch
-from ..loop.child import log_to
-from ..loop.run import Watch, run
+from ..loop.processes.child import log_to
+from ..loop.watch.run import LoopWatch, run
 from ..model.folder import check_folder
 from ..observe.console import Screen
-from ..observe.scrape import scrapable
+from ..observe.prometheus import scrapable
 from ..orchestrator.shell.advantage import check
-from ..records.ids import Step
+from ..records.restored import StartPoint
+from ..resume.resume import start_point
 from ..rundir.rundir import RunDir, without_none
-from ..trainer.recipe import is_built
+from ..warmup.build import build_model, warmup_spec
+from ..warmup.recipe import is_built
 from ..wire.keys import client_keys, server_keys
-from .extras import need_sinks, need_torch
+from .checks import need_sinks, need_torch
 from .stopping import STOPPED, cancel_on_sigterm, exit_for
 
 
@@ -102,11 +102,11 @@ def run_it(
 
 async def job(
     config: RunConfig, planned: Plan, directory: RunDir, start: StartPoint, watch: RunWatch,
-    me: Watch, screen: Screen, needs_model: bool,
+    me: LoopWatch, screen: Screen, needs_model: bool,
 ) -> None:  # fmt: skip
     """Model first if there is none, then the run; SIGTERM ends it like Ctrl-C does."""
     cancel_on_sigterm()
-    part = warmup_part(config)
+    part = warmup_spec(config)
     port = config.metrics.prometheus_port
     async with scrapable(config.metrics.prometheus_host, port, watch.exporter.render):
         await check(config.orchestrator)
@@ -139,20 +139,11 @@ def check_keys(config: RunConfig) -> None:
 
 
 def warmup_needed(config: RunConfig) -> bool:
-    part = warmup_part(config)
+    part = warmup_spec(config)
     if part is not None and not is_built(part):
         return True
     check_folder(config.model.path)
     return False
-
-
-def start_point(config: RunConfig, run: RunDir, *, resume: bool) -> StartPoint:
-    """From the model, or from where the run was; an existing run is never overwritten unasked."""
-    if not run.exists:
-        return StartPoint(Step(1), str(Path(config.model.path).resolve()), "")
-    if not resume:
-        raise RunDirError(f"{run.path} holds a run already: --resume goes on, --clean starts over")
-    return resume_point(config, run)
 
 
 def show(config: RunConfig, planned: Plan) -> None:

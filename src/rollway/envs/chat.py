@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from ..records.task import Message
-from .reply import Reply
+from .rollout import Reply
 from .toolbox import Toolbox
 from .tools import Toolset
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from ..errors import EnvironmentNotFound
 from ..records.task import Task
 from .chat import Chat
-from .hooks import hooks
+from .marks import hooks
 from .rewards import scorers
 from .tools import Toolset
 

@@ -1,6 +1,6 @@
 """How far a rollout may go, its children included."""
 
-from .reply import Reply
+from .rollout import Reply
 
 
 class TurnLimits:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ..errors import LaneError, LaneRaised, ToolFailed
 from ..records.task import Message, ToolCall
-from .strays import unowned
+from .background_tasks import unowned
 from .tools import Toolset, ToolSpec, as_text, tool_specs
 
 CallPlain = Callable[[str, dict[str, Any]], Awaitable[Any]]

@@ -7,14 +7,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import msgspec
 import zmq
 import zmq.asyncio
 
-from ..errors import KeysError, ProtocolError
-from ..loop.seldom import is_news
-from ..loop.turns import Turns
+from ..errors import KeysError, PayloadError, ProtocolError
+from ..loop.coroutines import FairLoop
+from ..loop.watch.rarely import is_news
+from ..payload.store import ON_ITS_WAY
 from ..payload.writer import SegmentWriter
-from ..records.rollout import Settled
+from ..records.payload import PayloadRef
+from ..records.rollout import Failed, Scored, Settled
 from ..wire.handshake import Handshake
 from ..wire.keys import ClientKeys
 from ..wire.messages import (
@@ -35,7 +38,6 @@ from ..wire.messages import (
     for_client,
     split_frames,
 )
-from .landing import land
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +68,7 @@ class EnvClient:
         self._landing = landing
         self._must_land = must_land
         self._silent_s = silent_s
-        self._turns = Turns()
+        self._turns = FairLoop()
         self.num_bad = 0
 
     async def send(self, message: Run | RunGroup | Cancel | NextTasks | NewPolicy | FrameTaken) -> None:
@@ -181,3 +183,38 @@ async def _welcomed(wire: Any, address: str, heard: list[ToClient]) -> Welcome:
                 raise ProtocolError(f"the env server at {address} refused: {reason}")
             case other:
                 heard[:] = [other]
+
+
+async def land(
+    settled: Settled, frame: memoryview | None, landing: SegmentWriter | None, *, must_land: bool = False
+) -> Settled:
+    """The same end with a ref that can be opened here. One whose columns did not arrive, or cannot be
+    written, failed. The frame is written as it is, in the thread lane, never decoded. With `must_land`
+    columns that stayed in a file of the worker's did not arrive."""
+    outcome = settled.outcome
+    if not isinstance(outcome, Scored):
+        return settled
+    try:
+        if must_land and outcome.ref.segment != ON_ITS_WAY:
+            raise PayloadError(
+                f"its server wrote it to {outcome.ref.segment} in a folder of its own; start it with "
+                "'--payload frames', or in the run's payload folder and set 'env.shares_payload'"
+            )
+        ref = await _written(outcome.ref, frame, landing)
+    except PayloadError as error:
+        failed = Failed("worker", f"payload of {settled.worker}: {error}")
+        return msgspec.structs.replace(settled, outcome=failed)
+    return msgspec.structs.replace(settled, outcome=msgspec.structs.replace(outcome, ref=ref))
+
+
+async def _written(
+    ref: PayloadRef, frame: memoryview | None, landing: SegmentWriter | None
+) -> PayloadRef:
+    if ref.segment != ON_ITS_WAY:
+        return ref
+    if frame is None or len(frame) != ref.length:
+        came = "nothing" if frame is None else f"{len(frame)} bytes"
+        raise PayloadError(f"{came} arrived beside the record instead of {ref.length} bytes")
+    if landing is None:
+        raise PayloadError("it came as a frame, and this client was given no place to write it to")
+    return await landing.append_whole(frame)

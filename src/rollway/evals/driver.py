@@ -12,31 +12,30 @@ from ..records.lag import ProcessStats
 from ..records.payload import PayloadRef
 from ..records.rollout import Scored, Settled
 from ..records.task import Task
-from ..wire.messages import NextTasks, Run, RunGroup, Stats, Tasks, WorkerLost
-from .asked import Asked
-from .order import orders
-from .result import Key, Result, result_of
+from ..wire.messages import NextTasks, Run, RunGroup, ServerStats, Tasks, WorkerLost
+from .result import EvalResult, ResultKey, result_of
+from .spec import EvalSpec
 
 PAGE = 64
 """Tasks asked for at a time."""
 
 
-class Hears(Struct, frozen=True):
+class EvalListener(Struct, frozen=True):
     """Who hears of what comes back."""
 
     begun: Callable[[], None]
     """The first tasks are here: workers are up."""
-    result: Callable[[Result, PayloadRef | None], Awaitable[None]]
+    result: Callable[[EvalResult, PayloadRef | None], Awaitable[None]]
     stats: Callable[[ProcessStats], None]
     notice: Callable[[str], None]
 
 
-class Driver:
+class EvalDriver:
     """At most `concurrency` rollouts run. Every rollout sent settles once, and frees its place."""
 
     def __init__(
-        self, client: EnvClient, asked: Asked, known: Mapping[Key, Result], concurrency: int,
-        hears: Hears,
+        self, client: EnvClient, asked: EvalSpec, known: Mapping[ResultKey, EvalResult], concurrency: int,
+        hears: EvalListener,
     ) -> None:  # fmt: skip
         self._client = client
         self._asked = asked
@@ -45,7 +44,7 @@ class Driver:
         together = asked.num_rollouts if client.whole_groups else 1
         self._num_places = max(concurrency, together)
         self._places = asyncio.Semaphore(self._num_places)
-        self._running: dict[RolloutId, tuple[Key, Task]] = {}
+        self._running: dict[RolloutId, tuple[ResultKey, Task]] = {}
         self._page: asyncio.Future[Tasks] = asyncio.get_running_loop().create_future()
 
     async def drive(self) -> int:
@@ -121,7 +120,7 @@ class Driver:
                     raise RunStuck(f"environment '{self._asked.env}' cannot give tasks: {error}")
                 case Tasks() as tasks if not self._page.done():
                     self._page.set_result(tasks)
-                case Stats(stats=stats):
+                case ServerStats(stats=stats):
                     self._hears.stats(stats)
                 case WorkerLost(worker=worker, num_moved=moved, num_failed=failed):
                     self._hears.notice(f"{worker} died: {moved} rollouts moved, {failed} failed")
@@ -132,3 +131,19 @@ class Driver:
         ref = outcome.ref if isinstance(outcome, Scored) else None
         await self._hears.result(result_of(key, task, outcome), ref)
         self._places.release()
+
+
+def is_done(result: EvalResult | None) -> bool:
+    """One that failed runs again."""
+    return result is not None and result.error is None
+
+
+def orders(
+    position: int, num_rollouts: int, known: Mapping[ResultKey, EvalResult], *, whole_groups: bool
+) -> list[tuple[int, ...]]:
+    """The rollouts of the task at `position` that are missing, each sent by itself; or, where an
+    environment needs all rollouts of a task together, all of them once more if any is missing."""
+    missing = [n for n in range(num_rollouts) if not is_done(known.get((position, n)))]
+    if whole_groups:
+        return [tuple(range(num_rollouts))] if missing else []
+    return [(n,) for n in missing]

@@ -11,13 +11,12 @@ import msgspec
 
 from ..config.plan import env_name
 from ..errors import UNREADABLE, RunDirError
-from ..payload.spare import drop_all
-from ..rundir.lock import only_one
-from ..rundir.rundir import write_whole
-from .asked import Asked, differences
-from .result import Key, Result
+from ..payload.reuse import drop_all
+from ..rundir.rundir import only_one, write_whole
+from .result import EvalResult, ResultKey
+from .spec import EvalSpec, differences
 
-_results = msgspec.json.Decoder(Result)
+_results = msgspec.json.Decoder(EvalResult)
 
 
 class EvalFolder:
@@ -31,7 +30,7 @@ class EvalFolder:
         self.payload = self.path / "payload"
 
     @contextmanager
-    def opened(self, asked: Asked, *, resume: bool) -> Iterator[dict[Key, Result]]:
+    def opened(self, asked: EvalSpec, *, resume: bool) -> Iterator[dict[ResultKey, EvalResult]]:
         """Keep others out, and give what is there already; only a resume finds anything."""
         self._check(asked, resume=resume)
         for folder in (self.logs, self.payload):
@@ -42,7 +41,7 @@ class EvalFolder:
                 write_whole(self.asked, msgspec.json.format(msgspec.json.encode(asked)) + b"\n")
             yield read_results(self.results)
 
-    def _check(self, asked: Asked, *, resume: bool) -> None:
+    def _check(self, asked: EvalSpec, *, resume: bool) -> None:
         if not resume:
             if self._has_results:
                 raise RunDirError(
@@ -64,9 +63,9 @@ class EvalFolder:
         """One that never came to a result may be started over."""
         return self.asked.exists() and self.results.exists() and self.results.stat().st_size > 0
 
-    def read_asked(self) -> Asked:
+    def read_asked(self) -> EvalSpec:
         try:
-            return msgspec.json.decode(self.asked.read_bytes(), type=Asked)
+            return msgspec.json.decode(self.asked.read_bytes(), type=EvalSpec)
         except FileNotFoundError:
             raise RunDirError(f"no evaluation at {self.path} to resume") from None
         except (OSError, *UNREADABLE) as error:
@@ -76,7 +75,7 @@ class EvalFolder:
         drop_all(self.payload)
 
 
-def read_results(path: Path) -> dict[Key, Result]:
+def read_results(path: Path) -> dict[ResultKey, EvalResult]:
     """The rollouts of a file, the last line of each. A torn last line, left by a crash, is cut off."""
     if not path.exists():
         return {}
@@ -84,7 +83,7 @@ def read_results(path: Path) -> dict[Key, Result]:
     whole = data.rfind(b"\n") + 1
     if whole < len(data):
         os.truncate(path, whole)
-    found: dict[Key, Result] = {}
+    found: dict[ResultKey, EvalResult] = {}
     for number, line in enumerate(data[:whole].splitlines(), 1):
         try:
             result = _results.decode(line)
@@ -94,7 +93,7 @@ def read_results(path: Path) -> dict[Key, Result]:
     return found
 
 
-def root_of(asked: Asked, outputs: Path) -> Path:
+def root_of(asked: EvalSpec, outputs: Path) -> Path:
     """Where evaluations of one environment and model lie."""
     model = re.sub(r"[^A-Za-z0-9._-]+", "-", asked.model).strip("-.") or "model"
     return outputs / "eval" / env_name(asked.env) / model
@@ -112,7 +111,7 @@ def _numbered(name: str, number: int) -> str:
     return name if number == 1 else f"{name}-{number}"
 
 
-def latest_folder(root: Path, asked: Asked) -> EvalFolder:
+def latest_folder(root: Path, asked: EvalSpec) -> EvalFolder:
     """The newest evaluation that was asked for the same."""
     known = sorted(root.glob("*/eval.json"), key=lambda one: one.stat().st_mtime, reverse=True)
     if not known:

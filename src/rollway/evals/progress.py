@@ -3,18 +3,19 @@
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Mapping
 
-from ..loop.lag import merge
-from ..loop.part import STATS_EVERY_S
-from ..loop.run import Watch
-from ..loop.seldom import is_news
-from ..observe.complaints import Complaints
-from ..observe.console import Screen
+from ..loop.processes.part import STATS_EVERY_S
+from ..loop.watch.lag import merge
+from ..loop.watch.rarely import is_news
+from ..loop.watch.run import LoopWatch
+from ..loop.watch.stall_text import ms
+from ..observe.console import Screen, lag_line
+from ..observe.health import Complaints
 from ..records.lag import LagStats, ProcessStats
-from .asked import Asked
-from .result import Key, Result
-from .statistics import Summary, summarise
-from .table import status_line, table
+from .result import EvalResult, ResultKey
+from .spec import EvalSpec
+from .statistics import Estimate, EvalSummary, summarise
 
 SHOW_EVERY_S = 0.25
 LINES = 10
@@ -24,7 +25,9 @@ LINES = 10
 class EvalProgress:
     """All results, those of a resumed evaluation included, and what the screen shows of them."""
 
-    def __init__(self, asked: Asked, known: dict[Key, Result], screen: Screen, pass_at: float) -> None:
+    def __init__(
+        self, asked: EvalSpec, known: dict[ResultKey, EvalResult], screen: Screen, pass_at: float
+    ) -> None:
         self._asked = asked
         self._screen = screen
         self._pass_at = pass_at
@@ -53,7 +56,7 @@ class EvalProgress:
     def _elapsed_s(self) -> float:
         return 0.0 if self._start_s is None else time.monotonic() - self._start_s
 
-    def on_result(self, result: Result) -> None:
+    def on_result(self, result: EvalResult) -> None:
         before = self.num_done * LINES // self._asked.total
         old = self._results.get(result.key)
         if old is not None:
@@ -66,7 +69,7 @@ class EvalProgress:
         if self.num_done * LINES // self._asked.total > before:
             self._screen.line(self.status())
 
-    def _on_failed(self, result: Result) -> None:
+    def _on_failed(self, result: EvalResult) -> None:
         """Said when it happens; one boundary's failures ever more seldom."""
         assert result.error is not None
         boundary = result.error.boundary
@@ -95,14 +98,76 @@ class EvalProgress:
             self._screen.status(self.status())
             await asyncio.sleep(SHOW_EVERY_S)
 
-    async def watch_itself(self, watch: Watch) -> None:
+    async def watch_itself(self, watch: LoopWatch) -> None:
         """This process's own loop, for ever."""
         while True:
             await asyncio.sleep(STATS_EVERY_S)
             self.on_stats(watch.take())
 
-    def summary(self) -> Summary:
+    def summary(self) -> EvalSummary:
         return summarise(self._results.values(), self._pass_at, self._asked.num_rollouts)
 
     def table(self) -> list[str]:
         return table(self._asked, self.summary(), self._elapsed_s, self._lags)
+
+
+def status_line(
+    num_done: int, total: int, reward: float | None, errors: Mapping[str, int], turns_per_s: float,
+    lags: Mapping[str, LagStats],
+) -> str:  # fmt: skip
+    worst = max(lags.items(), key=lambda one: one[1].max, default=("-", LagStats()))
+    parts = [
+        f"{num_done}/{total} rollouts",
+        "reward -" if reward is None else f"reward {reward:.3f}",
+        *([f"failed: {_counts(errors)}"] if errors else []),
+        f"{turns_per_s:.1f} turns/s",
+        f"worst lag now: {worst[0]} {ms(worst[1].max)} ms",
+    ]
+    return " · ".join(parts)
+
+
+def table(
+    asked: EvalSpec, found: EvalSummary, elapsed_s: float, lags: Mapping[str, LagStats]
+) -> list[str]:
+    """The last lines: every mean with its standard error over tasks."""
+    rows = _rewards(asked, found)
+    failed = f"{found.num_failed} of {found.num_settled}: {_counts(found.errors)}"
+    rows["failed"] = failed if found.num_failed else "none"
+    rows["time"] = f"{elapsed_s:.1f} s"
+    if lags:
+        rows["lag p99/max ms"] = lag_line(lags)
+    width = max(len(name) for name in rows)
+    head = (
+        f"{asked.env} · {asked.model} · {found.num_tasks} tasks × {asked.num_rollouts} rollouts, "
+        f"{found.num_settled} settled"
+    )
+    return [head, *(f"  {name:{width}}  {value}" for name, value in rows.items())]
+
+
+def _rewards(asked: EvalSpec, found: EvalSummary) -> dict[str, str]:
+    if found.reward is None:
+        return {}
+    return {
+        "reward": _value(found.reward),
+        **{f"  {name}": _value(one) for name, one in found.rewards.items()},
+        **{f"  {name} (metric)": _value(one) for name, one in found.metrics.items()},
+        f"avg@{asked.num_rollouts}": f"{found.reward.mean:.4f}",
+        **{f"pass@{k}": _pass(one, found.num_tasks) for k, one in found.pass_at.items()},
+        "truncated": f"{found.truncated:.1%}",
+        "turns a rollout": f"{found.turns:.2f}",
+        "tokens a rollout": f"{found.tokens:.1f}",
+    }
+
+
+def _value(one: Estimate) -> str:
+    return f"{one.mean:.4f}" + ("" if one.error is None else f" ± {one.error:.4f}")
+
+
+def _pass(one: Estimate, num_tasks: int) -> str:
+    """Tasks with too few scored rollouts do not count; that is said."""
+    fewer = f" ({one.num_tasks} tasks)" if one.num_tasks < num_tasks else ""
+    return _value(one) + fewer
+
+
+def _counts(errors: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {boundary}" for boundary, count in errors.items())

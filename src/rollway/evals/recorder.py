@@ -9,25 +9,25 @@ import msgspec
 from msgspec import Raw, Struct
 
 from ..errors import PayloadError, RunDirError
-from ..loop.lanes import thread_to_the_end
-from ..payload.keeper import SegmentKeeper
+from ..loop.lanes.lanes import thread_to_the_end
+from ..payload.in_use import SegmentKeeper
 from ..payload.reader import SegmentReader
 from ..records.payload import PayloadRef
 from .folder import EvalFolder
-from .result import Line, Result
+from .result import EvalResult, TranscriptLine
 
 MAX_QUEUED = 1_000
 NOTHING_SAID = Raw(b"[]")
 
 
-class Entry(Struct, frozen=True):
+class QueuedResult(Struct, frozen=True):
     """A result, and where its transcript lies if it has one."""
 
-    result: Result
+    result: EvalResult
     ref: PayloadRef | None
 
 
-class Recorder:
+class ResultRecorder:
     """One line a rollout, whole: a crash leaves at most one torn line, the last."""
 
     def __init__(self, folder: EvalFolder, file: FileIO) -> None:
@@ -35,16 +35,16 @@ class Recorder:
         self._file = file
         self._segments = SegmentReader(folder.payload)
         self._keeper = SegmentKeeper(self._segments)
-        self._queue: asyncio.Queue[Entry | None] = asyncio.Queue(MAX_QUEUED)
+        self._queue: asyncio.Queue[QueuedResult | None] = asyncio.Queue(MAX_QUEUED)
         self._failed: RunDirError | None = None
 
-    async def add(self, result: Result, ref: PayloadRef | None) -> None:
+    async def add(self, result: EvalResult, ref: PayloadRef | None) -> None:
         """Queue a result; waits when the disk is far behind."""
         if self._failed is not None:
             raise self._failed
         if ref is not None:
             await self._keeper.hold(ref)
-        await self._queue.put(Entry(result, ref))
+        await self._queue.put(QueuedResult(result, ref))
 
     async def write_all(self) -> None:
         """Until told to stop, what has gathered in one call of the thread lane."""
@@ -68,30 +68,35 @@ class Recorder:
         while not self._queue.empty():
             self._queue.get_nowait()
 
-    def _write(self, batch: list[Entry]) -> None:
+    def _write(self, batch: list[QueuedResult]) -> None:
         left = memoryview(b"".join(self._line(one) for one in batch))
         while left:
             left = left[self._file.write(left) :]
 
-    def _line(self, one: Entry) -> bytes:
+    def _line(self, one: QueuedResult) -> bytes:
         said = NOTHING_SAID
         if one.ref is not None:
             said = Raw(self._segments.open(one.ref)["transcript"].tobytes())
-        return msgspec.json.encode(one.result)[:-1] + b"," + msgspec.json.encode(Line(said))[1:] + b"\n"
+        return (
+            msgspec.json.encode(one.result)[:-1]
+            + b","
+            + msgspec.json.encode(TranscriptLine(said))[1:]
+            + b"\n"
+        )
 
     async def stop(self) -> None:
         await self._queue.put(None)
 
 
 @asynccontextmanager
-async def open_recorder(folder: EvalFolder) -> AsyncIterator[Recorder]:
+async def open_recorder(folder: EvalFolder) -> AsyncIterator[ResultRecorder]:
     """A recorder of this folder; leaving the block writes what is queued."""
     try:
         file = FileIO(folder.results, "ab")
     except OSError as error:
         raise RunDirError(f"cannot write to {folder.results}: {error}") from None
     with file:
-        recorder = Recorder(folder, file)
+        recorder = ResultRecorder(folder, file)
         writing = asyncio.create_task(recorder.write_all(), name="recorder")
         try:
             yield recorder

@@ -5,11 +5,11 @@ from msgspec import Raw, Struct, field
 from ..records.rollout import Cancelled, Failed, Outcome, Scored, Timing
 from ..records.task import Task
 
-Key = tuple[int, int]
+ResultKey = tuple[int, int]
 """A rollout: its task's position, and which of the task's rollouts it is."""
 
 
-class Problem(Struct, frozen=True, omit_defaults=True):
+class ResultError(Struct, frozen=True, omit_defaults=True):
     """Why a rollout has no reward."""
 
     boundary: str
@@ -17,7 +17,7 @@ class Problem(Struct, frozen=True, omit_defaults=True):
     traceback: str = ""
 
 
-class Result(Struct, frozen=True, kw_only=True):
+class EvalResult(Struct, frozen=True, kw_only=True):
     """What a rollout was worth, or why that is not known: `reward` and `error` exclude each other."""
 
     position: int
@@ -31,30 +31,30 @@ class Result(Struct, frozen=True, kw_only=True):
     num_tokens: int = 0
     """Drawn by the policy."""
     timing: Timing | None = None
-    error: Problem | None = None
+    error: ResultError | None = None
 
     @property
-    def key(self) -> Key:
+    def key(self) -> ResultKey:
         return self.position, self.rollout
 
 
-class Line(Struct, frozen=True):
+class TranscriptLine(Struct, frozen=True):
     """The rest of a line: the conversation, as JSON that nobody has parsed."""
 
     messages: Raw
 
 
-def result_of(key: Key, task: Task, outcome: Outcome) -> Result:
+def result_of(key: ResultKey, task: Task, outcome: Outcome) -> EvalResult:
     position, rollout = key
     match outcome:
         case Scored() as scored:
-            return Result(
+            return EvalResult(
                 position=position, task=task.id, rollout=rollout, reward=scored.reward,
                 rewards=scored.rewards, metrics=scored.metrics, stop=scored.stop,
                 num_turns=scored.num_turns, num_tokens=scored.num_sampled, timing=scored.timing,
             )  # fmt: skip
         case Failed(boundary=boundary, error=error, traceback=traceback):
-            problem = Problem(boundary, error, traceback)
+            problem = ResultError(boundary, error, traceback)
         case Cancelled(reason=reason):
-            problem = Problem("cancelled", reason)
-    return Result(position=position, task=task.id, rollout=rollout, error=problem)
+            problem = ResultError("cancelled", reason)
+    return EvalResult(position=position, task=task.id, rollout=rollout, error=problem)

@@ -5,32 +5,32 @@ import asyncio
 import msgspec
 from msgspec import Struct
 
-from ..config.parts import EnginePart, RouterPart
 from ..config.plan import env_name
 from ..config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
-from ..envs.source import EnvSpec, load_shared
+from ..config.specs import EngineSpec, RouterSpec
+from ..envs.in_lane import EnvSpec, load_shared
 from ..envserver import client as envs
 from ..errors import EnvironmentNotFound, LaneError
 from ..launch import engine
-from ..launch.parts import Parts, started_parts
+from ..launch.parts import RunningParts, started_parts
 from ..launch.run import ROUTER
-from ..loop.lanes import ProcessLane
-from ..loop.run import Watch
+from ..loop.lanes.lanes import ProcessLane
+from ..loop.watch.run import LoopWatch
 from ..observe.console import Screen
 from ..records.payload import PayloadRef
-from .asked import Asked
-from .driver import Driver, Hears
+from .driver import EvalDriver, EvalListener
 from .folder import EvalFolder
 from .progress import EvalProgress
 from .recorder import open_recorder
-from .result import Key, Result
+from .result import EvalResult, ResultKey
+from .spec import EvalSpec
 
 MAX_EMBEDDED_BATCH = 128
 SEGMENT_MB = 16
 LOAD_DEADLINE_S = 120.0
 
 
-class HowToRun(Struct, frozen=True, kw_only=True):
+class EvalRuntime(Struct, frozen=True, kw_only=True):
     """What decides how fast an evaluation runs, not what its results mean."""
 
     concurrency: int
@@ -42,8 +42,8 @@ class HowToRun(Struct, frozen=True, kw_only=True):
 
 
 async def evaluate(
-    asked: Asked, how: HowToRun, folder: EvalFolder, known: dict[Key, Result],
-    progress: EvalProgress, screen: Screen, watch: Watch,
+    asked: EvalSpec, how: EvalRuntime, folder: EvalFolder, known: dict[ResultKey, EvalResult],
+    progress: EvalProgress, screen: Screen, watch: LoopWatch,
 ) -> None:  # fmt: skip
     """Start what is needed, run what is missing, end everything."""
     background = [asyncio.create_task(progress.watch_itself(watch))]
@@ -54,7 +54,7 @@ async def evaluate(
             folder.logs, progress.on_stats, lambda body: None, screen.line
         ) as parts:
             url = asked.base_url or await start_engine(parts, asked, how, screen)
-            part = router_part(asked, how, folder, url)
+            part = router_spec(asked, how, folder, url)
             router = await parts.start(f"{env_name(asked.env)}.router", ROUTER, part)
             async with (
                 envs.connect(await router.ready()) as client,
@@ -62,18 +62,18 @@ async def evaluate(
             ):
                 background.append(asyncio.create_task(progress.show()))
 
-                async def on_result(result: Result, ref: PayloadRef | None) -> None:
+                async def on_result(result: EvalResult, ref: PayloadRef | None) -> None:
                     await recorder.add(result, ref)
                     progress.on_result(result)
 
-                hears = Hears(progress.begin, on_result, progress.on_stats, screen.line)
-                await Driver(client, asked, known, how.concurrency, hears).drive()
+                hears = EvalListener(progress.begin, on_result, progress.on_stats, screen.line)
+                await EvalDriver(client, asked, known, how.concurrency, hears).drive()
     finally:
         for task in background:
             task.cancel()
 
 
-async def check_env(asked: Asked) -> None:
+async def check_env(asked: EvalSpec) -> None:
     """Refuse an environment that leads nowhere before an engine is started. Its code runs elsewhere."""
     spec = EnvSpec(asked.env, msgspec.json.encode(asked.args), asked.seed)
     async with ProcessLane("env-check", 1) as lane:
@@ -83,9 +83,9 @@ async def check_env(asked: Asked) -> None:
             raise EnvironmentNotFound(str(error).removeprefix("EnvironmentNotFound: ")) from None
 
 
-async def start_engine(parts: Parts, asked: Asked, how: HowToRun, screen: Screen) -> str:
+async def start_engine(parts: RunningParts, asked: EvalSpec, how: EvalRuntime, screen: Screen) -> str:
     screen.line(f"Starting the embedded engine with {asked.model}")
-    part = EnginePart(
+    part = EngineSpec(
         model=model_config(asked),
         engine=engine_config(asked, how),
         weights=asked.model,
@@ -94,18 +94,18 @@ async def start_engine(parts: Parts, asked: Asked, how: HowToRun, screen: Screen
         watch=how.watch,
     )
 
-    async def again() -> EnginePart:
+    async def again() -> EngineSpec:
         return part
 
     started = await engine.start_engine(parts, part, again)
     return await started.ready()
 
 
-def model_config(asked: Asked) -> ModelConfig:
+def model_config(asked: EvalSpec) -> ModelConfig:
     return ModelConfig(path=asked.tokenizer, renderer=asked.renderer, template=asked.template)
 
 
-def engine_config(asked: Asked, how: HowToRun) -> EngineConfig:
+def engine_config(asked: EvalSpec, how: EvalRuntime) -> EngineConfig:
     return EngineConfig(
         url=asked.base_url,
         speaks=asked.speaks,
@@ -118,8 +118,8 @@ def engine_config(asked: Asked, how: HowToRun) -> EngineConfig:
     )
 
 
-def router_part(asked: Asked, how: HowToRun, folder: EvalFolder, url: str) -> RouterPart:
-    return RouterPart(
+def router_spec(asked: EvalSpec, how: EvalRuntime, folder: EvalFolder, url: str) -> RouterSpec:
+    return RouterSpec(
         env=EnvConfig(
             id=asked.env,
             args=asked.args,

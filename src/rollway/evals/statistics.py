@@ -1,19 +1,23 @@
-"""What results say. Pure.
-
-Every task counts the same, however many of its rollouts were scored: a mean is one over tasks of the
-mean over a task's rollouts. Rollouts of one task are alike, so a standard error is that of the tasks'
-means; with fewer than two tasks there is none. Rollouts that failed are counted, and left out.
-"""
+"""pass@k: the chance that one of k rollouts of a task passes."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from math import sqrt
+from math import comb, sqrt
 from statistics import fmean, variance
 
 from msgspec import Struct
 
-from ..observe.passing import pass_at, powers_of_two
-from .result import Result
+from .result import EvalResult
+
+
+def pass_at(k: int, num_samples: int, num_passed: int) -> float:
+    """The chance that one of k samples passes, if they are drawn from these without putting back: of
+    pass@k the estimate without bias."""
+    return 1 - comb(num_samples - num_passed, k) / comb(num_samples, k)
+
+
+def powers_of_two(limit: int) -> list[int]:
+    return [1 << n for n in range(limit.bit_length()) if 1 << n <= limit]
 
 
 class Estimate(Struct, frozen=True):
@@ -24,7 +28,7 @@ class Estimate(Struct, frozen=True):
     num_tasks: int
 
 
-class Summary(Struct, frozen=True):
+class EvalSummary(Struct, frozen=True):
     """An evaluation, or as much of it as there is."""
 
     num_tasks: int
@@ -55,15 +59,15 @@ def estimate(samples: Iterable[Sequence[float]]) -> Estimate | None:
     return Estimate(fmean(means), error, len(means))
 
 
-def summarise(results: Iterable[Result], passing_reward: float, num_rollouts: int) -> Summary:
+def summarise(results: Iterable[EvalResult], passing_reward: float, num_rollouts: int) -> EvalSummary:
     """All that the last table shows; a rollout passes with `passing_reward` or more."""
     settled = list(results)
     scored = [one for one in settled if one.error is None]
-    by_task: dict[int, list[Result]] = {}
+    by_task: dict[int, list[EvalResult]] = {}
     for one in scored:
         by_task.setdefault(one.position, []).append(one)
     tasks = list(by_task.values())
-    return Summary(
+    return EvalSummary(
         num_tasks=len(tasks),
         num_settled=len(settled),
         reward=estimate([one.reward for one in task if one.reward is not None] for task in tasks),
@@ -78,7 +82,7 @@ def summarise(results: Iterable[Result], passing_reward: float, num_rollouts: in
 
 
 def _passes(
-    tasks: Sequence[Sequence[Result]], passing_reward: float, num_rollouts: int
+    tasks: Sequence[Sequence[EvalResult]], passing_reward: float, num_rollouts: int
 ) -> dict[int, Estimate]:
     found: dict[int, Estimate] = {}
     counts = [
@@ -93,7 +97,7 @@ def _passes(
 
 
 def _by_name(
-    tasks: Sequence[Sequence[Result]], scores: Callable[[Result], dict[str, float]]
+    tasks: Sequence[Sequence[EvalResult]], scores: Callable[[EvalResult], dict[str, float]]
 ) -> dict[str, Estimate]:
     """An estimate of each score, in the order they first appeared."""
     names = dict.fromkeys(name for task in tasks for one in task for name in scores(one))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import PartDied
-from ..loop.part import Part, how_it_ended, start_part
+from ..loop.processes.part import Part, how_it_ended, start_part
 from ..records.lag import ProcessStats
 
 MAY_END = "orchestrator"
@@ -29,7 +29,7 @@ def _remoteness(death: tuple[Part, PartDied]) -> tuple[bool, bool]:
     return not error.was_killed, part.name == MAY_END
 
 
-class Parts:
+class RunningParts:
     """Starts parts, each with a log in `logs`; every one is listened to until the run ends."""
 
     def __init__(
@@ -124,10 +124,10 @@ class Parts:
 async def started_parts(
     logs: Path, on_stats: Callable[[ProcessStats], None], on_said: Callable[[bytes], None],
     say: Callable[[str], None],
-) -> AsyncIterator[Parts]:  # fmt: skip
-    """Parts started in the block end with it, last first; one that dies ends the block, and `say` hears
+) -> AsyncIterator[RunningParts]:  # fmt: skip
+    """RunningParts started in the block end with it, last first; one that dies ends the block, and `say` hears
     of those that are started again."""
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
-        parts = Parts(logs, tasks, stack, on_stats, on_said, say)
+        parts = RunningParts(logs, tasks, stack, on_stats, on_said, say)
         yield parts
         parts.stop_listening()

@@ -4,42 +4,29 @@ from contextlib import suppress
 from functools import partial
 
 import msgspec
-from msgspec import Struct
 
-from ..config.parts import (
-    Address,
-    EnginePart,
-    EnvAddress,
-    OrchestratorPart,
-    RouterPart,
-    TrainerPart,
-)
 from ..config.plan import Plan, env_name
 from ..config.sections import RunConfig
-from ..loop.lanes import thread
-from ..loop.part import Part
-from ..records.ids import Step
-from ..records.restored import Restored
+from ..config.specs import (
+    EngineSpec,
+    EnvAddress,
+    OrchestratorAddress,
+    OrchestratorSpec,
+    RouterSpec,
+    TrainerSpec,
+)
+from ..loop.lanes.lanes import thread
+from ..loop.processes.part import Part
+from ..records.restored import StartPoint
 from ..records.turn import Sampling
 from ..rundir.rundir import RunDir
 from .engine import start_engine
 from .parts import started_parts
 from .watch import RunWatch
 
-ROUTER = "rollway.envserver.router:main"
+ROUTER = "rollway.envserver.router.router:main"
 TRAINER = "rollway.trainer.front:main"
 ORCHESTRATOR = "rollway.orchestrator.shell.main:main"
-
-
-class StartPoint(Struct, frozen=True):
-    """Where a run begins: from the model, or from where it was before."""
-
-    first_step: Step
-    weights: str
-    optimizer: str
-    restored: Restored = Restored()
-    generation: int = 0
-    """How often the run was resumed."""
 
 
 async def run_all(
@@ -52,16 +39,16 @@ async def run_all(
         watch.say(f"Starting: {starting}")
         urls, engine, trainer = config.engine.urls, None, None
         if not urls:
-            again = partial(thread, newest_engine_part, config, run, start)
-            engine = await start_engine(parts, engine_part(config, start), again)
+            again = partial(thread, newest_engine_spec, config, run, start)
+            engine = await start_engine(parts, engine_spec(config, start), again)
         if not config.trainer.external:
-            trainer = await parts.start("trainer", TRAINER, trainer_part(config, run, start))
+            trainer = await parts.start("trainer", TRAINER, trainer_spec(config, run, start))
         if engine is not None:
             urls = (await engine.ready(),)
         watch.say(f"Engine at {', '.join(urls)}; logs of all processes in {run.logs}")
         routers = {
             env.id: await parts.start(
-                f"{env_name(env.id)}.router", ROUTER, router_part(config, run, start, index, urls)
+                f"{env_name(env.id)}.router", ROUTER, router_spec(config, run, start, index, urls)
             )
             for index, env in enumerate(config.env)
             if not env.address
@@ -70,7 +57,7 @@ async def run_all(
         addresses |= {id: await router.ready() for id, router in routers.items()}
         if trainer is not None:
             await trainer.ready()
-        part = orchestrator_part(config, plan, run, start, urls, addresses)
+        part = orchestrator_spec(config, plan, run, start, urls, addresses)
         orchestrator = await parts.start("orchestrator", ORCHESTRATOR, part)
         watch.relay_to(orchestrator)
         await introduce(trainer, await orchestrator.ready(), run, watch)
@@ -83,11 +70,11 @@ async def introduce(trainer: Part | None, address: str, run: RunDir, watch: RunW
         watch.say(f"Waiting for your trainer: open_batches('{address or run.path}')")
         return
     with suppress(ConnectionError):  # it died first: whoever listens to it hears how
-        await trainer.tell(Address(address))
+        await trainer.tell(OrchestratorAddress(address))
 
 
-def trainer_part(config: RunConfig, run: RunDir, start: StartPoint) -> TrainerPart:
-    return TrainerPart(
+def trainer_spec(config: RunConfig, run: RunDir, start: StartPoint) -> TrainerSpec:
+    return TrainerSpec(
         trainer=config.trainer,
         transport=config.transport,
         weights=start.weights,
@@ -100,8 +87,8 @@ def trainer_part(config: RunConfig, run: RunDir, start: StartPoint) -> TrainerPa
     )
 
 
-def engine_part(config: RunConfig, start: StartPoint) -> EnginePart:
-    return EnginePart(
+def engine_spec(config: RunConfig, start: StartPoint) -> EngineSpec:
+    return EngineSpec(
         model=config.model,
         engine=config.engine,
         weights=start.weights,
@@ -116,23 +103,23 @@ def engine_seed(seed: int, generation: int, version: int) -> int:
     return seed + 7919 * (generation + 1000 * version)
 
 
-def newest_engine_part(config: RunConfig, run: RunDir, start: StartPoint) -> EnginePart:
+def newest_engine_spec(config: RunConfig, run: RunDir, start: StartPoint) -> EngineSpec:
     """As it was first started, with the newest weights there are. Blocks."""
     published = run.last_published()
     if published < start.first_step:
-        return engine_part(config, start)
+        return engine_spec(config, start)
     return msgspec.structs.replace(
-        engine_part(config, start),
+        engine_spec(config, start),
         weights=str(run.weights_of(published)),
         version=published,
         seed=engine_seed(config.seed, start.generation, published),
     )
 
 
-def router_part(
+def router_spec(
     config: RunConfig, run: RunDir, start: StartPoint, index: int, engine_urls: tuple[str, ...]
-) -> RouterPart:
-    return RouterPart(
+) -> RouterSpec:
+    return RouterSpec(
         env=config.env[index],
         model=config.model,
         engine=config.engine,
@@ -147,11 +134,11 @@ def router_part(
     )
 
 
-def orchestrator_part(
+def orchestrator_spec(
     config: RunConfig, plan: Plan, run: RunDir, start: StartPoint, engine_urls: tuple[str, ...],
     addresses: dict[str, str],
-) -> OrchestratorPart:  # fmt: skip
-    return OrchestratorPart(
+) -> OrchestratorSpec:  # fmt: skip
+    return OrchestratorSpec(
         orchestrator=config.orchestrator,
         sampling=Sampling(config.sampling.max_tokens, config.sampling.temperature),
         envs=tuple(

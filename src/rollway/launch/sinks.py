@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from ..config.parts import SinksPart
 from ..config.sections import MetricsConfig
+from ..config.specs import SinksSpec
 from ..errors import ConfigError, PartDied
-from ..loop import child
-from ..observe.feed import Answer, Refused
+from ..loop.processes import child
+from ..observe.feed import SinksAnswer, SinksRefused
 from ..rundir.rundir import RunDir
 from .watch import RunWatch
 
@@ -21,7 +21,7 @@ GRACE_S = 60.0
 """How long the last steps may take to arrive once the run has ended."""
 NEWS = b""
 
-_answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+_answers: msgspec.msgpack.Decoder[SinksAnswer] = msgspec.msgpack.Decoder(SinksAnswer)
 
 
 @asynccontextmanager
@@ -37,7 +37,7 @@ async def sinks(config: MetricsConfig, run: RunDir, watch: RunWatch) -> AsyncIte
         return
     log, who = run.logs / "sinks.log", " and ".join(names)
     async with child.start("sinks", FEED, log=log, grace_s=GRACE_S) as process:
-        await _open(process, SinksPart(config, str(run.path)), who, log)
+        await _open(process, SinksSpec(config, str(run.path)), who, log)
         fresh = asyncio.Event()
         watch.on_step = fresh.set
         telling = asyncio.create_task(_tell(process, fresh))
@@ -52,7 +52,7 @@ async def sinks(config: MetricsConfig, run: RunDir, watch: RunWatch) -> AsyncIte
         watch.say(f"Warning: {who} may lack the last steps; see {log}")
 
 
-async def _open(process: child.Child, part: SinksPart, who: str, log: Path) -> None:
+async def _open(process: child.Child, part: SinksSpec, who: str, log: Path) -> None:
     try:
         async with asyncio.timeout(OPEN_DEADLINE_S):
             await process.pipe.send(msgspec.msgpack.encode(part))
@@ -64,7 +64,7 @@ async def _open(process: child.Child, part: SinksPart, who: str, log: Path) -> N
     if frame is None:
         raise PartDied(f"the process for {who} died; see {log}")
     answer = _answers.decode(frame)
-    if isinstance(answer, Refused):
+    if isinstance(answer, SinksRefused):
         raise ConfigError(f"{who} cannot be opened: {answer.error}")
 
 

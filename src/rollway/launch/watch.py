@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Callable
 
-from ..loop.lag import merge
-from ..loop.part import STATS_EVERY_S, Part
-from ..loop.run import Watch
-from ..observe.complaints import Complaints
+from ..loop.processes.part import STATS_EVERY_S, Part
+from ..loop.watch.lag import merge
+from ..loop.watch.run import LoopWatch
 from ..observe.console import Screen, eval_line, lag_line, stall_line, status_line, step_line
-from ..observe.prometheus import Exporter
-from ..observe.report import EvalDone, Notice, Progress, StepDone, decode_report
+from ..observe.health import Complaints
+from ..observe.prometheus import PrometheusExporter
+from ..observe.report import EvalDone, Notice, RunProgress, StepDone, decode_report
 from ..records.lag import LagStats, ProcessStats
 
 NO_WIRE = ("launcher", "engine", "trainer")
@@ -29,7 +29,7 @@ class RunWatch:
         self._rewards: list[float] = []
         self._orchestrator: Part | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.exporter = Exporter()
+        self.exporter = PrometheusExporter()
         self.last_step = 0
         self.on_step: Callable[[], None] = lambda: None
         """Called when a step is in `metrics.jsonl`."""
@@ -41,7 +41,7 @@ class RunWatch:
     def say(self, text: str) -> None:
         self._screen.line(text)
 
-    async def watch_itself(self, watch: Watch) -> None:
+    async def watch_itself(self, watch: LoopWatch) -> None:
         """The launcher's own loop, for ever."""
         while True:
             await asyncio.sleep(STATS_EVERY_S)
@@ -69,7 +69,7 @@ class RunWatch:
             case EvalDone() as done:
                 self.exporter.on_eval(done)
                 self._screen.line(eval_line(done))
-            case Progress() as progress:
+            case RunProgress() as progress:
                 self.exporter.on_progress(progress)
                 self._screen.status(status_line(progress, self._max_steps, self._now))
             case Notice(text=text):
@@ -101,3 +101,36 @@ async def _relay(orchestrator: Part, stats: ProcessStats) -> None:
         await orchestrator.mention(stats)
     except ConnectionError:
         return  # it is ending; its own listener says so
+
+
+STATUS_EVERY_S = 10.0
+
+
+class ServerWatch:
+    """Keeps the last word of the router and of each worker; says what held them when it happens."""
+
+    def __init__(self, screen: Screen, num_workers: int) -> None:
+        self._screen = screen
+        self._num_workers = num_workers
+        self._now: dict[str, ProcessStats] = {}
+        self._complaints = Complaints(screen)
+
+    def on_stats(self, stats: ProcessStats) -> None:
+        self._now[stats.process] = stats
+        self._complaints.hear(stats)
+
+    async def tell(self, every_s: float) -> None:
+        """One line every so often, for ever; processes that said nothing since are not in it."""
+        while True:
+            await asyncio.sleep(every_s)
+            self._screen.line(self.status())
+            self._now.clear()
+
+    def status(self) -> str:
+        workers = [one for name, one in self._now.items() if not name.endswith(".router")]
+        rss_bytes = sum(one.rss_bytes for one in self._now.values())
+        return (
+            f"{len(workers)}/{self._num_workers} workers · "
+            f"{sum(one.in_flight for one in workers)} rollouts running · {rss_bytes / 1e6:.0f} MB · "
+            f"lag p99/max ms: {lag_line({name: one.lag for name, one in self._now.items()})}"
+        )

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ..errors import RunDirError
-from ..loop.lanes import thread, thread_to_the_end
+from ..loop.lanes.lanes import thread, thread_to_the_end
 from ..records.group import Fate
 from ..records.ids import GroupId, PolicyVersion, RolloutId, Step
 from ..records.rollout import Cancelled, Failed, Scored, Settled

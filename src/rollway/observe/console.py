@@ -5,9 +5,9 @@ import sys
 from collections.abc import Mapping
 from typing import TextIO
 
-from ..loop.telling import late_text, ms, stall_text
-from ..records.lag import LagStats, Late, Stall
-from .report import EvalDone, Progress, StepDone
+from ..loop.watch.stall_text import late_text, ms, stall_text
+from ..records.lag import LagStats, LateWindow, Stall
+from .report import EvalDone, RunProgress, StepDone
 
 CLEAR = "\r\x1b[2K"
 
@@ -65,7 +65,7 @@ def lag_line(lags: Mapping[str, LagStats]) -> str:
     )  # fmt: skip
 
 
-def status_line(progress: Progress, max_steps: int, lags: Mapping[str, LagStats]) -> str:
+def status_line(progress: RunProgress, max_steps: int, lags: Mapping[str, LagStats]) -> str:
     worst = max(lags.items(), key=lambda one: one[1].max, default=("-", LagStats()))
     full = " (at its budget: starting nothing)" if progress.held_back else ""
     return (
@@ -80,7 +80,7 @@ def stall_line(process: str, stall: Stall) -> str:
     return f"{process}: {stall_text(stall)}"
 
 
-def late_line(process: str, late: Late) -> str:
+def late_line(process: str, late: LateWindow) -> str:
     return f"{process}: {late_text(late)}"
 
 

@@ -7,48 +7,59 @@ down, or is new, gets what it lacks when the run is resumed.
 import socket
 import tomllib
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct, field
 
-from ..config.parts import SinksPart
-from ..rundir.metricsfile import MetricsFile
+from ..config.specs import SinksSpec
+from ..rundir.metrics_file import MetricsFile
 from ..rundir.rundir import RunDir, write_whole
 from ..wire.pipe import BlockingPipe
-from .sink import Sink
+
+
+class MetricsSink(Protocol):
+    """Takes the metrics of one step after the other, in order. May block for long."""
+
+    def log(self, step: int, time_s: float, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None:
+        """Nothing follows: see that all of it arrives."""
+
 
 NOT_VALUES = ("step", "time")
 MAX_ERROR = 300
 
 
-class Opened(Struct, frozen=True, tag="opened"):
+class SinksOpened(Struct, frozen=True, tag="opened"):
     """Every sink takes steps."""
 
 
-class Refused(Struct, frozen=True, tag="refused"):
+class SinksRefused(Struct, frozen=True, tag="refused"):
     """A sink cannot be opened; one line for the user."""
 
     error: str
 
 
-Answer = Opened | Refused
+SinksAnswer = SinksOpened | SinksRefused
 
 
-class Told(Struct):
+class SinkPosition(Struct):
     """How far each sink has come in each file, and under which id W&B knows the run."""
 
     wandb_id: str
     last_step: dict[str, int] = field(default_factory=dict)
 
 
-class Feed:
+class MetricsFeed:
     """Passes whole lines of one file on, each to the sinks that lack it."""
 
-    def __init__(self, path: Path, state: Path, sinks: dict[str, Sink], told: Told) -> None:
+    def __init__(
+        self, path: Path, state: Path, sinks: dict[str, MetricsSink], told: SinkPosition
+    ) -> None:
         self._file = MetricsFile(path)
         self._state = state
         self._sinks = {f"{name}/{path.stem}": sink for name, sink in sinks.items()}
@@ -80,22 +91,22 @@ def _values(line: bytes) -> tuple[float, dict[str, float]]:
     return float(found.get("time", 0.0)), values
 
 
-def known(path: Path) -> Told:
+def known(path: Path) -> SinkPosition:
     """What was told before; a run that begins gets its id here."""
     if path.exists():
-        return msgspec.json.decode(path.read_bytes(), type=Told)
-    told = Told(wandb_id=uuid.uuid4().hex[:8])
+        return msgspec.json.decode(path.read_bytes(), type=SinkPosition)
+    told = SinkPosition(wandb_id=uuid.uuid4().hex[:8])
     keep(path, told)
     return told
 
 
-def keep(path: Path, told: Told) -> None:
+def keep(path: Path, told: SinkPosition) -> None:
     write_whole(path, msgspec.json.encode(told))
 
 
-def open_sinks(part: SinksPart, run: RunDir, told: Told) -> dict[str, Sink]:
+def open_sinks(part: SinksSpec, run: RunDir, told: SinkPosition) -> dict[str, MetricsSink]:
     """Those that the run wants. Their packages are imported here and nowhere else."""
-    wanted: dict[str, Callable[[], Sink]] = {}
+    wanted: dict[str, Callable[[], MetricsSink]] = {}
     if part.metrics.tensorboard:
         from .tensorboard import TensorBoard
 
@@ -116,17 +127,17 @@ def serve(name: str, sock: socket.socket) -> None:
     first = pipe.receive()
     if first is None:
         return
-    part = msgspec.msgpack.decode(first, type=SinksPart)
+    part = msgspec.msgpack.decode(first, type=SinksSpec)
     run = RunDir(part.run_dir)
     told = known(run.sinks)
     try:
         sinks = open_sinks(part, run, told)
     except Exception as error:  # whatever a package of others raises where it cannot begin
         text = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_ERROR]
-        pipe.send(msgspec.msgpack.encode(Refused(text)))
+        pipe.send(msgspec.msgpack.encode(SinksRefused(text)))
         return
-    feeds = [Feed(path, run.sinks, sinks, told) for path in (run.metrics, run.evals)]
-    pipe.send(msgspec.msgpack.encode(Opened()))
+    feeds = [MetricsFeed(path, run.sinks, sinks, told) for path in (run.metrics, run.evals)]
+    pipe.send(msgspec.msgpack.encode(SinksOpened()))
     has_more = True
     while has_more:
         for feed in feeds:

@@ -1,15 +1,18 @@
 """A run's declared metrics in the words of Prometheus."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 
+from aiohttp import web
 from msgspec import Struct
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 
+from ..loop.processes.port import claimed
 from ..records.lag import LAG_STATS, ProcessStats
 from .declared import DECLARED, LABEL, Metric
-from .metrics import stall_metrics
-from .report import EvalDone, Progress, StepDone
+from .report import EvalDone, RunProgress, StepDone
+from .step_metrics import stall_metrics
 
 UNITS = {"s": "seconds", "bytes": "bytes", "fraction": "ratio"}
 
@@ -48,7 +51,7 @@ class _Exported(Struct, frozen=True):
         return True
 
 
-class Exporter:
+class PrometheusExporter:
     """The latest value of every metric. What is told once a second is not taken from steps again."""
 
     def __init__(self) -> None:
@@ -74,7 +77,7 @@ class Exporter:
             **stall_metrics({process: stats.stalls}),
         })  # fmt: skip
 
-    def on_progress(self, progress: Progress) -> None:
+    def on_progress(self, progress: RunProgress) -> None:
         self._set(self._live, {
             "in_flight": progress.in_flight,
             "ready": progress.ready,
@@ -97,3 +100,24 @@ class Exporter:
 
     def render(self) -> bytes:
         return generate_latest(self._registry)
+
+
+@asynccontextmanager
+async def scrapable(host: str, port: int, render: Callable[[], bytes]) -> AsyncIterator[None]:
+    """Bind at once, or say which key to change; port 0 serves nothing."""
+    if not port:
+        yield
+        return
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, claimed("metrics.prometheus_port", host, port, zero="none")).start()
+        yield
+    finally:
+        await runner.cleanup()

@@ -21,7 +21,7 @@ class EvalDone(Struct, frozen=True, tag="eval_done"):
     metrics: dict[str, float]
 
 
-class Progress(Struct, frozen=True, tag="progress"):
+class RunProgress(Struct, frozen=True, tag="progress"):
     """Where the run is, a few times a second."""
 
     step: int
@@ -39,5 +39,5 @@ class Notice(Struct, frozen=True, tag="notice"):
     text: str
 
 
-Report = StepDone | EvalDone | Progress | Notice
+Report = StepDone | EvalDone | RunProgress | Notice
 decode_report = msgspec.msgpack.Decoder(Report).decode

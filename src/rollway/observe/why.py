@@ -1,6 +1,6 @@
 """A situation in words: what the current step waits for, oldest first."""
 
-from ..records.situation import EngineState, Held, Situation
+from ..records.situation import EngineState, Situation, WaitingRollout
 
 MAX_LINES = 15
 
@@ -38,7 +38,7 @@ def engine(one: EngineState) -> str:
     return text
 
 
-def held(one: Held) -> str:
+def held(one: WaitingRollout) -> str:
     """One rollout: where it is and for how long."""
     where = f" in {one.worker}" if one.worker else ""
     text = f"{one.rollout_id} of '{one.env}' (task '{one.task_id}'), {one.age_s:.0f} s old, "

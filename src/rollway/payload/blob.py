@@ -43,7 +43,7 @@ Columns = dict[str, NDArray[np.generic]]
 Buffer = bytes | memoryview
 
 
-class Entry(Struct, frozen=True):
+class ColumnEntry(Struct, frozen=True):
     """What a header says of one column."""
 
     dtype: str
@@ -57,7 +57,7 @@ class _Metadata(Struct):
 
 
 _header: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_entry: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
+_entry: msgspec.json.Decoder[ColumnEntry] = msgspec.json.Decoder(ColumnEntry)
 _metadata: msgspec.json.Decoder[_Metadata] = msgspec.json.Decoder(_Metadata)
 
 
@@ -70,13 +70,13 @@ class Blob(Struct, frozen=True):
     data: tuple[memoryview, ...]
 
 
-class Header(Struct, frozen=True):
+class BlobHeader(Struct, frozen=True):
     """A parsed header: where the data begins and ends in the blob, its checksum, its columns."""
 
     start: int
     end: int
     crc32c: str
-    entries: dict[str, Entry]
+    entries: dict[str, ColumnEntry]
 
 
 def pad(length: int) -> int:
@@ -99,7 +99,7 @@ def build(columns: Mapping[str, Column]) -> Blob:
                 data.append(whole.data)
         first = chunks[0]
         shape = (num_items, *first.shape[1:])
-        entries[name] = Entry(_NAMES[first.dtype], shape, (start, offset))
+        entries[name] = ColumnEntry(_NAMES[first.dtype], shape, (start, offset))
     header = msgspec.json.encode(entries)
     header += b" " * pad(8 + len(header))
     head = len(header).to_bytes(8, "little") + header
@@ -137,7 +137,7 @@ def join(blob: Blob) -> memoryview:
     return whole.data
 
 
-def read_header(blob: memoryview) -> Header:
+def read_header(blob: memoryview) -> BlobHeader:
     """The header of the blob that `blob` begins with; it may be followed by anything."""
     size = int.from_bytes(blob[:8], "little")
     if not 0 < size <= len(blob) - 8:
@@ -151,7 +151,7 @@ def read_header(blob: memoryview) -> Header:
     end = max(0, *(entry.data_offsets[1] for entry in entries.values()), 0)
     if 8 + size + end > len(blob):
         raise PayloadError(f"a blob of {8 + size + end} bytes in {len(blob)}")
-    return Header(8 + size, 8 + size + end, metadata.crc32c, entries)
+    return BlobHeader(8 + size, 8 + size + end, metadata.crc32c, entries)
 
 
 def parse(blob: memoryview) -> Columns:
@@ -183,7 +183,7 @@ def _digits(checksum: int) -> bytes:
     return b"%08x" % checksum
 
 
-def _view(name: str, entry: Entry, data: memoryview) -> NDArray[np.generic]:
+def _view(name: str, entry: ColumnEntry, data: memoryview) -> NDArray[np.generic]:
     start, end = entry.data_offsets
     dtype = _DTYPES.get(entry.dtype)
     if dtype is None:

@@ -11,7 +11,7 @@ from ..records.batch import BatchRow
 from ..records.payload import PayloadRef
 from .blob import Columns, check, check_mark, parse
 from .lock import share
-from .spare import retire
+from .reuse import retire
 
 _AGAIN = "'rollway train … --resume' makes what was not trained anew"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .blob import Buffer, pad
 from .lock import share
-from .spare import take
+from .reuse import take
 
 MAX_VECTORS = 1024
 """IOV_MAX of Linux."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import PayloadError
-from ..loop.lanes import thread_to_the_end
+from ..loop.lanes.lanes import thread_to_the_end
 from ..records.payload import PayloadRef
 from .blob import Blob, Buffer, check, moved, seal
 from .segment import OpenSegment

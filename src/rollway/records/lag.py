@@ -39,7 +39,7 @@ class Stall(Struct, frozen=True):
     call: str = ""
 
 
-class Late(Struct, frozen=True):
+class LateWindow(Struct, frozen=True):
     """A window in which a loop was later than `watch.warn_*` allows, number `num_windows` of its kind.
 
     `culprit` held the loop longest in that window; None if nobody was seen holding it.
@@ -60,4 +60,4 @@ class ProcessStats(Struct, frozen=True):
     rss_bytes: int
     in_flight: int = 0
     stalls: tuple[Stall, ...] = ()
-    late: Late | None = None
+    late: LateWindow | None = None

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from .bounds import FILE_PATTERN, Natural
+from .ids import FILE_PATTERN, Natural
 
 
 class PayloadRef(Struct, frozen=True):

@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from .batch import BatchManifest
 from .group import ClosedGroup
-from .ids import GroupId, RolloutId
+from .ids import GroupId, RolloutId, Step
 from .rollout import Settled
 from .task import Pool, Task
 
@@ -46,3 +46,14 @@ class Restored(Struct, frozen=True):
     pooled: tuple[RestoredTask, ...] = ()
     evaluated: int | None = None
     """The last version whose evaluation was over."""
+
+
+class StartPoint(Struct, frozen=True):
+    """Where a run begins: from the model, or from where it was before."""
+
+    first_step: Step
+    weights: str
+    optimizer: str
+    restored: Restored = Restored()
+    generation: int = 0
+    """How often the run was resumed."""

@@ -2,11 +2,11 @@
 
 from msgspec import Struct
 
+from .engine import EngineLoad
 from .ids import GroupId, RolloutId, WorkerName
-from .load import EngineLoad
 
 
-class Held(Struct, frozen=True):
+class WaitingRollout(Struct, frozen=True):
     """A rollout that is not settled: where it is, since when, and what was last heard of it."""
 
     rollout_id: RolloutId
@@ -56,7 +56,7 @@ class Situation(Struct, frozen=True):
     step_s: float
     """Since the last version was published."""
     envs: dict[str, EnvState]
-    oldest: tuple[Held, ...] = ()
+    oldest: tuple[WaitingRollout, ...] = ()
     engines: tuple[EngineState, ...] = ()
     is_finished: bool = False
     """All its steps are trained."""

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from .bounds import Label
+from .ids import Label
 
 Split = Literal["train", "eval"]
 """Which of an environment's tasks."""

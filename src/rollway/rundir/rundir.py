@@ -1,5 +1,6 @@
 """Paths of a run, and how a directory becomes one."""
 
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,8 +14,7 @@ import tomli_w
 from ..config.sections import RunConfig
 from ..errors import RunDirError
 from ..records.ids import PolicyVersion, Step
-from .lock import only_one
-from .metricsfile import MetricsFile
+from .metrics_file import MetricsFile
 
 STABLE = "STABLE"
 """Marks a weights folder as complete; holds the record of the version."""
@@ -170,3 +170,17 @@ def without_none(tree: Any) -> Any:
     if isinstance(tree, (list, tuple)):
         return [without_none(value) for value in tree]
     return tree
+
+
+@contextmanager
+def only_one(folder: Path, does: str) -> Iterator[None]:
+    """Keeps others out; the kernel lets go when this process ends. `does` is what the other one does."""
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunDirError(f"another process {does}") from None
+        yield
+    finally:
+        os.close(held)

@@ -13,7 +13,7 @@ from msgspec import Struct
 from ..config.sections import SimulateConfig
 from ..errors import RunDirError
 from ..records.rollout import Scored, Settled
-from ..rundir.metricsfile import MetricsFile
+from ..rundir.metrics_file import MetricsFile
 from ..rundir.rundir import RunDir
 
 Seconds = Sequence[float]
@@ -21,7 +21,7 @@ GROUP = 16
 """Rollouts of a made group: a smaller one takes the first of them, a larger one those of several."""
 
 
-class Rolled(Struct, frozen=True):
+class SampledRollout(Struct, frozen=True):
     """One rollout: seconds from its start in a worker to its end, and its reward."""
 
     seconds: float
@@ -31,7 +31,7 @@ class Rolled(Struct, frozen=True):
 class Durations(Struct, frozen=True):
     """What a simulated rollout and step are drawn from: measured samples, or made ones."""
 
-    groups: Sequence[Sequence[Rolled]]
+    groups: Sequence[Sequence[SampledRollout]]
     """Rollouts of one group are alike: they run beside each other at one load, so that the slowest of
     them is not as slow as one of so many drawn freely, and a group of equal rewards does not train."""
     train_s: Seconds
@@ -60,8 +60,8 @@ def from_config(wants: SimulateConfig, seed: int, count: int = 2000) -> Duration
             wants.scoring_s
         )
 
-    def group() -> list[Rolled]:
-        return [Rolled(rollout(), float(rng.random() < 0.5)) for _ in range(GROUP)]
+    def group() -> list[SampledRollout]:
+        return [SampledRollout(rollout(), float(rng.random() < 0.5)) for _ in range(GROUP)]
 
     return Durations(
         groups=[group() for _ in range(count // GROUP)],
@@ -115,12 +115,12 @@ def _metrics(run: RunDir) -> list[_Line]:
     return [msgspec.json.decode(line, type=_Line) for _, _, line in lines]
 
 
-def _groups(ends: list[tuple[int, Settled]]) -> list[list[Rolled]]:
+def _groups(ends: list[tuple[int, Settled]]) -> list[list[SampledRollout]]:
     """By group, those that were scored."""
-    groups: dict[int, list[Rolled]] = {}
+    groups: dict[int, list[SampledRollout]] = {}
     for id, end in ends:
         if isinstance(end.outcome, Scored):
-            rolled = Rolled(end.outcome.timing.total_s, end.outcome.reward)
+            rolled = SampledRollout(end.outcome.timing.total_s, end.outcome.reward)
             groups.setdefault(id, []).append(rolled)
     return list(groups.values())
 

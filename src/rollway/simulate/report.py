@@ -3,10 +3,10 @@
 from statistics import fmean
 
 from ..config.plan import Plan
-from .world import Tally
+from .world import SimulationTally
 
 
-def report(tally: Tally, slots: int, plan: Plan, measured_s: float = 0.0) -> list[str]:
+def report(tally: SimulationTally, slots: int, plan: Plan, measured_s: float = 0.0) -> list[str]:
     """Throughput, who is idle, how stale, how much memory, and what holds it back."""
     steps = f"{len(tally.steps_s):,} steps"
     lines = [f"{tally.num_settled:,} rollouts and {steps} in {tally.now_s:,.0f} simulated s"]

@@ -9,18 +9,19 @@ from itertools import count
 
 from msgspec import Struct
 
+from ..orchestrator.core.batches.credit import grpo
 from ..orchestrator.core.commands import (
     CancelRollout,
     Command,
     Credit,
-    Discard,
+    DiscardGroup,
     Dispatch,
-    Evaluated,
     Finish,
     GiveUp,
-    Pooled,
+    PoolTask,
     PullTasks,
-    Release,
+    RecordEvalGroup,
+    ReleasePayload,
     ReportEval,
     Ship,
     UpdateWeights,
@@ -35,20 +36,19 @@ from ..orchestrator.core.events import (
     VersionPublished,
     WeightsApplied,
 )
-from ..orchestrator.credit.baselines import grpo
+from ..records.engine import EngineLoad
 from ..records.ids import GroupId, PolicyVersion, RolloutId, WorkerName
-from ..records.load import EngineLoad
 from ..records.payload import PayloadRef
 from ..records.rollout import Cancelled, Failed, Outcome, RowSummary, Scored, Settled, Timing
 from ..records.task import Task
-from .durations import Durations, Rolled
+from .durations import Durations, SampledRollout
 
 NOBODY = WorkerName("simulated")
 MAX_GROUPS = 10_000
 """Groups that are remembered: more than can be open."""
 
 
-class Tally(Struct):
+class SimulationTally(Struct):
     """What happened, for the report."""
 
     now_s: float = 0.0
@@ -65,7 +65,7 @@ class Tally(Struct):
     gave_up: str = ""
 
 
-class World:
+class SimulatedWorld:
     """Feeds the core events in the order their time comes, and obeys its commands."""
 
     def __init__(
@@ -84,11 +84,11 @@ class World:
         self._is_training = False
         self._version = 0
         self._offset = 0
-        self._groups: dict[GroupId, deque[Rolled]] = {}
+        self._groups: dict[GroupId, deque[SampledRollout]] = {}
         self._published_s = 0.0
-        self.tally = Tally()
+        self.tally = SimulationTally()
 
-    def run(self, max_settled: int) -> Tally:
+    def run(self, max_settled: int) -> SimulationTally:
         """Until the core has finished, or so many rollouts have settled."""
         self._hear(Started())
         if self._ticks:
@@ -146,7 +146,14 @@ class World:
                 self._later(seconds, lambda: self._applied(version))
             case GiveUp(reason=reason):
                 self.tally.gave_up = reason
-            case Discard() | Release() | Pooled() | Evaluated() | ReportEval() | Finish():
+            case (
+                DiscardGroup()
+                | ReleasePayload()
+                | PoolTask()
+                | RecordEvalGroup()
+                | ReportEval()
+                | Finish()
+            ):
                 pass
         return None
 
@@ -166,7 +173,7 @@ class World:
             outcome = self._scored(version, reward)
         return Settled(order.rollout_id, 1, NOBODY, outcome)
 
-    def _next_of(self, group: GroupId) -> Rolled:
+    def _next_of(self, group: GroupId) -> SampledRollout:
         """Each rollout of a group takes the next of its draw; who finds none left draws anew."""
         left = self._groups.pop(group, None) or deque(self._rng.choice(self._durations.groups))
         rolled = left.popleft()

@@ -2,7 +2,7 @@
 
     from rollway import testing
 
-    def answer(asked: testing.Asked) -> str:
+    def answer(asked: testing.PolicyPrompt) -> str:
         return "ada, bob" if "Sort" in asked.said else "?"
 
     async def test_it_sorts() -> None:
@@ -19,11 +19,11 @@ from ..errors import RolloutFailed
 from .engine import ScriptedEngine, scripted_engine
 from .model import model_folder
 from .play import Played, PlayedRow, Stage, play, play_group
-from .script import Answer, Asked, call
+from .script import Answer, PolicyPrompt, call
 
 __all__ = [
     "Answer",
-    "Asked",
+    "PolicyPrompt",
     "Played",
     "PlayedRow",
     "RolloutFailed",

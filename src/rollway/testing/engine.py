@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
-from ..inference.routes import encode_npy
-from ..inference.tokenizer import Tokenizer
+from ..inference.rendering.tokenizer import Tokenizer
+from ..inference.replies.routes import encode_npy
 from ..records.turn import Routes
 from .model import model_folder
-from .script import Answer, Drawn, Script
-from .served import served
+from .script import Answer, Script, ScriptedReply
 
 LAYERS, TOPK, EXPERTS = 2, 2, 8
 
@@ -88,7 +87,7 @@ class ScriptedEngine:
             self._changed.notify_all()
 
 
-def _choice(asked: dict[str, Any], drawn: Drawn) -> dict[str, Any]:
+def _choice(asked: dict[str, Any], drawn: ScriptedReply) -> dict[str, Any]:
     choice = {
         "index": 0,
         "finish_reason": drawn.finish_reason,
@@ -115,3 +114,16 @@ async def scripted_engine(
     app.router.add_post("/v1/completions", engine.completions)
     async with served(app) as engine.url:
         yield engine
+
+
+@asynccontextmanager
+async def served(app: web.Application) -> AsyncIterator[str]:
+    """Its address on a free port of this host. A client that hangs up cancels its request; the block's
+    end cuts off those that still run."""
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()

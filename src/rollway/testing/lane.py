@@ -5,11 +5,11 @@ import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..envs.source import EnvSpec
+from ..envs.in_lane import EnvSpec
 from ..errors import LaneRaised, LaneTimeout
-from ..loop.lanes import MAX_QUEUE_S, thread
-from ..loop.laneserver import Answer, asking, raised
-from ..loop.slot import Replier
+from ..loop.lanes.lanes import MAX_QUEUE_S, thread
+from ..loop.lanes.server import LaneAnswer, asking, raised
+from ..loop.lanes.slot import Replier
 
 T = TypeVar("T")
 
@@ -31,10 +31,10 @@ class ThreadLane:
                 asyncio.run_coroutine_threadsafe(_awaited(replier, _sent(value)), loop).result()
             )
 
-        def run() -> Answer:
+        def run() -> LaneAnswer:
             asking.set(ask)
             try:
-                return Answer(True, _sent(function(*there)))
+                return LaneAnswer(True, _sent(function(*there)))
             except Exception as error:  # user code raises what it likes
                 return raised(error)
 

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 
 from ..config.sections import ModelConfig
-from ..inference.rendering import Rendering
-from ..inference.tokenizer import Tokenizer
+from ..inference.rendering.rendering import SyncRenderer
+from ..inference.rendering.tokenizer import Tokenizer
 from ..model.tiny import write_tokenizer
 
 
@@ -28,8 +28,8 @@ def model() -> ModelConfig:
 
 
 @cache
-def rendering() -> Rendering:
-    return Rendering(model())
+def rendering() -> SyncRenderer:
+    return SyncRenderer(model())
 
 
 @cache

@@ -10,21 +10,21 @@ import numpy as np
 from msgspec import Struct
 
 from ..config.sections import EnvConfig
+from ..envs.background_tasks import keep_track
 from ..envs.environment import Environment, check, needs_whole_groups
+from ..envs.in_lane import EnvSpec
 from ..envs.rewards import told_apart, total
 from ..envs.rollout import Rollout
-from ..envs.source import EnvSpec
-from ..envs.strays import keep_track
-from ..envserver.attempt import Attempt, Done
-from ..envserver.conversation import Conversation
-from ..envserver.group import GroupRun
-from ..envserver.plain import PlainCode
-from ..envserver.record import Record
-from ..envserver.scoring import Scoring
-from ..envserver.toolkeeper import ToolKeeper
+from ..envserver.worker.attempt import Attempt, Finished
+from ..envserver.worker.group import LiveGroup
+from ..envserver.worker.plain_code import PlainCode
+from ..envserver.worker.record import Record
+from ..envserver.worker.rewards import Scoring
+from ..envserver.worker.token_speaker import TokenSpeaker
+from ..envserver.worker.toolsets import OpenToolsets
 from ..errors import RolloutFailed
-from ..inference.engine import Engine, connect
-from ..inference.rendering import Renderer
+from ..inference.engines.engine import Engine, connect
+from ..inference.rendering.rendering import Renderer
 from ..records.ids import RolloutId
 from ..records.rollout import Failed
 from ..records.task import Message, Task
@@ -106,7 +106,7 @@ class Stage:
         self._renderer = Renderer(rendering(), model(), lane)
         self._plain = PlainCode(spec, lane, self._config.rollout_deadline_s)
         self._scoring = Scoring(self._config, spec, env, lane)
-        self._keeper = ToolKeeper()
+        self._keeper = OpenToolsets()
 
     async def __aenter__(self) -> "Stage":
         loop = asyncio.get_running_loop()
@@ -127,7 +127,7 @@ class Stage:
         members = {RolloutId(f"{task.id}.{index}"): one for index, one in enumerate(engines)}
         group = None
         if needs_whole_groups(self._env):
-            group = GroupRun(task, frozenset(members), self._scoring)
+            group = LiveGroup(task, frozenset(members), self._scoring)
         ended = await asyncio.gather(
             *(self._settled(id, task, engine, group) for id, engine in members.items())
         )
@@ -137,7 +137,7 @@ class Stage:
         return [one for one in ended if isinstance(one, Played)]
 
     async def _settled(
-        self, id: RolloutId, task: Task, engine: Engine, group: GroupRun | None
+        self, id: RolloutId, task: Task, engine: Engine, group: LiveGroup | None
     ) -> Played | Failed:
         try:
             return await self._run(id, task, engine, group)
@@ -146,20 +146,20 @@ class Stage:
                 group.leave(id)
 
     async def _run(
-        self, id: RolloutId, task: Task, engine: Engine, group: GroupRun | None
+        self, id: RolloutId, task: Task, engine: Engine, group: LiveGroup | None
     ) -> Played | Failed:
         record = Record()
-        conversation = Conversation(engine, self._renderer, self._sampling, record)
+        conversation = TokenSpeaker(engine, self._renderer, self._sampling, record)
         done = await Attempt(
             self._config, self._env, task, conversation, self._plain, self._scoring, self._keeper,
             group.key if group else None,
         ).run()  # fmt: skip
-        if group is not None and isinstance(done, Done):
+        if group is not None and isinstance(done, Finished):
             done = await group.joined(id, done)
         return done if isinstance(done, Failed) else _played(type(self._env), done, record)
 
 
-def _played(kind: type, done: Done, record: Record) -> Played:
+def _played(kind: type, done: Finished, record: Record) -> Played:
     rewards, metrics = told_apart(kind, done.scores)
     return Played(
         reward=total(kind, rewards),

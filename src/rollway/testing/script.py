@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ..inference.tokenizer import Tokenizer
+from ..inference.rendering.tokenizer import Tokenizer
 from ..records.task import Message
 
 _TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.DOTALL)
@@ -17,7 +17,7 @@ _TOOLS = re.compile(r"(?:\n\n)?# Tools\n.*<tools>\n(.*)\n</tools>.*", re.DOTALL)
 _NO_THOUGHTS = "<think>\n\n</think>\n\n"
 
 
-class Asked(Struct, frozen=True):
+class PolicyPrompt(Struct, frozen=True):
     """A conversation up to where the policy speaks next.
 
     Results of tools have the role `tool`; what the policy said before is there as it drew it.
@@ -43,7 +43,7 @@ class Asked(Struct, frozen=True):
         return tuple(one.content for one in self.messages if one.role == "tool")
 
 
-Answer = Callable[[Asked], str | Awaitable[str]]
+Answer = Callable[[PolicyPrompt], str | Awaitable[str]]
 """The policy: a function of what is asked, plain or async, so that any interleaving gives the same."""
 
 
@@ -53,7 +53,7 @@ def call(name: str, /, **arguments: Any) -> str:
     return f"<tool_call>\n{written}\n</tool_call>"
 
 
-def read_prompt(text: str) -> Asked:
+def read_prompt(text: str) -> PolicyPrompt:
     """The conversation in a prompt that the qwen3 renderer wrote."""
     messages: list[Message] = []
     tools: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ def read_prompt(text: str) -> Asked:
             messages += [Message("tool", one) for one in results]
         elif role != "system" or content:
             messages.append(Message(role, content.removeprefix(_NO_THOUGHTS)))
-    return Asked(tuple(messages), tools)
+    return PolicyPrompt(tuple(messages), tools)
 
 
 def _name(schema: str) -> str:
@@ -74,7 +74,7 @@ def _name(schema: str) -> str:
     return name
 
 
-class Drawn(Struct, frozen=True):
+class ScriptedReply(Struct, frozen=True):
     """A scripted reply as an engine gives it."""
 
     token_ids: list[int]
@@ -88,7 +88,7 @@ class Script:
         self._tokenizer = tokenizer
         self.answer = answer
 
-    async def draw(self, prompt_ids: list[int], max_tokens: int, stop_id: int) -> Drawn:
+    async def draw(self, prompt_ids: list[int], max_tokens: int, stop_id: int) -> ScriptedReply:
         asked = read_prompt(self._tokenizer.decode(prompt_ids))
         said = self.answer(asked)
         text = await said if inspect.isawaitable(said) else said
@@ -96,5 +96,5 @@ class Script:
             raise TypeError(f"the answer to {asked.said!r} is {text!r}, not a string")
         ids = [*self._tokenizer.encode(text), stop_id]
         if len(ids) > max_tokens:
-            return Drawn(ids[:max_tokens], "length")
-        return Drawn(ids, "stop")
+            return ScriptedReply(ids[:max_tokens], "length")
+        return ScriptedReply(ids, "stop")

@@ -51,7 +51,7 @@ class Row(Struct, frozen=True):
         return columns if self.routes is None else {**columns, "routes": self.routes}
 
 
-class Span(Struct, frozen=True):
+class RowSpan(Struct, frozen=True):
     """What one turn added to a row: some tokens of the prompt, then those it drew."""
 
     num_prompt: int
@@ -67,7 +67,7 @@ class OpenRow:
 
     def __init__(self, turn: Turn) -> None:
         self._ids = bytearray()
-        self._spans: list[Span] = []
+        self._spans: list[RowSpan] = []
         self._routes: list[Routes] | None = None if turn.routes is None else []
         self.num_tokens = 0
         self.extend(turn)
@@ -88,7 +88,7 @@ class OpenRow:
         self._ids += turn.prompt_ids[old:].tobytes()
         self._ids += turn.completion_ids.tobytes()
         self._spans.append(
-            Span(num_prompt, num_drawn, turn.logprobs, turn.versions, turn.temperature, turn.extra)
+            RowSpan(num_prompt, num_drawn, turn.logprobs, turn.versions, turn.temperature, turn.extra)
         )
         self.num_tokens += num_prompt + num_drawn
 

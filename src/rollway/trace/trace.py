@@ -10,7 +10,7 @@ from .routes import wanted_start
 from .row import OpenRow, Row
 
 
-class Place:
+class RowPlace:
     """Where a turn will go: the row it extends, or a new one."""
 
     def __init__(self, row: OpenRow | None) -> None:
@@ -31,9 +31,9 @@ class Trace:
         self._taken: list[OpenRow] = []
 
     @contextmanager
-    def place_for(self, prompt_ids: Ints) -> Iterator[Place]:
+    def place_for(self, prompt_ids: Ints) -> Iterator[RowPlace]:
         """The place of a turn, kept free for it within the block."""
-        place = Place(self._longest_prefix(prompt_ids))
+        place = RowPlace(self._longest_prefix(prompt_ids))
         if place.row is None:
             yield place
             return
@@ -43,7 +43,7 @@ class Trace:
         finally:
             self._taken.remove(place.row)
 
-    def add(self, turn: Turn, place: Place | None = None) -> None:
+    def add(self, turn: Turn, place: RowPlace | None = None) -> None:
         """Take a turn in. Raises TraceError if the engine's reply cannot be right."""
         if not len(turn.logprobs) == len(turn.versions) == len(turn.completion_ids):
             raise TraceError(
@@ -51,7 +51,7 @@ class Trace:
                 f"and {len(turn.versions)} versions"
             )
         check_extra(turn)
-        place = place or Place(self._longest_prefix(turn.prompt_ids))
+        place = place or RowPlace(self._longest_prefix(turn.prompt_ids))
         if turn.routes is not None and turn.routes_start > place.routes_start:
             raise TraceError(
                 f"routes start at {turn.routes_start}, the row needs them from {place.routes_start}"

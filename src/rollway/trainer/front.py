@@ -6,14 +6,14 @@ from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
-from ..config.parts import Address, TrainerPart
-from ..loop.part import Parent, as_it_is, run_part
+from ..config.specs import OrchestratorAddress, TrainerSpec
+from ..loop.processes.part import Parent, as_it_is, run_part
 from ..rundir.rundir import RunDir
 from ..transport import Batches, open_batches
-from .cores import Cores, start_cores
+from .rank_processes import RankProcesses, start_ranks
 
 
-def batches_of(part: TrainerPart, address: str) -> AbstractAsyncContextManager[Batches]:
+def batches_of(part: TrainerSpec, address: str) -> AbstractAsyncContextManager[Batches]:
     """At the address of the orchestrator, or in the run directory if it has none."""
     wants, run = part.transport, RunDir(part.run_dir)
     if not address:
@@ -22,21 +22,21 @@ def batches_of(part: TrainerPart, address: str) -> AbstractAsyncContextManager[B
     return open_batches(address, first=part.first_step, landing=landing, keys=wants.trainer_keys)
 
 
-async def train_all(part: TrainerPart, cores: Cores, address: str) -> None:
+async def train_all(part: TrainerSpec, cores: RankProcesses, address: str) -> None:
     """Every step in order: its batch, its weights, its publication."""
     async with batches_of(part, address) as batches:
         async for batch in batches:
             await batches.publish(await cores.train(batch))
 
 
-async def trainer(part: TrainerPart, parent: Parent) -> None:
+async def trainer(part: TrainerSpec, parent: Parent) -> None:
     """Train until the last step is published and the parent is gone."""
-    async with start_cores(part) as cores:
+    async with start_ranks(part) as cores:
         await parent.ready()
         told = await parent.told()
         if told is None:
             return
-        address = msgspec.msgpack.decode(told, type=Address).address
+        address = msgspec.msgpack.decode(told, type=OrchestratorAddress).address
         async with asyncio.TaskGroup() as tasks:
             training = tasks.create_task(train_all(part, cores, address))
             await parent.gone()
@@ -44,4 +44,4 @@ async def trainer(part: TrainerPart, parent: Parent) -> None:
 
 
 def main(name: str, sock: socket.socket) -> None:
-    run_part(name, sock, TrainerPart, as_it_is, trainer)
+    run_part(name, sock, TrainerSpec, as_it_is, trainer)

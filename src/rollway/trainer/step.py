@@ -1,26 +1,27 @@
 """One optimizer step from one manifest."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from ..config.sections import TrainerConfig
 from ..errors import ModelError
+from ..model.routers import find_routers, replay
 from ..payload.reader import SegmentReader
 from ..records.batch import BatchManifest
-from .forward import token_logprobs
+from .collective import Collective
 from .loss import TokenStats, policy_loss, token_stats
-from .packing import load_micro_batch
-from .ranks import Ranks
+from .micro_batch import PackedMicroBatch, load_micro_batch
 
 
 class Learner:
     """A model and its optimizer."""
 
-    def __init__(self, model: Any, config: TrainerConfig, ranks: Ranks | None = None) -> None:
+    def __init__(self, model: Any, config: TrainerConfig, ranks: Collective | None = None) -> None:
         self.model = model.train()
         self._config = config
-        self._ranks = ranks or Ranks()
+        self._ranks = ranks or Collective()
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.95)
         )
@@ -85,3 +86,38 @@ def _means(
         "mismatch_kl": kl / tokens,
         "entropy": entropy / tokens,
     }
+
+
+def _replayed(model: Any, packed: PackedMicroBatch) -> AbstractContextManager[None]:
+    if packed.routes is None:
+        return nullcontext()
+    routers = find_routers(model)
+    if len(routers) != packed.routes.shape[1]:
+        raise ModelError(
+            f"the engine reports routes of {packed.routes.shape[1]} layers, the model has "
+            f"{len(routers)} routers; set trainer.replay_routes=false to train without"
+        )
+    return replay(routers, packed.routes.to(model.device))
+
+
+def token_logprobs(
+    model: Any, packed: PackedMicroBatch, *, replay_routes: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logprob of each trained token, at the temperature it was drawn with, and the entropy there."""
+    device = model.device
+    same_row = packed.segments[:, None] == packed.segments[None, :]
+    mask = same_row & (packed.positions[:, None] >= packed.positions[None, :])
+    with _replayed(model, packed) if replay_routes else nullcontext():
+        output = model(
+            input_ids=packed.token_ids[None].to(device),
+            position_ids=packed.positions[None].to(device),
+            attention_mask=mask[None, None].to(device),
+            logits_to_keep=(packed.targets - 1).to(device),
+            use_cache=False,
+        )
+    logits = output.logits[0].float() / packed.temperatures[:, None].to(device)
+    all_logprobs = torch.log_softmax(logits, dim=-1)
+    drawn = packed.token_ids[packed.targets].to(device)
+    with torch.no_grad():
+        entropy = -(all_logprobs.exp() * all_logprobs).sum(-1)
+    return all_logprobs.gather(-1, drawn[:, None])[:, 0], entropy

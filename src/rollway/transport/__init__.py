@@ -8,9 +8,8 @@ async with open_batches("tcp://127.0.0.1:5599") as batches:
         await batches.publish(Published(batch.version, folder, {"loss": 0.1}))
 """
 
-from ..records.policy import Published
-from .batch import Batch
+from ..records.engine import Published
+from .batch import Batch, Batches
 from .choose import open_batches
-from .transport import Batches
 
 __all__ = ["Batch", "Batches", "Published", "open_batches"]

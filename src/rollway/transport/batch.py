@@ -1,6 +1,7 @@
 """What a trainer gets for one step: the manifest as it was shipped, and where its payload lies."""
 
 from pathlib import Path
+from typing import Protocol, Self
 
 import msgspec
 from crc32c import crc32c
@@ -9,6 +10,7 @@ from msgspec import Struct
 from ..errors import UNREADABLE, PayloadError
 from ..payload.reader import SegmentReader
 from ..records.batch import BatchManifest
+from ..records.engine import Published
 from ..records.ids import PolicyVersion, Step
 from ..records.payload import PayloadRef
 
@@ -56,3 +58,35 @@ class Batch(Struct, frozen=True):
     def reader(self) -> SegmentReader:
         """Opens rows: `reader.row(row)` gives views of its columns."""
         return SegmentReader(Path(self.payload))
+
+
+class BatchSender(Protocol):
+    """The orchestrator's side."""
+
+    address: str
+    """Where a trainer connects; empty if it finds batches in the run directory."""
+
+    async def serve(self) -> None:
+        """What has to run while batches are shipped; ends at once if that is nothing."""
+        ...
+
+    async def ship(self, manifest: BatchManifest) -> None:
+        """Hand a batch to the trainer. Once this returns it outlives this process."""
+        ...
+
+    async def next_version(self, version: PolicyVersion) -> Published:
+        """The record of `version`, once its weights are complete. It outlives this process."""
+        ...
+
+
+class Batches(Protocol):
+    """The trainer's side: batches in order, until the run's last step."""
+
+    def __aiter__(self) -> Self: ...
+
+    async def __anext__(self) -> Batch: ...
+
+    async def publish(self, published: Published) -> None:
+        """Say that the weights of a step lie complete in `published.path`, where the engine can read
+        them. Returns once the run has noted it; the batch's payload may be gone then."""
+        ...

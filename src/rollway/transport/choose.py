@@ -14,11 +14,11 @@ from ..records.ids import Step
 from ..rundir.rundir import RunDir
 from ..wire.keys import client_keys
 from ..wire.port import open_port
-from . import zmqbatches
-from .filesystem import FileBatches, FileShipping
-from .talk import MAX_TRAINER_BYTES
-from .transport import Batches, Shipping
-from .zmqshipping import ZmqShipping
+from . import zmq_batches as zmqbatches
+from .batch import Batches, BatchSender
+from .files import FileBatches, FileSender
+from .messages import MAX_TRAINER_BYTES
+from .zmq_sender import ZmqSender
 
 MAX_UNREAD = 1000
 UNBOUNDED = 0
@@ -28,10 +28,10 @@ LAST_WORDS_MS = 1000
 
 
 @contextmanager
-def open_shipping(run: RunDir, wants: TransportConfig, first: Step, last: int) -> Iterator[Shipping]:
+def open_shipping(run: RunDir, wants: TransportConfig, first: Step, last: int) -> Iterator[BatchSender]:
     """The orchestrator's side of the transport that the run file names."""
     if wants.manifests == "files":
-        yield FileShipping(run)
+        yield FileSender(run)
         return
     with ExitStack() as stack:
         context = stack.enter_context(zmq.asyncio.Context())
@@ -40,7 +40,7 @@ def open_shipping(run: RunDir, wants: TransportConfig, first: Step, last: int) -
             max_bytes=MAX_TRAINER_BYTES, max_unread=MAX_UNREAD, max_unsent=UNBOUNDED,
         )  # fmt: skip
         port.wire.setsockopt(zmq.LINGER, LAST_WORDS_MS)
-        yield ZmqShipping(run, port, wants.frames_mb << 20, first, last)
+        yield ZmqSender(run, port, wants.frames_mb << 20, first, last)
 
 
 @asynccontextmanager

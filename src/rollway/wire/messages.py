@@ -13,8 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ..errors import UNREADABLE, ProtocolError
-from ..records.bounds import ID_PATTERN, Count, Label, Natural
-from ..records.ids import PolicyVersion, RolloutId, WorkerName
+from ..records.ids import ID_PATTERN, Count, Label, Natural, PolicyVersion, RolloutId, WorkerName
 from ..records.lag import ProcessStats
 from ..records.rollout import Settled
 from ..records.task import Split, Task
@@ -28,9 +27,9 @@ MAX_GROUP = 10_000
 MAX_REASON = 200
 """Characters of what is said about a bad message: parts of it may be the peer's."""
 
-Id = Annotated[RolloutId, Meta(pattern=ID_PATTERN)]
+RolloutLabel = Annotated[RolloutId, Meta(pattern=ID_PATTERN)]
 Version = Annotated[PolicyVersion, Meta(ge=0, le=2**53)]
-Worker = Annotated[WorkerName, Meta(max_length=1_000)]
+WorkerLabel = Annotated[WorkerName, Meta(max_length=1_000)]
 Seconds = Annotated[float, Meta(ge=0)]
 
 Phase = Literal["starting", "engine", "env", "tool", "update", "scoring", "committing"]
@@ -84,7 +83,7 @@ class Run(Struct, frozen=True, tag="run"):
     """Run one rollout. The task travels along, so that any worker can run it. A client chooses ids that
     differ among its own; towards workers the router makes them unique in the server."""
 
-    rollout_id: Id
+    rollout_id: RolloutLabel
     attempt: Count
     task: Task
     sampling: Sampling
@@ -103,7 +102,7 @@ class RunGroup(Struct, frozen=True, tag="run_group"):
 class Cancel(Struct, frozen=True, tag="cancel"):
     """Stop a rollout; it settles as Cancelled unless it has settled already."""
 
-    rollout_id: Id
+    rollout_id: RolloutLabel
     reason: Label
 
 
@@ -130,7 +129,7 @@ class RolloutProgress(Struct, frozen=True):
     num_tokens: int
 
 
-class Progress(Struct, frozen=True, tag="progress"):
+class WorkerProgress(Struct, frozen=True, tag="progress"):
     """Rollouts of one worker, those that are longest in their phase first; at most one a second."""
 
     worker: WorkerName
@@ -146,11 +145,11 @@ class NewPolicy(Struct, frozen=True, tag="new_policy"):
 class FrameTaken(Struct, frozen=True, tag="frame_taken"):
     """`num_bytes` of raw frames of `worker` are written or refused: it may send as many more."""
 
-    worker: Worker
+    worker: WorkerLabel
     num_bytes: Natural
 
 
-class Stats(Struct, frozen=True, tag="stats"):
+class ServerStats(Struct, frozen=True, tag="stats"):
     """What one process of the server says of itself."""
 
     stats: ProcessStats
@@ -191,10 +190,10 @@ class _GroupHead(Struct, frozen=True, tag="run_group"):
 
 
 FromClient = Hello | NextTasks | Run | RunGroup | Cancel | Ping | NewPolicy | FrameTaken
-FromWorker = Hello | Tasks | Settled | Progress | Stats | Drained
+FromWorker = Hello | Tasks | Settled | WorkerProgress | ServerStats | Drained
 ToRouter = FromClient | FromWorker
 ToWorker = Run | RunGroup | Cancel | Drain | NextTasks | NewPolicy | FrameTaken
-ToClient = Welcome | Refused | Tasks | Settled | Progress | Stats | WorkerLost
+ToClient = Welcome | Refused | Tasks | Settled | WorkerProgress | ServerStats | WorkerLost
 
 _encoder = msgspec.msgpack.Encoder()
 _from_client: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(
@@ -250,7 +249,7 @@ def for_worker(frame: bytes | memoryview) -> ToWorker:
 
 
 def unread_runs(frame: bytes | memoryview) -> list[tuple[RolloutId, int]]:
-    """Id and attempt of the rollouts in a frame that `for_worker` could not read: the router passes
+    """RolloutLabel and attempt of the rollouts in a frame that `for_worker` could not read: the router passes
     tasks on unread, and every rollout must settle."""
     try:
         head = _decode(_heads, frame)

@@ -7,8 +7,7 @@ which may have come from anywhere, the third.
 
 from ...records.rollout import Failed
 from .events import WorkerDied, WorkerSilent
-from .keys import serial_of
-from .owed import Entry
+from .open_runs import OpenRun, serial_of
 
 MAX_CRASHES = 2
 MAX_KILLS = 3
@@ -20,7 +19,7 @@ HELD_SHARE = 0.5
 Loss = WorkerDied | WorkerSilent
 
 
-def is_marked(entry: Entry, loss: Loss) -> bool:
+def is_marked(entry: OpenRun, loss: Loss) -> bool:
     """Whether the board accuses this rollout."""
     mark = loss.mark
     if mark is None or mark.serial != serial_of(entry.key):
@@ -32,7 +31,7 @@ def is_marked(entry: Entry, loss: Loss) -> bool:
             return True
 
 
-def verdict(entry: Entry, loss: Loss) -> Failed | None:
+def verdict(entry: OpenRun, loss: Loss) -> Failed | None:
     """The rollout's failure, or None if another worker may try it. Counts what it is blamed for."""
     if is_marked(entry, loss):
         match loss:
@@ -51,7 +50,7 @@ def verdict(entry: Entry, loss: Loss) -> Failed | None:
     return None
 
 
-def _held(entry: Entry, loss: WorkerSilent) -> str:
+def _held(entry: OpenRun, loss: WorkerSilent) -> str:
     assert loss.mark is not None
     at = f" at {loss.mark.where}" if loss.mark.where else ""
     return (
@@ -60,7 +59,7 @@ def _held(entry: Entry, loss: WorkerSilent) -> str:
     )
 
 
-def _killed(entry: Entry, loss: Loss) -> str:
+def _killed(entry: OpenRun, loss: Loss) -> str:
     assert loss.mark is not None
     at = f" at {loss.mark.where}" if loss.mark.where else ""
     count = entry.num_crashes + entry.num_kills

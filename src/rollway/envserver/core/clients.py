@@ -2,6 +2,9 @@
 
 from collections import OrderedDict
 
+from ...records.rollout import Settled
+from ...wire.messages import Tasks, Welcome
+from .events import TellClient
 from .leases import Leases
 
 LISTENING_S = 5.0
@@ -60,3 +63,17 @@ class Clients:
     def listening(self) -> list[bytes]:
         """Those that would read news now."""
         return sorted(set(self._leases.heard_within(LISTENING_S)) - self._unreachable)
+
+
+class Undelivered:
+    """Answers wait until their client is heard again; what is only news does not."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, list[TellClient]] = {}
+
+    def keep(self, told: TellClient) -> None:
+        if isinstance(told.message, Settled | Tasks | Welcome):
+            self._kept.setdefault(told.client, []).append(told)
+
+    def take(self, client: bytes) -> list[TellClient]:
+        return self._kept.pop(client, [])

@@ -12,34 +12,32 @@ from ...records.ids import RolloutId, WorkerName
 from ...records.rollout import Cancelled, Failed, Settled
 from ...wire.messages import Cancel, FrameTaken, RolloutProgress, Run, RunGroup
 from .blame import Loss, verdict
-from .events import Command, Note, TellClient, TellWorker, WorkerSays
-from .frames import FramesOnTheirWay
-from .keys import serial_of
-from .owed import NO_WORKER, Entry, Owed
-from .pool import Pool
-from .waiting import Waiting
+from .events import LogNote, RouterCommand, TellClient, TellWorker, WorkerSays
+from .open_runs import NO_WORKER, OpenRun, OpenRuns, serial_of
+from .run_queue import RunQueue
+from .worker_pool import WorkerPool
 
 ENDING = Cancelled("the env server is ending")
 
 
-class Burial(Struct, frozen=True):
+class LossResult(Struct, frozen=True):
     """What became of a lost worker's rollouts."""
 
-    commands: list[Command]
+    commands: list[RouterCommand]
     num_moved: int
     num_failed: int
 
 
-class Dispatch:
+class RouterDispatch:
     """Who is owed what, what waits, what runs where."""
 
-    def __init__(self, pool: Pool, max_waiting: int) -> None:
+    def __init__(self, pool: WorkerPool, max_waiting: int) -> None:
         self._pool = pool
         self._max_waiting = max_waiting
-        self._frames = FramesOnTheirWay()
+        self._frames = FramesInTransit()
         self._now_s = 0.0
-        self.owed = Owed()
-        self.waiting = Waiting()
+        self.owed = OpenRuns()
+        self.waiting = RunQueue()
         self.whole_groups = False
         self.is_stopping = False
         self.num_late = 0
@@ -51,7 +49,7 @@ class Dispatch:
         """Time passes; 0 is for events that do not say."""
         self._now_s = max(self._now_s, now_s)
 
-    def take(self, client: bytes, runs: tuple[Run, ...]) -> list[Command]:
+    def take(self, client: bytes, runs: tuple[Run, ...]) -> list[RouterCommand]:
         """Runs that go to one worker together. One that is owed already is not taken twice."""
         entries = self.owed.add(client, runs, self._now_s)
         self.num_twice += len(runs) - len(entries)
@@ -65,9 +63,9 @@ class Dispatch:
             self.waiting.add(client, [entry.key for entry in entries])
         return self.assign()
 
-    def assign(self) -> list[Command]:
+    def assign(self) -> list[RouterCommand]:
         """Give what waits to the workers with most room. Nobody overtakes a group that waits for it."""
-        commands: list[Command] = []
+        commands: list[RouterCommand] = []
         while size := self.waiting.next_size():
             worker = self._pool.freest(size)
             if worker is None:
@@ -80,7 +78,7 @@ class Dispatch:
             commands.append(TellWorker(worker, message))
         return commands
 
-    def cancel(self, client: bytes, id: RolloutId, reason: str) -> list[Command]:
+    def cancel(self, client: bytes, id: RolloutId, reason: str) -> list[RouterCommand]:
         """A waiting one ends here. A running one ends when its worker says so, or is lost."""
         entry = self.owed.find(client, id)
         if entry is None:
@@ -90,9 +88,9 @@ class Dispatch:
         entry.cancelled = reason or "cancelled"
         return [TellWorker(entry.worker, Cancel(entry.key, reason))]
 
-    def leave(self, client: bytes, why: str) -> list[Command]:
+    def leave(self, client: bytes, why: str) -> list[RouterCommand]:
         """A client seems gone: its rollouts end, and are answered in case it is still there."""
-        commands: list[Command] = []
+        commands: list[RouterCommand] = []
         for entry in self.owed.of(client):
             if entry.worker != NO_WORKER and not entry.cancelled:
                 commands.append(TellWorker(entry.worker, Cancel(entry.key, why)))
@@ -101,29 +99,29 @@ class Dispatch:
         commands += [TellWorker(worker, FrameTaken(worker, size)) for worker, size in lost]
         return commands + self.assign()
 
-    def settle(self, said: WorkerSays, settled: Settled) -> list[Command]:
+    def settle(self, said: WorkerSays, settled: Settled) -> list[RouterCommand]:
         """Pass an end on, once. Nobody waits for that of a lost attempt, or of a client that left."""
         worker, size, key = said.worker, said.num_bytes, settled.rollout_id
         was_running = self._pool.give_back(worker, key)
         entry = self.owed.get(key)
         if entry is None or entry.worker != worker or entry.run.attempt != settled.attempt:
             self.num_late += not was_running
-            told: list[Command] = [TellWorker(worker, FrameTaken(worker, size))] if size else []
+            told: list[RouterCommand] = [TellWorker(worker, FrameTaken(worker, size))] if size else []
             return told + self.assign()
         self._frames.sent(entry.client, worker, size)
         self.owed.forget(entry)
         theirs = msgspec.structs.replace(settled, rollout_id=entry.id)
         return [TellClient(entry.client, theirs, said.frame), *self.assign()]
 
-    def frame_taken(self, client: bytes, worker: WorkerName, num_bytes: int) -> list[Command]:
+    def frame_taken(self, client: bytes, worker: WorkerName, num_bytes: int) -> list[RouterCommand]:
         taken = self._frames.taken(client, worker, num_bytes)
         return [TellWorker(worker, FrameTaken(worker, taken))] if taken else []
 
-    def bury(self, keys: Iterable[RolloutId], loss: Loss) -> Burial:
+    def bury(self, keys: Iterable[RolloutId], loss: Loss) -> LossResult:
         """Move a lost worker's rollouts to others, members of a group together. One that is to blame,
         or has lost too many workers, fails."""
         self._frames.forget(loss.worker)
-        commands: list[Command] = []
+        commands: list[RouterCommand] = []
         groups: dict[tuple[bytes, int], list[RolloutId]] = {}
         num_failed = 0
         for entry in sorted(self._of(keys), key=lambda entry: serial_of(entry.key)):
@@ -139,7 +137,7 @@ class Dispatch:
         for (client, _), group in reversed(groups.items()):
             self.waiting.add(client, group, first=True)
         num_moved = sum(len(group) for group in groups.values())
-        return Burial(commands + self.assign(), num_moved, num_failed)
+        return LossResult(commands + self.assign(), num_moved, num_failed)
 
     def progress(
         self, worker: WorkerName, rollouts: Iterable[RolloutProgress]
@@ -153,31 +151,61 @@ class Dispatch:
                 mine.setdefault(entry.client, []).append(theirs)
         return mine
 
-    def stop(self) -> list[Command]:
+    def stop(self) -> list[RouterCommand]:
         """Nothing more is taken; what waits ends."""
         self.is_stopping = True
         return [self._end(entry, ENDING) for entry in self.owed.all() if entry.worker == NO_WORKER]
 
-    def end(self) -> list[Command]:
+    def end(self) -> list[RouterCommand]:
         """Everything that is still owed ends here."""
         return [self._end(entry, ENDING) for entry in self.owed.all()]
 
-    def _of(self, keys: Iterable[RolloutId]) -> list[Entry]:
+    def _of(self, keys: Iterable[RolloutId]) -> list[OpenRun]:
         """What is still owed of `keys`."""
         return [entry for key in keys if (entry := self.owed.get(key)) is not None]
 
-    def _fate(self, entry: Entry, loss: Loss) -> Cancelled | Failed | None:
+    def _fate(self, entry: OpenRun, loss: Loss) -> Cancelled | Failed | None:
         """How a lost worker's rollout ends; None if it may run again."""
         if entry.cancelled:
             return Cancelled(entry.cancelled)
         return verdict(entry, loss) or (ENDING if self.is_stopping else None)
 
-    def _end(self, entry: Entry, outcome: Cancelled | Failed) -> Command:
+    def _end(self, entry: OpenRun, outcome: Cancelled | Failed) -> RouterCommand:
         self.waiting.remove(entry.key)
         self.owed.forget(entry)
         return TellClient(entry.client, entry.settled(outcome))
 
 
-def _accusation(entry: Entry, failed: Failed) -> Command:
+def _accusation(entry: OpenRun, failed: Failed) -> RouterCommand:
     """No worker will log this failure."""
-    return Note(f"{entry.key} failed ({failed.boundary}, attempt {entry.run.attempt}): {failed.error}")
+    return LogNote(
+        f"{entry.key} failed ({failed.boundary}, attempt {entry.run.attempt}): {failed.error}"
+    )
+
+
+class FramesInTransit:
+    """Sums by client and worker; what is not on its way has no entry."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[tuple[bytes, WorkerName], int] = {}
+
+    def sent(self, client: bytes, worker: WorkerName, num_bytes: int) -> None:
+        if num_bytes:
+            self._bytes[client, worker] = self._bytes.get((client, worker), 0) + num_bytes
+
+    def taken(self, client: bytes, worker: WorkerName, num_bytes: int) -> int:
+        """How much of what a client says it took had been sent to it."""
+        sent = self._bytes.pop((client, worker), 0)
+        if num_bytes < sent:
+            self._bytes[client, worker] = sent - num_bytes
+        return min(sent, num_bytes)
+
+    def lost_with(self, client: bytes) -> list[tuple[WorkerName, int]]:
+        """What was on its way to a client that is gone."""
+        ways = [way for way in self._bytes if way[0] == client]
+        return [(way[1], self._bytes.pop(way)) for way in ways]
+
+    def forget(self, worker: WorkerName) -> None:
+        """A worker that is gone waits for nothing."""
+        for way in [way for way in self._bytes if way[1] == worker]:
+            del self._bytes[way]

@@ -17,7 +17,7 @@ class TellClient(Struct, frozen=True):
     frame: Frame = None
 
 
-class Mark(Struct, frozen=True):
+class RunningCode(Struct, frozen=True):
     """What a worker's board showed when it was lost: the rollout whose code was running."""
 
     serial: int
@@ -48,7 +48,7 @@ class WorkerDied(Struct, frozen=True):
     worker: WorkerName
     how: str = "died"
     by_sigkill: bool = False
-    mark: Mark | None = None
+    mark: RunningCode | None = None
 
 
 class WorkerSilent(Struct, frozen=True):
@@ -58,30 +58,39 @@ class WorkerSilent(Struct, frozen=True):
     worker: WorkerName
     silent_s: float
     was_stopped: bool = False
-    mark: Mark | None = None
+    mark: RunningCode | None = None
 
 
-class Undelivered(Struct, frozen=True):
+class ClientUnreachable(Struct, frozen=True):
     """A client could not be reached with this."""
 
     told: TellClient
 
 
-class Tick(Struct, frozen=True):
+class RouterTick(Struct, frozen=True):
     """Time passes, several times a second."""
 
     now_s: float
 
 
-class Stop(Struct, frozen=True):
+class StopServer(Struct, frozen=True):
     """Take nothing more, let workers finish what they have."""
 
 
-class End(Struct, frozen=True):
+class EndServer(Struct, frozen=True):
     """The server ends now: whatever is still owed is answered."""
 
 
-Event = ClientSays | WorkerSays | WorkerDied | WorkerSilent | Undelivered | Tick | Stop | End
+RouterEvent = (
+    ClientSays
+    | WorkerSays
+    | WorkerDied
+    | WorkerSilent
+    | ClientUnreachable
+    | RouterTick
+    | StopServer
+    | EndServer
+)
 
 
 class TellWorker(Struct, frozen=True):
@@ -106,10 +115,10 @@ class RetireWorker(Struct, frozen=True):
     worker: WorkerName
 
 
-class Note(Struct, frozen=True):
+class LogNote(Struct, frozen=True):
     """A line for the server's log."""
 
     text: str
 
 
-Command = TellClient | TellWorker | KillWorker | StartWorker | RetireWorker | Note
+RouterCommand = TellClient | TellWorker | KillWorker | StartWorker | RetireWorker | LogNote

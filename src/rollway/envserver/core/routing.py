@@ -20,43 +20,42 @@ from ...wire.messages import (
     NewPolicy,
     NextTasks,
     Ping,
-    Progress,
     Refused,
     RolloutProgress,
     Run,
     RunGroup,
-    Stats,
+    ServerStats,
     Tasks,
     ToClient,
     ToRouter,
     Welcome,
     WorkerLost,
+    WorkerProgress,
 )
-from .asked import MAX_OPEN, TasksAsked
 from .blame import Loss
-from .clients import Clients
-from .dispatch import Dispatch
+from .clients import Clients, Undelivered
+from .dispatch import RouterDispatch
 from .events import (
     ClientSays,
-    Command,
-    End,
-    Event,
+    ClientUnreachable,
+    EndServer,
     KillWorker,
     RetireWorker,
+    RouterCommand,
+    RouterEvent,
+    RouterTick,
     StartWorker,
-    Stop,
+    StopServer,
     TellClient,
     TellWorker,
-    Tick,
-    Undelivered,
     WorkerDied,
     WorkerSays,
     WorkerSilent,
 )
 from .leases import Leases
-from .pool import Pool
-from .scaling import Load, Scaling
-from .undelivered import Kept
+from .scaling import Scaling, WorkerLoad
+from .task_requests import MAX_OPEN, TaskRequests
+from .worker_pool import WorkerPool
 
 
 class Bounds(Struct, frozen=True):
@@ -78,14 +77,14 @@ class Routing:
         self._env = env
         self._bounds = bounds
         self._clients = Clients(bounds.client_lease_s)
-        self._kept = Kept()
+        self._kept = Undelivered()
         self._unwelcomed: dict[bytes, None] = {}
         self._is_known = False
         """Whether a worker has said what the environment needs."""
-        self._pool = Pool()
+        self._pool = WorkerPool()
         self._leases: Leases[WorkerName] = Leases()
-        self._dispatch = Dispatch(self._pool, bounds.max_waiting)
-        self._asked = TasksAsked()
+        self._dispatch = RouterDispatch(self._pool, bounds.max_waiting)
+        self._asked = TaskRequests()
         self._scaling = Scaling(bounds.min_workers, bounds.max_workers, bounds.idle_s)
         self._version = PolicyVersion(0)
         self._num_unexpected = 0
@@ -109,7 +108,7 @@ class Routing:
         """Ends of attempts that were given up before they came."""
         return self._dispatch.num_late
 
-    def on_event(self, event: Event) -> list[Command]:
+    def on_event(self, event: RouterEvent) -> list[RouterCommand]:
         match event:
             case ClientSays(client=client, message=message, now_s=now_s):
                 self._dispatch.at(now_s)
@@ -123,18 +122,18 @@ class Routing:
                 return self._from_worker(worker, message)
             case WorkerDied() | WorkerSilent():
                 return self._bury(event)
-            case Undelivered(told=told):
+            case ClientUnreachable(told=told):
                 if self._clients.unreachable(told.client):
                     self._kept.keep(told)
                 return []
-            case Tick(now_s=now_s):
+            case RouterTick(now_s=now_s):
                 return self._tick(now_s)
-            case Stop():
+            case StopServer():
                 return self._stop()
-            case End():
+            case EndServer():
                 return self._dispatch.end()
 
-    def _from_client(self, client: bytes, message: ToRouter) -> list[Command]:
+    def _from_client(self, client: bytes, message: ToRouter) -> list[RouterCommand]:
         match message:
             case Hello(protocol=protocol) if protocol != PROTOCOL:
                 reason = f"this server speaks protocol {PROTOCOL}, the client {protocol}"
@@ -150,7 +149,7 @@ class Routing:
         self._num_unexpected += 1
         return []
 
-    def _from_known(self, client: bytes, message: ToRouter) -> list[Command]:
+    def _from_known(self, client: bytes, message: ToRouter) -> list[RouterCommand]:
         match message:
             case Ping():
                 return []
@@ -171,7 +170,7 @@ class Routing:
         self._num_unexpected += 1
         return []
 
-    def _welcome(self) -> list[Command]:
+    def _welcome(self) -> list[RouterCommand]:
         """Those that wait for it, once it is known how they should send their runs."""
         if not self._is_known:
             return []
@@ -179,10 +178,10 @@ class Routing:
         waited, self._unwelcomed = list(self._unwelcomed), {}
         return [TellClient(client, welcome) for client in waited]
 
-    def _news(self, message: ToClient) -> list[Command]:
+    def _news(self, message: ToClient) -> list[RouterCommand]:
         return [TellClient(client, message) for client in self._clients.listening()]
 
-    def _from_worker(self, worker: WorkerName, message: ToRouter) -> list[Command]:
+    def _from_worker(self, worker: WorkerName, message: ToRouter) -> list[RouterCommand]:
         match message:
             case Hello(credits=credits, whole_groups=whole_groups):
                 return self._greet(worker, credits, whole_groups)
@@ -190,35 +189,37 @@ class Routing:
                 client = self._asked.answered(worker, tasks)
                 if client is not None:
                     return [TellClient(client, tasks)]
-            case Stats(stats=stats):
+            case ServerStats(stats=stats):
                 if worker in self._pool:
                     self._pool.note(worker, stats)  # which may give it, or others, more room
                 return self._news(message) + self._dispatch.assign()
-            case Progress(rollouts=rollouts):
+            case WorkerProgress(rollouts=rollouts):
                 return self._tell_progress(worker, rollouts)
             case Drained():
                 return self._bury(WorkerDied(worker, "ended"))
         self._num_unexpected += 1
         return []
 
-    def _greet(self, worker: WorkerName, credits: int, whole_groups: bool) -> list[Command]:
+    def _greet(self, worker: WorkerName, credits: int, whole_groups: bool) -> list[RouterCommand]:
         self._is_known, self._dispatch.whole_groups = True, whole_groups
         self._pool.add(worker, credits)
         self._leases.renew(worker)
-        news: list[Command] = [TellWorker(worker, NewPolicy(self._version)), *self._welcome()]
+        news: list[RouterCommand] = [TellWorker(worker, NewPolicy(self._version)), *self._welcome()]
         if self._dispatch.is_stopping:
             return news + self._drain(worker)
         return news + self._ask_tasks() + self._dispatch.assign()
 
-    def _tell_progress(self, worker: WorkerName, rollouts: Iterable[RolloutProgress]) -> list[Command]:
+    def _tell_progress(
+        self, worker: WorkerName, rollouts: Iterable[RolloutProgress]
+    ) -> list[RouterCommand]:
         by_client = self._dispatch.progress(worker, rollouts)
         return [
-            TellClient(client, Progress(worker, tuple(by_client[client])))
+            TellClient(client, WorkerProgress(worker, tuple(by_client[client])))
             for client in self._clients.listening()
             if client in by_client
         ]
 
-    def _bury(self, loss: Loss) -> list[Command]:
+    def _bury(self, loss: Loss) -> list[RouterCommand]:
         lost = self._pool.remove(loss.worker)
         if lost is None:
             return []
@@ -230,11 +231,11 @@ class Routing:
         notice = WorkerLost(loss.worker, burial.num_moved, burial.num_failed)
         return commands + self._news(notice)
 
-    def _tick(self, now_s: float) -> list[Command]:
+    def _tick(self, now_s: float) -> list[RouterCommand]:
         self._dispatch.at(now_s)
         self._clients.tick(now_s)
         self._leases.tick(now_s)
-        commands: list[Command] = []
+        commands: list[RouterCommand] = []
         for client in self._clients.silent():
             commands += self._leave(client)
         for worker in sorted(self._leases.silent(self._bounds.lease_s)):
@@ -243,7 +244,7 @@ class Routing:
             self._pool.condemn(worker)
         return commands if self._dispatch.is_stopping else commands + self._scale(now_s)
 
-    def _leave(self, client: bytes) -> list[Command]:
+    def _leave(self, client: bytes) -> list[RouterCommand]:
         self._clients.away(client)
         self._kept.take(client)
         self._unwelcomed.pop(client, None)
@@ -251,30 +252,30 @@ class Routing:
         why = f"its client was silent for more than {self._bounds.client_lease_s:g} s"
         return self._dispatch.leave(client, why)
 
-    def _scale(self, now_s: float) -> list[Command]:
+    def _scale(self, now_s: float) -> list[RouterCommand]:
         workers, waiting = self._pool.open, self._dispatch.waiting
         size = waiting.next_size()
-        load = Load(
+        load = WorkerLoad(
             num_waiting=len(waiting),
             is_full=bool(size) and self._pool.freest(size) is None,
             num_up=len(workers),
             credits=min((one.credits for one in workers.values()), default=1),
             idle=tuple(name for name, one in workers.items() if not one.running),
         )
-        commands: list[Command] = [StartWorker() for _ in range(self._scaling.more(now_s, load))]
+        commands: list[RouterCommand] = [StartWorker() for _ in range(self._scaling.more(now_s, load))]
         for worker in self._scaling.fewer(now_s, load):
             commands += [RetireWorker(worker), *self._drain(worker)]
         return commands
 
-    def _drain(self, worker: WorkerName) -> list[Command]:
+    def _drain(self, worker: WorkerName) -> list[RouterCommand]:
         self._pool.drain(worker)
         return [TellWorker(worker, Drain())]
 
-    def _stop(self) -> list[Command]:
+    def _stop(self) -> list[RouterCommand]:
         commands = self._dispatch.stop()
         for worker in self._pool.open:
             commands += self._drain(worker)
         return commands
 
-    def _ask_tasks(self) -> list[Command]:
+    def _ask_tasks(self) -> list[RouterCommand]:
         return [TellWorker(worker, wanted) for worker, wanted in self._asked.ask(self._pool)]

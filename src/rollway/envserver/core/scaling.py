@@ -10,7 +10,7 @@ PRESSED_S = 3.0
 """How long work must wait while every worker is full before more are started."""
 
 
-class Load(Struct, frozen=True):
+class WorkerLoad(Struct, frozen=True):
     """How the workers do at one moment."""
 
     num_waiting: int
@@ -34,7 +34,7 @@ class Scaling:
         self._idle_at_s: dict[WorkerName, float] = {}
         self.num_places = least
 
-    def more(self, now_s: float, load: Load) -> int:
+    def more(self, now_s: float, load: WorkerLoad) -> int:
         """How many places to open now. Those that are opening already come first."""
         if not (load.num_waiting and load.is_full) or load.num_up < self.num_places:
             self._pressed_at_s = None
@@ -49,7 +49,7 @@ class Scaling:
         self._pressed_at_s = None
         return count
 
-    def fewer(self, now_s: float, load: Load) -> list[WorkerName]:
+    def fewer(self, now_s: float, load: WorkerLoad) -> list[WorkerName]:
         """Which workers to let go now: of those that have idled for long, the last names first, so that
         the first worker, which walks through the tasks, stays."""
         since_s = {name: self._idle_at_s.get(name, now_s) for name in load.idle}

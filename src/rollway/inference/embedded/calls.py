@@ -4,10 +4,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ...config.parts import EnginePart
+from ...config.specs import EngineSpec
 
 
-class Call(Struct, frozen=True):
+class DecoderCall(Struct, frozen=True):
     """One request of the front: what to do, the body as it came, and which reply is accepted."""
 
     id: int
@@ -16,7 +16,7 @@ class Call(Struct, frozen=True):
     accept: str = ""
 
 
-class Answer(Struct, frozen=True):
+class DecoderAnswer(Struct, frozen=True):
     """The answer to a call; id 0 says that the core is ready, or why it never will be."""
 
     id: int
@@ -25,5 +25,5 @@ class Answer(Struct, frozen=True):
     content_type: str = "application/json"
 
 
-def model_name(part: EnginePart) -> str:
+def model_name(part: EngineSpec) -> str:
     return Path(part.model.path).name

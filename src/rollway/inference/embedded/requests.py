@@ -8,11 +8,11 @@ from msgspec import Meta, Struct
 
 from ...errors import UNREADABLE
 from ...records.task import Message
-from ..binary import encode_reply
-from ..dialects.vllm import CompletionRequest
-from ..routes import encode_npy
-from ..tokenizer import Tokenizer
-from .scheduler import Ask, Sequence
+from ..engines.vllm import CompletionRequest
+from ..rendering.tokenizer import Tokenizer
+from ..replies.columns import encode_reply
+from ..replies.routes import encode_npy
+from .scheduler import GenerationRequest, TokenSequence
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
@@ -93,7 +93,7 @@ def read(body: bytes, kind: type[Any]) -> Any:
 def ask_from(
     id: int, prompt: list[int], request: CompletionRequest | ChatRequest, *,
     max_tokens: int, stop_ids: frozenset[int], vocab_size: int, max_context: int,
-) -> Ask:  # fmt: skip
+) -> GenerationRequest:  # fmt: skip
     """Check a prompt against the model and the cache."""
     if not prompt:
         raise BadRequest("the prompt is empty")
@@ -107,7 +107,7 @@ def ask_from(
     start = request.routed_experts_prompt_start or 0
     if start > len(prompt):
         raise BadRequest(f"routed_experts_prompt_start {start} lies beyond the prompt")
-    return Ask(
+    return GenerationRequest(
         id=id,
         prompt=prompt,
         max_tokens=max_tokens,
@@ -120,7 +120,7 @@ def ask_from(
 
 
 def completion_reply(
-    sequence: Sequence, request: CompletionRequest, tokenizer: Tokenizer
+    sequence: TokenSequence, request: CompletionRequest, tokenizer: Tokenizer
 ) -> dict[str, Any]:
     """vLLM's answer to `/v1/completions`."""
     choice: dict[str, Any] = {
@@ -143,7 +143,7 @@ def completion_reply(
     return {**_envelope("text_completion", request.model, sequence), "choices": [choice]}
 
 
-def binary_reply(sequence: Sequence) -> bytes:
+def binary_reply(sequence: TokenSequence) -> bytes:
     """The same without text: columns for a client that takes safetensors."""
     return encode_reply(
         sequence.tokens, sequence.logprobs, sequence.versions, sequence.finish_reason, sequence.routes()
@@ -151,7 +151,7 @@ def binary_reply(sequence: Sequence) -> bytes:
 
 
 def chat_reply(
-    sequence: Sequence, request: ChatRequest, message: dict[str, Any], tokenizer: Tokenizer
+    sequence: TokenSequence, request: ChatRequest, message: dict[str, Any], tokenizer: Tokenizer
 ) -> dict[str, Any]:
     """vLLM's answer to `/v1/chat/completions`."""
     choice: dict[str, Any] = {"index": 0, "message": message, "logprobs": None, **_ending(sequence)}
@@ -169,7 +169,7 @@ def chat_reply(
     return reply
 
 
-def _ending(sequence: Sequence) -> dict[str, Any]:
+def _ending(sequence: TokenSequence) -> dict[str, Any]:
     """How it ended, under which weights, by which experts."""
     ending: dict[str, Any] = {
         "finish_reason": sequence.finish_reason,
@@ -181,7 +181,7 @@ def _ending(sequence: Sequence) -> dict[str, Any]:
     return ending
 
 
-def _envelope(kind: str, model: str, sequence: Sequence) -> dict[str, Any]:
+def _envelope(kind: str, model: str, sequence: TokenSequence) -> dict[str, Any]:
     prompt, drawn = len(sequence.ask.prompt), len(sequence.tokens)
     return {
         "id": f"{'chatcmpl' if kind.startswith('chat') else 'cmpl'}-{sequence.ask.id}",

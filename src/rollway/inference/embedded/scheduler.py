@@ -13,7 +13,7 @@ PREFILL_TOKENS = 4096
 """Prompt tokens, with padding, taken in at one step."""
 
 
-class Ask(Struct, frozen=True):
+class GenerationRequest(Struct, frozen=True):
     """What to generate."""
 
     id: int
@@ -26,10 +26,10 @@ class Ask(Struct, frozen=True):
     seed: int | None = None
 
 
-class Sequence:
+class TokenSequence:
     """One request being decoded."""
 
-    def __init__(self, ask: Ask, rng: np.random.Generator) -> None:
+    def __init__(self, ask: GenerationRequest, rng: np.random.Generator) -> None:
         self.ask = ask
         self.rng = rng
         self.tokens: list[int] = []
@@ -68,8 +68,8 @@ class Scheduler:
     def __init__(self, model: SlotModel, seed: int) -> None:
         self._model = model
         self._rng = np.random.default_rng(seed)
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
+        self._waiting: deque[TokenSequence] = deque()
+        self._running: list[TokenSequence] = []
         self.paused = False
         self.version = 0
 
@@ -85,9 +85,9 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def add(self, ask: Ask) -> None:
+    def add(self, ask: GenerationRequest) -> None:
         rng = self._rng if ask.seed is None else np.random.default_rng(ask.seed)
-        self._waiting.append(Sequence(ask, rng))
+        self._waiting.append(TokenSequence(ask, rng))
 
     def abort(self, id: int) -> None:
         """Forget a request, wherever it is."""
@@ -97,7 +97,7 @@ class Scheduler:
                 self._free(slot)
                 break
 
-    def step(self) -> list[Sequence]:
+    def step(self) -> list[TokenSequence]:
         """Take in what fits, decode one token of everything running; returns what finished."""
         joining = self._joining()
         if joining:
@@ -109,9 +109,9 @@ class Scheduler:
             self._advance(0, last, starts=[one.length - 1 for one in self._running])
         return self._finished()
 
-    def _joining(self) -> list[Sequence]:
+    def _joining(self) -> list[TokenSequence]:
         """Waiting sequences for the free slots, as many as one prompt pass takes."""
-        joining: list[Sequence] = []
+        joining: list[TokenSequence] = []
         widest = 0
         while self._waiting and len(self._running) + len(joining) < self._model.num_slots:
             widest = max(widest, len(self._waiting[0].ask.prompt))
@@ -138,7 +138,7 @@ class Scheduler:
                 sequence.add_routes(chosen[index, : lengths[index]])
             sequence.take(token, logprob, self.version, self._model.max_context)
 
-    def _finished(self) -> list[Sequence]:
+    def _finished(self) -> list[TokenSequence]:
         done = [one for one in self._running if one.finish_reason]
         for slot in reversed(range(len(self._running))):
             if self._running[slot].finish_reason:
@@ -153,7 +153,7 @@ class Scheduler:
             self._running[slot] = last
 
 
-def draw(logits: torch.Tensor, sequences: list[Sequence]) -> tuple[list[int], list[float]]:
+def draw(logits: torch.Tensor, sequences: list[TokenSequence]) -> tuple[list[int], list[float]]:
     """One token for each sequence, by inverting the cumulative distribution at a uniform number.
 
     The logprob is that of the distribution drawn from: after temperature and top-p.

@@ -61,20 +61,20 @@ class UpdateWeights(Struct, frozen=True):
     path: str
 
 
-class Discard(Struct, frozen=True):
+class DiscardGroup(Struct, frozen=True):
     """A group that closed before `step` shipped will not train: keep its record, free its payload."""
 
     step: Step
     closed: ClosedGroup
 
 
-class Release(Struct, frozen=True):
+class ReleasePayload(Struct, frozen=True):
     """These are trained; nobody will read them any more."""
 
     refs: tuple[PayloadRef, ...]
 
 
-class Pooled(Struct, frozen=True):
+class PoolTask(Struct, frozen=True):
     """A task is in this pool now; None: it is normal again."""
 
     env: str
@@ -82,7 +82,7 @@ class Pooled(Struct, frozen=True):
     pool: Pool | None
 
 
-class Evaluated(Struct, frozen=True):
+class RecordEvalGroup(Struct, frozen=True):
     """All rollouts of one task of an evaluation have settled: keep its record, free its payload."""
 
     version: PolicyVersion
@@ -107,6 +107,6 @@ class GiveUp(Struct, frozen=True):
 
 
 Command = (
-    PullTasks | Dispatch | CancelRollout | Credit | Ship | Discard | UpdateWeights | Release | Pooled
-    | Evaluated | ReportEval | Finish | GiveUp
+    PullTasks | Dispatch | CancelRollout | Credit | Ship | DiscardGroup | UpdateWeights | ReleasePayload | PoolTask
+    | RecordEvalGroup | ReportEval | Finish | GiveUp
 )  # fmt: skip

@@ -1,22 +1,23 @@
 """The orchestrator's decisions: what runs, when a group counts, what ships, what is stale."""
 
+from ...records.engine import EngineLoad
 from ...records.group import ClosedGroup, Group
 from ...records.ids import PolicyVersion, Step
-from ...records.load import EngineLoad
 from ...records.payload import PayloadRef
 from ...records.restored import Restored, RestoredGroup
 from ...records.rollout import Scored, Settled
 from ...records.task import Pool, Task
-from .closing import MIN_SCORED, Closing
+from .batches.closer import MIN_SCORED, GroupCloser
+from .batches.shipping import Shipping, WeightVersions
 from .commands import (
     CancelRollout,
     Command,
-    Discard,
+    DiscardGroup,
     Dispatch,
-    Evaluated,
     Finish,
     GiveUp,
-    Release,
+    RecordEvalGroup,
+    ReleasePayload,
 )
 from .events import (
     Credited,
@@ -28,11 +29,9 @@ from .events import (
     WeightsApplied,
     WorkerLag,
 )
-from .fruitless import Fruitless
 from .limits import Limits
-from .shipping import Shipping
-from .starting import Demand, Starting
-from .weights import Weights
+from .rollouts.patience import UselessStreak
+from .rollouts.starting import Demand, Starting
 
 
 class Core:
@@ -43,10 +42,10 @@ class Core:
     ) -> None:
         self._limits = limits
         self._starting = Starting(limits, ratios, cursors)
-        self._closing = Closing(limits)
+        self._closing = GroupCloser(limits)
         self._shipping = Shipping(limits, first_step)
-        self._weights = Weights(PolicyVersion(first_step - 1))
-        self._fruitless = Fruitless(limits.max_fruitless_groups)
+        self._weights = WeightVersions(PolicyVersion(first_step - 1))
+        self._fruitless = UselessStreak(limits.max_fruitless_groups)
         self.finished = False
 
     @property
@@ -213,7 +212,7 @@ class Core:
         self._starting.patience.moved()
         commands = self._starting.evals.settle(event)
         for one in commands:
-            if isinstance(one, Evaluated):
+            if isinstance(one, RecordEvalGroup):
                 self._release(one.closed)
         return [*commands]
 
@@ -236,7 +235,7 @@ class Core:
     def _discard(self, closed: ClosedGroup) -> list[Command]:
         self._starting.tasks.useless(closed.group.env)
         self._release(closed)
-        return [Discard(self._shipping.discard(closed), closed)]
+        return [DiscardGroup(self._shipping.discard(closed), closed)]
 
     def _release(self, closed: ClosedGroup) -> None:
         for member in closed.group.members:
@@ -249,7 +248,7 @@ class Core:
         trained = self._shipping.published(event.version)
         for one in trained:
             self._release(one)
-        commands: list[Command] = [Release(_refs(trained))]
+        commands: list[Command] = [ReleasePayload(_refs(trained))]
         is_last = event.version == self._limits.max_steps
         if is_last and not self._starting.evals.is_due(event.version):
             return commands

@@ -2,8 +2,8 @@
 
 from msgspec import Struct
 
+from ...records.engine import EngineLoad
 from ...records.ids import GroupId, PolicyVersion
-from ...records.load import EngineLoad
 from ...records.restored import Restored
 from ...records.rollout import Settled
 from ...records.task import Split, Task

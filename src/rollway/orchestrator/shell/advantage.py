@@ -13,11 +13,10 @@ from typing import Any
 
 from ...config.sections import OrchestratorConfig
 from ...errors import AdvantageError, ConfigError, LaneError, LaneRaised, did_you_mean
-from ...loop.lanes import ProcessLane
-from ...loop.run import Watch
+from ...loop.lanes.lanes import ProcessLane
+from ...loop.watch.run import LoopWatch
+from ..core.batches.credit import BASELINES, checked
 from ..core.commands import Credit
-from ..credit.baselines import BASELINES
-from ..credit.custom import checked
 
 BUILT_IN = tuple(BASELINES)
 OPTIONAL = ("num_tokens", "num_turns")
@@ -53,7 +52,7 @@ class CreditLane:
 
 @asynccontextmanager
 async def credit_lane(
-    config: OrchestratorConfig, watch: Watch, max_groups: int
+    config: OrchestratorConfig, watch: LoopWatch, max_groups: int
 ) -> AsyncIterator[CreditLane | None]:
     """A process for the function, started ahead of need; None for what is built in."""
     if is_built_in(config.advantage):

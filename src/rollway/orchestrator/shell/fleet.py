@@ -9,14 +9,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from msgspec import Struct
 
-from ...config.parts import OrchestratorPart
+from ...config.specs import OrchestratorSpec
 from ...errors import EngineAway, EngineError, EngineLate
-from ...inference.control import Control, control
-from ...inference.load import all_of
-from ...inference.pool import check_alike
-from ...inference.weightversion import is_at
+from ...inference.engines.control import EngineControl, open_control
+from ...inference.engines.pool import check_alike
+from ...inference.engines.status import all_of, is_at
+from ...records.engine import EngineLoad
 from ...records.ids import PolicyVersion
-from ...records.load import EngineLoad
 from ...records.situation import EngineState
 
 log = logging.getLogger(__name__)
@@ -26,18 +25,18 @@ LOOK_EVERY_S = 1.0
 Say = Callable[[str], Awaitable[None]]
 
 
-class Weights(Struct, frozen=True):
+class WantedWeights(Struct, frozen=True):
     """A version, and the folder it lies in."""
 
     version: PolicyVersion
     path: str
 
 
-class _Kept:
+class _FleetEngine:
     """One engine, and what is known of it."""
 
-    def __init__(self, control: Control, version: PolicyVersion, *, must_load: bool) -> None:
-        self.control = control
+    def __init__(self, open_control: EngineControl, version: PolicyVersion, *, must_load: bool) -> None:
+        self.control = open_control
         self.version = version
         """The one it was given last; what it has, if it does not say."""
         self.must_load = must_load
@@ -62,15 +61,15 @@ class _Kept:
         return EngineState(self.url, self.version, self.silent_s, self.trouble, self.load)
 
 
-class Fleet:
+class EngineFleet:
     """Keeps every engine at the wanted version: the newest, once `update` was told of it."""
 
     def __init__(
-        self, controls: Sequence[Control], wanted: Weights, patience_s: float, say: Say,
+        self, controls: Sequence[EngineControl], wanted: WantedWeights, patience_s: float, say: Say,
         is_needed: Callable[[], bool], *, must_push: bool,
     ) -> None:  # fmt: skip
         """`is_needed` says whether the run still has something to draw."""
-        self._kept = [_Kept(one, wanted.version, must_load=must_push) for one in controls]
+        self._kept = [_FleetEngine(one, wanted.version, must_load=must_push) for one in controls]
         self._wanted = wanted
         self._patience_s = patience_s
         self._say = say
@@ -93,7 +92,7 @@ class Fleet:
 
     async def update(self, version: PolicyVersion, path: str) -> None:
         """Until every engine that answers has this version, and at least one does, if one is needed."""
-        self._wanted = Weights(version, path)
+        self._wanted = WantedWeights(version, path)
         async with asyncio.TaskGroup() as tasks:
             for one in self._kept:
                 if not one.trouble:
@@ -112,13 +111,13 @@ class Fleet:
             for one in self._kept:
                 tasks.create_task(self._watch(one), name=one.url)
 
-    async def _watch(self, one: _Kept) -> None:
+    async def _watch(self, one: _FleetEngine) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             if not one.updating.locked():
                 await self._look_after(one)
 
-    async def _look_after(self, one: _Kept) -> None:
+    async def _look_after(self, one: _FleetEngine) -> None:
         """One look: is it there, how busy is it, has it the right weights?"""
         try:
             one.load = await one.control.load()
@@ -130,7 +129,7 @@ class Fleet:
         async with self._changed:
             self._changed.notify_all()
 
-    async def _bring(self, one: _Kept) -> None:
+    async def _bring(self, one: _FleetEngine) -> None:
         """Give an engine the wanted weights unless it has them, and see that it does."""
         async with one.updating:
             wanted = self._wanted
@@ -150,7 +149,7 @@ class Fleet:
                 return  # there is a newer version, and this one may be gone from the disk
             one.version, one.must_load = wanted.version, False
 
-    async def _load(self, one: _Kept, wanted: Weights) -> None:
+    async def _load(self, one: _FleetEngine, wanted: WantedWeights) -> None:
         await one.control.update_weights(wanted.path, wanted.version)
         said = await one.control.weight_version()
         if not said:
@@ -161,7 +160,7 @@ class Fleet:
                 f"'{said}': it does not load what it is given, or somebody else gives it weights too"
             )
 
-    async def _tell_that_mute(self, one: _Kept) -> None:
+    async def _tell_that_mute(self, one: _FleetEngine) -> None:
         """Once for each engine."""
         text = f"The engine at {one.url} does not say which weights it has: that it loads those it is "
         text += "given is believed, not checked"
@@ -169,7 +168,7 @@ class Fleet:
             self._told.add(text)
             await self._say(text)
 
-    async def _is_there(self, one: _Kept) -> None:
+    async def _is_there(self, one: _FleetEngine) -> None:
         silent_s, one.trouble = one.silent_s, ""
         one.heard_s = time.monotonic()
         if silent_s:
@@ -179,7 +178,7 @@ class Fleet:
             self._told.add(one.url)
             log.warning("the engine at %s does not say how busy it is", one.url)
 
-    async def _is_away(self, one: _Kept, trouble: str) -> None:
+    async def _is_away(self, one: _FleetEngine, trouble: str) -> None:
         was_there, one.trouble = not one.trouble, trouble
         one.must_load |= one.is_mute and one.version > 0  # it may be another process that comes back
         if was_there:
@@ -205,20 +204,20 @@ class Fleet:
 
 @asynccontextmanager
 async def open_fleet(
-    part: OrchestratorPart, say: Say, is_needed: Callable[[], bool]
-) -> AsyncIterator[Fleet]:
+    part: OrchestratorSpec, say: Say, is_needed: Callable[[], bool]
+) -> AsyncIterator[EngineFleet]:
     """The run's engines, all there, alike, and with the weights the run goes on from."""
     wants = part.engine
     key = os.environ.get(wants.key_var, "")
     async with AsyncExitStack() as stack:
         controls = [
             await stack.enter_async_context(
-                control(url, model=wants.model, key=key, deadline_s=wants.request_deadline_s)
+                open_control(url, model=wants.model, key=key, deadline_s=wants.request_deadline_s)
             )
             for url in part.engine_urls
         ]
         check_alike([(one.url, one.served) for one in controls])
-        first = Weights(PolicyVersion(part.first_step - 1), part.weights)
-        fleet = Fleet(controls, first, wants.patience_s, say, is_needed, must_push=part.must_push)
+        first = WantedWeights(PolicyVersion(part.first_step - 1), part.weights)
+        fleet = EngineFleet(controls, first, wants.patience_s, say, is_needed, must_push=part.must_push)
         await fleet.begin()
         yield fleet

@@ -1,13 +1,13 @@
 """From the config's words to what the core is told."""
 
-from ...config.parts import OrchestratorPart
 from ...config.sections import DifficultyConfig, EvalConfig, FiltersConfig, RetriesConfig
+from ...config.specs import OrchestratorSpec
 from ...records.rollout import Boundary, Detection
 from ..core.limits import NEVER, DifficultyRule, EvalRule, Limits, RetryRule
 from .advantage import is_built_in
 
 
-def limits(part: OrchestratorPart) -> Limits:
+def limits(part: OrchestratorSpec) -> Limits:
     wants = part.orchestrator
     return Limits(
         batch_size=wants.batch_size,

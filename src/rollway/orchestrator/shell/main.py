@@ -10,16 +10,16 @@ from typing import Any
 
 import msgspec
 
-from ...config.parts import EnvAddress, OrchestratorPart
 from ...config.plan import env_name
+from ...config.specs import EnvAddress, OrchestratorSpec
 from ...envserver import client as envs
 from ...errors import ProtocolError
 from ...ledger.ledger import open_ledger
-from ...loop.lanes import thread
-from ...loop.part import Parent, as_it_is, run_part
-from ...observe.lags import Lags
-from ...observe.report import Notice, Progress
-from ...payload.spare import drop_all, drop_spares
+from ...loop.lanes.lanes import thread
+from ...loop.processes.part import Parent, as_it_is, run_part
+from ...observe.health import Lags
+from ...observe.report import Notice, RunProgress
+from ...payload.reuse import drop_all, drop_spares
 from ...payload.writer import SegmentWriter
 from ...records.ids import PolicyVersion
 from ...records.lag import ProcessStats
@@ -35,11 +35,10 @@ from ..core.events import Event, Started, Tick
 from .advantage import credit_lane
 from .fleet import open_fleet
 from .limits import limits
-from .lookout import Lookout
 from .perform import Performer, together
-from .phases import Phases
 from .sources import Events, from_engines, from_env, from_parent, from_trainer
-from .steplog import StepLog
+from .step_log import StepLog, StepPhases
+from .tracker import RolloutTracker
 
 MAX_EVENTS = 10_000
 PROGRESS_EVERY_S = 0.25
@@ -47,7 +46,7 @@ LOOK_EVERY_S = 1.0
 
 
 async def drive(
-    core: Core, events: Events, phases: Phases,
+    core: Core, events: Events, phases: StepPhases,
     perform: Callable[[Command | tuple[Dispatch, ...]], Coroutine[Any, Any, None]],
 ) -> None:  # fmt: skip
     """Events in, commands out, until the core has finished."""
@@ -60,9 +59,9 @@ async def drive(
                 tasks.create_task(perform(command), name=type(command).__name__)
 
 
-async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
+async def orchestrator(part: OrchestratorSpec, parent: Parent) -> None:
     """One run's rollouts, from the first task to the last batch."""
-    run, lags, phases = RunDir(part.run_dir), Lags(), Phases()
+    run, lags, phases = RunDir(part.run_dir), Lags(), StepPhases()
     events: Events = asyncio.Queue(MAX_EVENTS)
     ratios = {env.id: env.ratio for env in part.envs}
     core = Core(limits(part), ratios, part.first_step, part.restored.cursors)
@@ -80,7 +79,7 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
         }
         max_groups = part.max_outstanding
         credit = await enter(credit_lane(part.orchestrator, parent.watch, max_groups))
-        lookout = Lookout(core, fleet.states)
+        lookout = RolloutTracker(core, fleet.states)
         steps = StepLog(run, parent, lags, lambda: gauges(core), phases, part.orchestrator.correct_at)
         shipping = stack.enter_context(
             open_shipping(run, part.transport, part.first_step, part.max_steps)
@@ -117,7 +116,7 @@ async def orchestrator(part: OrchestratorPart, parent: Parent) -> None:
 
 @asynccontextmanager
 async def connected(
-    part: OrchestratorPart, env: EnvAddress, landing: SegmentWriter
+    part: OrchestratorSpec, env: EnvAddress, landing: SegmentWriter
 ) -> AsyncIterator[envs.EnvClient]:
     """A client of the environment's server, if it is that environment which is served there. A server
     that served other runs before is told where this one stands."""
@@ -131,14 +130,14 @@ async def connected(
         yield client
 
 
-def landing(run: RunDir, part: OrchestratorPart, env: str) -> SegmentWriter:
+def landing(run: RunDir, part: OrchestratorSpec, env: str) -> SegmentWriter:
     """Where payload of workers that share no file system with this run is written."""
     wants = part.payload
     name = f"r{part.generation}.{env_name(env)}.in.0" if part.generation else f"{env_name(env)}.in.0"
     return SegmentWriter(run.payload, name, wants.segment_mb << 20, wants.durability)
 
 
-def samplings(part: OrchestratorPart) -> dict[Split, Sampling]:
+def samplings(part: OrchestratorSpec) -> dict[Split, Sampling]:
     train, wants = part.sampling, part.eval
     return {"train": train, "eval": Sampling(wants.max_tokens or train.max_tokens, wants.temperature)}
 
@@ -173,7 +172,7 @@ async def tell_progress(core: Core, parent: Parent) -> None:
     while True:
         await asyncio.sleep(PROGRESS_EVERY_S)
         await parent.mention(
-            Progress(
+            RunProgress(
                 step=core.next_step, in_flight=core.num_in_flight, ready=core.num_ready,
                 batch_size=core.rollouts_a_batch, version=core.applied_version,
                 live_bytes=core.live_bytes, held_back=core.is_held_back,
@@ -181,12 +180,12 @@ async def tell_progress(core: Core, parent: Parent) -> None:
         )  # fmt: skip
 
 
-async def draw(run: RunDir, lookout: Lookout) -> None:
+async def draw(run: RunDir, lookout: RolloutTracker) -> None:
     """The picture that `rollway why` reads."""
     await thread(write_whole, run.now, msgspec.json.encode(lookout.situation()))
 
 
-async def look_out(run: RunDir, lookout: Lookout, events: Events, parent: Parent) -> None:
+async def look_out(run: RunDir, lookout: RolloutTracker, events: Events, parent: Parent) -> None:
     """Keep the picture up to date, and speak up when a step takes long."""
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
@@ -197,4 +196,4 @@ async def look_out(run: RunDir, lookout: Lookout, events: Events, parent: Parent
 
 
 def main(name: str, sock: socket.socket) -> None:
-    run_part(name, sock, OrchestratorPart, as_it_is, orchestrator)
+    run_part(name, sock, OrchestratorSpec, as_it_is, orchestrator)

@@ -9,10 +9,10 @@ from ...config.sections import OrchestratorConfig
 from ...envserver.client import EnvClient
 from ...errors import RunStuck
 from ...ledger.ledger import Ledger
-from ...loop.lanes import thread
-from ...loop.turns import Turns
-from ...observe.tally import Tally
-from ...payload.keeper import SegmentKeeper
+from ...loop.coroutines import FairLoop
+from ...loop.lanes.lanes import thread
+from ...observe.step_metrics import StepTally
+from ...payload.in_use import SegmentKeeper
 from ...payload.reader import SegmentReader
 from ...records.group import ClosedGroup
 from ...records.ids import GroupId, PolicyVersion, Step
@@ -21,40 +21,39 @@ from ...records.rollout import Scored, Settled
 from ...records.task import Split
 from ...records.turn import Sampling
 from ...rundir.rundir import RunDir
-from ...transport.transport import Shipping
-from ...wire.messages import Cancel, NewPolicy, NextTasks, Progress, Run, RunGroup
+from ...transport.batch import BatchSender
+from ...wire.messages import Cancel, NewPolicy, NextTasks, Run, RunGroup, WorkerProgress
 from ..core.commands import (
     CancelRollout,
     Command,
     Credit,
-    Discard,
+    DiscardGroup,
     Dispatch,
-    Evaluated,
     Finish,
     GiveUp,
-    Pooled,
+    PoolTask,
     PullTasks,
-    Release,
+    RecordEvalGroup,
+    ReleasePayload,
     ReportEval,
     Ship,
     UpdateWeights,
 )
 from ..core.events import Credited, Event, WeightsApplied
 from .advantage import CreditLane
-from .fleet import Fleet
-from .lookout import Lookout
-from .phases import Phases
+from .fleet import EngineFleet
 from .saver import forget_trained, save
-from .steplog import StepLog
+from .step_log import StepLog, StepPhases
+from .tracker import RolloutTracker
 
 
 class Performer:
-    """Turns commands into messages, files and requests. What they bring about returns as events."""
+    """FairLoop commands into messages, files and requests. What they bring about returns as events."""
 
     def __init__(
-        self, run: RunDir, clients: Mapping[str, EnvClient], fleet: Fleet, shipping: Shipping,
+        self, run: RunDir, clients: Mapping[str, EnvClient], fleet: EngineFleet, shipping: BatchSender,
         ledger: Ledger, events: "asyncio.Queue[Event]", sampling: Mapping[Split, Sampling],
-        config: OrchestratorConfig, credit: CreditLane | None, phases: Phases, lookout: Lookout,
+        config: OrchestratorConfig, credit: CreditLane | None, phases: StepPhases, lookout: RolloutTracker,
         steps: StepLog,
     ) -> None:  # fmt: skip
         self._run = run
@@ -87,15 +86,15 @@ class Performer:
                 await self._ship(command)
             case UpdateWeights(version=version, path=path):
                 await self._update_weights(version, path)
-            case Discard(step=step, closed=closed):
+            case DiscardGroup(step=step, closed=closed):
                 await self._save(self._run.saved_rollouts(step), [closed])
                 await self._ledger.closed(closed.group.id, closed.fate)
                 await self._keeper.release([member.scored.ref for member in closed.group.members])
-            case Release(refs=refs):
+            case ReleasePayload(refs=refs):
                 await self._keeper.release(refs)
-            case Pooled(env=env, task=task, pool=pool):
+            case PoolTask(env=env, task=task, pool=pool):
                 await self._ledger.pooled(env, task, pool)
-            case Evaluated(version=version, closed=closed):
+            case RecordEvalGroup(version=version, closed=closed):
                 await self._save(self._run.saved_evals(version), [closed])
                 await self._keeper.release([member.scored.ref for member in closed.group.members])
             case ReportEval(version=version, closed=groups):
@@ -161,7 +160,7 @@ class Performer:
             await self._keeper.hold(settled.outcome.ref)
         await self._ledger.settled(settled)
 
-    def moved(self, progress: Progress) -> None:
+    def moved(self, progress: WorkerProgress) -> None:
         self._lookout.moved(progress)
 
     async def _ship(self, ship: Ship) -> None:
@@ -175,7 +174,7 @@ class Performer:
 
     async def _tallied(self, ship: Ship) -> dict[str, float]:
         """What a batch says; others have the loop in between, however large it is."""
-        tally, turns = Tally(ship.manifest, self._config.correct_at), Turns()
+        tally, turns = StepTally(ship.manifest, self._config.correct_at), FairLoop()
         for closed in ship.closed:
             tally.add(closed)
             await turns.let_others()

@@ -5,21 +5,21 @@ import asyncio
 import msgspec
 
 from ...envserver.client import EnvClient
-from ...envserver.failurelog import FailureLog
+from ...envserver.failures import FailureLog
 from ...errors import RunStuck
-from ...loop.part import Parent
-from ...observe.lags import Lags
+from ...loop.processes.part import Parent
+from ...observe.health import Lags
 from ...observe.report import Notice
 from ...records.ids import PolicyVersion, Step
 from ...records.lag import ProcessStats
 from ...records.rollout import Failed, Scored, Settled
-from ...transport.transport import Shipping
-from ...wire.messages import Progress as EnvProgress
-from ...wire.messages import Stats, Tasks, WorkerLost
+from ...transport.batch import BatchSender
+from ...wire.messages import ServerStats, Tasks, WorkerLost
+from ...wire.messages import WorkerProgress as EnvProgress
 from ..core.events import Event, TasksArrived, VersionPublished, WorkerLag
-from .fleet import LOOK_EVERY_S, Fleet
+from .fleet import LOOK_EVERY_S, EngineFleet
 from .perform import Performer
-from .steplog import StepLog
+from .step_log import StepLog
 
 Events = asyncio.Queue[Event]
 
@@ -48,7 +48,7 @@ async def from_env(
                 await events.put(TasksArrived(env, start, tasks, exhausted, split))
             case EnvProgress() as moved:
                 performer.moved(moved)
-            case Stats(stats=stats):
+            case ServerStats(stats=stats):
                 lags.add(stats)
                 await parent.stats(stats)
                 await events.put(WorkerLag(stats.lag.p90))
@@ -56,7 +56,7 @@ async def from_env(
                 await parent.say(Notice(f"{worker} died: {moved} rollouts moved, {failed} failed"))
 
 
-async def from_engines(fleet: Fleet, events: Events) -> None:
+async def from_engines(fleet: EngineFleet, events: Events) -> None:
     """How busy the engines are, once a second, while they say so."""
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
@@ -65,7 +65,7 @@ async def from_engines(fleet: Fleet, events: Events) -> None:
 
 
 async def from_trainer(
-    shipping: Shipping, first: Step, last: int, events: Events, performer: Performer, steps: StepLog
+    shipping: BatchSender, first: Step, last: int, events: Events, performer: Performer, steps: StepLog
 ) -> None:
     """Every version, in order, once its weights are complete and its rollouts are saved."""
     for step in range(first, last + 1):

@@ -7,7 +7,7 @@ import random
 
 import rollway as rw
 
-from ..splits import DrawnTasks
+from ..drawn_tasks import DrawnTasks
 
 NAMES = (
     "Ada", "Ann", "Ben", "Bob", "Cal", "Cleo", "Dan", "Dora", "Eli", "Eve", "Finn", "Fay", "Gil", "Gus",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import rollway as rw
 
-from ..splits import DrawnTasks
+from ..drawn_tasks import DrawnTasks
 
 MAX_CALLS_PER_STEP = 2
 """A rollout has turns for so many calls of each operation, and one for the result."""

@@ -5,7 +5,7 @@ import re
 
 import rollway as rw
 
-from ..splits import DrawnTasks
+from ..drawn_tasks import DrawnTasks
 
 LOWEST = range(1, 901)
 """Where the numbers to guess from may begin."""

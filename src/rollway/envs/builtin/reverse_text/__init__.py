@@ -5,7 +5,7 @@ import string
 
 import rollway as rw
 
-from ..splits import DrawnTasks
+from ..drawn_tasks import DrawnTasks
 
 
 class ReverseText(DrawnTasks):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import rollway as rw
 
-from ..splits import DrawnTasks
+from ..drawn_tasks import DrawnTasks
 
 LETTERS = "abcd"
 NUM_CHECKS = 2
@@ -15,7 +15,7 @@ TURNS_PER_CHECK = 3
 _NUMBER = re.compile(r"\d{1,9}")
 
 
-class Counter(rw.Toolset):
+class LetterCounter(rw.Toolset):
     """Counts letters, and how often it is asked."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class SelfCheck(DrawnTasks):
         return rw.Task(id, prompt=prompt, answer=word.count(letter))
 
     def tools(self, task: rw.Task) -> Sequence[rw.Toolset]:
-        return [Counter()]
+        return [LetterCounter()]
 
     async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
         """One answer from the head: what it calls is not run."""
@@ -61,7 +61,7 @@ class SelfCheck(DrawnTasks):
                 tasks.create_task(chat.child(asked, tools=chat.tools)) for _ in range(NUM_CHECKS)
             ]
         chat.info["verdicts"] = [says_yes(child.result().reply) for child in children]
-        chat.info["lookups"] = sum(one.num_calls for one in chat.tools if isinstance(one, Counter))
+        chat.info["lookups"] = sum(one.num_calls for one in chat.tools if isinstance(one, LetterCounter))
 
     @rw.reward
     def exact(self, task: rw.Task, rollout: rw.Rollout) -> float:

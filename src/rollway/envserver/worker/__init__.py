@@ -1,0 +1,1 @@
+"""The worker process: runs rollouts of one environment. Only here does the environment's code run."""

@@ -1,0 +1,91 @@
+"""Plain (not async) user code, run in a process of its own with the chat of its rollout."""
+
+from typing import Any
+
+from ...envs.chat import Chat
+from ...envs.in_lane import EnvSpec, call_plain_tool, run_plain
+from ...envs.plain_chat import ChatState, PlainCall
+from ...errors import LaneError
+from ...loop.lanes.lanes import Lane
+from ...loop.lanes.server import caller
+from ...records.task import Task
+
+
+def run_in_lane(spec: EnvSpec, method: str, task: Task, state: ChatState) -> ChatState:
+    return run_plain(spec, method, task, state, caller())
+
+
+class PlainCode:
+    """Where a worker runs what is written without `async`."""
+
+    def __init__(self, spec: EnvSpec, lane: Lane, queue_s: float) -> None:
+        self._spec = spec
+        self._lane = lane
+        self._queue_s = queue_s
+
+    async def run(self, method: str, task: Task, chat: Chat, deadline_s: float) -> None:
+        """A plain `rollout` or update, with the real chat answering what it asks."""
+        host = _ChatHost(chat)
+        try:
+            state = await self._lane.call(
+                run_in_lane, self._spec, method, task, host.state(),
+                deadline_s=deadline_s, queue_s=deadline_s, replier=host.answer,
+            )  # fmt: skip
+        except LaneError:
+            if host.error is None:
+                raise
+            raise host.error from None
+        if host.error is not None:
+            raise host.error
+        host.take(state)
+
+    async def call_tool(
+        self, task: Task, name: str, arguments: dict[str, Any], deadline_s: float
+    ) -> Any:
+        return await self._lane.call(
+            call_plain_tool, self._spec, task, name, arguments,
+            deadline_s=deadline_s, queue_s=self._queue_s,
+        )  # fmt: skip
+
+
+class _ChatHost:
+    """The worker's side: the real chat, doing what plain code asks of its own."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        self.error: Exception | None = None
+        """What ended the conversation; plain code is told to end, and this is raised in its place."""
+
+    def state(self) -> ChatState:
+        return _state_of(self._chat)
+
+    def take(self, state: ChatState) -> None:
+        self._chat.messages[:] = state.messages
+        self._chat.info = state.info
+
+    async def answer(self, asked: PlainCall) -> ChatState | None:
+        self.take(asked.state)
+        chat = self._chat
+        try:
+            match asked.method, asked.args:
+                case "say", (content,):
+                    await chat.say(content)
+                case "act", (content,):
+                    await chat.act(content)
+                case "go_on", ():
+                    await chat.go_on()
+                case "call_tools", ():
+                    await chat.call_tools()
+                case "child", (prompt, names, system_prompt):
+                    borrowed = [one for one in chat.tools if type(one).__name__ in names]
+                    child = await chat.child(prompt, tools=borrowed, system_prompt=system_prompt)
+                    return _state_of(child)
+        except Exception as error:  # a stop, an engine's, a tool's: raised again in the worker
+            self.error = error
+            return None
+        return self.state()
+
+
+def _state_of(chat: Chat) -> ChatState:
+    names = tuple(type(one).__name__ for one in chat.tools)
+    return ChatState(tuple(chat.messages), tuple(chat.replies), chat.info, names)

@@ -1,0 +1,1 @@
+"""Chat endpoints: messages in, a message out, no token ids."""

@@ -1,0 +1,128 @@
+"""SGLang's `/generate`: token ids in and out, routes as base64 of bare int32."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from ...errors import UNREADABLE, EngineError
+from ...records.turn import Routes, Sampling
+from ..replies.body import BulkString
+from ..replies.columns import ReplyColumns, columns
+from ..replies.routes import RouteShape, WantedRoutes, decode_bare
+from .dialect import EngineCall
+from .prompt import Prompt
+from .status import LoadGauges
+
+ROUTES = b'"routed_experts"'
+
+
+class _Sampling(Struct, frozen=True):
+    """All that shapes the distribution, so that no default of the model's applies."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    stop_token_ids: list[int]
+    top_k: int = -1
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    no_stop_trim: bool = True
+    skip_special_tokens: bool = False
+
+
+class _Request(Struct, frozen=True):
+    input_ids: msgspec.Raw
+    sampling_params: _Sampling
+    return_logprob: bool = True
+    return_routed_experts: bool = False
+    routed_experts_start_len: int = 0
+    stream: bool = False
+
+
+class _Finish(Struct, frozen=True):
+    type: str
+    message: str = ""
+
+
+class _Meta(Struct, frozen=True):
+    finish_reason: _Finish | None = None
+    output_token_logprobs: list[tuple[float | None, int, Any]] | None = None
+
+
+class _Reply(Struct, frozen=True):
+    meta_info: _Meta
+
+
+_replies = msgspec.json.Decoder(_Reply)
+
+
+class Sglang:
+    """The dialect. Bare integers say nothing of their shape: the model's config has to."""
+
+    name = "sglang"
+    path = "/generate"
+    weight_version = EngineCall("/model_info")
+    gauges = LoadGauges(b"sglang:num_running_reqs", b"sglang:num_queue_reqs", b"sglang:token_usage")
+
+    def __init__(self, shape: RouteShape | None) -> None:
+        self._shape = shape
+
+    def request(
+        self, model: str, prompt: Prompt, sampling: Sampling, stop_ids: list[int], start: int | None
+    ) -> bytes:
+        return msgspec.json.encode(
+            _Request(
+                input_ids=msgspec.Raw(b"[" + prompt.text + b"]"),
+                sampling_params=_Sampling(
+                    max_new_tokens=sampling.max_tokens,
+                    temperature=sampling.temperature,
+                    top_p=sampling.top_p,
+                    stop_token_ids=stop_ids,
+                ),
+                return_routed_experts=start is not None,
+                routed_experts_start_len=start or 0,
+            )
+        )
+
+    def unneeded_chars(self, key: bytes, bulk: BulkString, wanted: WantedRoutes) -> int:
+        return 0  # without a header, only the whole tells what it holds
+
+    def columns(self, rest: bytes | bytearray) -> ReplyColumns:
+        try:
+            meta = _replies.decode(rest).meta_info
+        except UNREADABLE as error:
+            raise EngineError(f"the engine's reply is not a generation: {error}") from None
+        finish = meta.finish_reason or _Finish("abort")
+        if finish.type == "abort":
+            raise EngineError(f"the engine gave the request up: {finish.message or 'no reason given'}")
+        drawn = meta.output_token_logprobs
+        if drawn is None:
+            raise EngineError("the engine's reply has no output_token_logprobs")
+        logprobs = [float("nan") if one[0] is None else one[0] for one in drawn]
+        return columns([one[1] for one in drawn], logprobs, None, finish.type)
+
+    def routes(
+        self, bulks: Mapping[bytes, BulkString], wanted: WantedRoutes, num_drawn: int
+    ) -> Routes | None:
+        bulk = bulks.get(ROUTES)
+        if bulk is None:
+            return None
+        if self._shape is None:
+            raise EngineError(
+                "the engine sends routes without their shape, and config.json of 'model.path' does not "
+                "say how many layers and experts the model has"
+            )
+        return decode_bare(bulk, self._shape, wanted.start, wanted.num_all(num_drawn))
+
+    def update_weights(
+        self, path: str, version: int
+    ) -> tuple[EngineCall, tuple[EngineCall, ...], EngineCall]:
+        """Running requests are taken back into the queue, and go on with the new weights."""
+        order = {"model_path": path, "weight_version": str(version), "flush_cache": True}
+        load = (EngineCall("/update_weights_from_disk", msgspec.json.encode(order)),)
+        pause = EngineCall("/pause_generation", msgspec.json.encode({"mode": "retract"}))
+        return pause, load, EngineCall("/continue_generation", b"{}")

@@ -1,0 +1,136 @@
+"""vLLM's `/v1/completions` with token-id prompts, which the embedded engine speaks too.
+
+Routes come as base64 of a .npy file in `choices[0].routed_experts`. Some versions put those of the
+prompt into `prompt_routed_experts` and only the reply's into the choice.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from ...errors import UNREADABLE, EngineError
+from ...records.turn import Routes, Sampling
+from ..replies.body import BulkString
+from ..replies.columns import ReplyColumns, columns
+from ..replies.routes import WantedRoutes, decode_npy, unneeded_chars
+from .dialect import EngineCall
+from .prompt import Prompt
+from .status import LoadGauges
+
+ROUTES = b'"routed_experts"'
+PROMPT_ROUTES = b'"prompt_routed_experts"'
+
+
+class CompletionRequest(Struct, frozen=True):
+    """The fields of `/v1/completions` that rollway sends and its embedded engine understands.
+
+    All are always sent: what a request leaves out, vLLM takes from the model's generation config,
+    and samples from another distribution than the trainer assumes.
+    """
+
+    model: str
+    prompt: list[int]
+    max_tokens: Annotated[int, Meta(ge=1)] = 16
+    temperature: Annotated[float, Meta(ge=0)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: Annotated[int, Meta(ge=0)] | None = None
+    return_token_ids: bool = False
+    routed_experts_prompt_start: Annotated[int, Meta(ge=0)] | None = None
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    seed: Annotated[int, Meta(ge=0)] | None = None
+
+
+class _Request(CompletionRequest, frozen=True):
+    """The same with a prompt that is JSON already."""
+
+    prompt: msgspec.Raw  # type: ignore[assignment]
+
+
+class _Logprobs(Struct, frozen=True):
+    token_logprobs: list[float]
+
+
+class _Choice(Struct, frozen=True):
+    finish_reason: str | None
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    token_versions: list[int] | None = None
+
+
+class _Reply(Struct, frozen=True):
+    choices: Annotated[list[_Choice], Meta(min_length=1)]
+
+
+_replies = msgspec.json.Decoder(_Reply)
+
+
+class Vllm:
+    """The dialect."""
+
+    name = "vllm"
+    path = "/v1/completions"
+    weight_version = EngineCall("/weight_info")
+    gauges = LoadGauges(
+        b"vllm:num_requests_running", b"vllm:num_requests_waiting", b"vllm:kv_cache_usage_perc"
+    )
+
+    def request(
+        self, model: str, prompt: Prompt, sampling: Sampling, stop_ids: list[int], start: int | None
+    ) -> bytes:
+        return msgspec.json.encode(
+            _Request(
+                model=model,
+                prompt=msgspec.Raw(b"[" + prompt.text + b"]"),
+                max_tokens=sampling.max_tokens,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                logprobs=0,
+                return_token_ids=True,
+                routed_experts_prompt_start=start,
+                stop_token_ids=stop_ids,
+            )
+        )
+
+    def unneeded_chars(self, key: bytes, bulk: BulkString, wanted: WantedRoutes) -> int:
+        return unneeded_chars(bulk, wanted, is_prompt_only=key == PROMPT_ROUTES)
+
+    def columns(self, rest: bytes | bytearray) -> ReplyColumns:
+        try:
+            choice = _replies.decode(rest).choices[0]
+        except UNREADABLE as error:
+            raise EngineError(f"the engine's reply is not a completion: {error}") from None
+        logprobs = None if choice.logprobs is None else choice.logprobs.token_logprobs
+        return columns(choice.token_ids, logprobs, choice.token_versions, choice.finish_reason)
+
+    def routes(
+        self, bulks: Mapping[bytes, BulkString], wanted: WantedRoutes, num_drawn: int
+    ) -> Routes | None:
+        of_reply, of_prompt = bulks.get(ROUTES), bulks.get(PROMPT_ROUTES)
+        if of_reply is None:
+            return None
+        if of_prompt is None:
+            return decode_npy(of_reply, wanted.start, wanted.num_all(num_drawn))
+        # each part stands for itself: the prompt's tokens, then those drawn but the last
+        parts = (
+            decode_npy(of_prompt, wanted.start, wanted.num_prompt),
+            decode_npy(of_reply, 0, num_drawn - 1),
+        )
+        return np.concatenate(parts)
+
+    def update_weights(
+        self, path: str, version: int
+    ) -> tuple[EngineCall, tuple[EngineCall, ...], EngineCall]:
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        load = (
+            EngineCall("/collective_rpc", msgspec.json.encode(reload)),
+            EngineCall("/reset_prefix_cache"),
+            EngineCall("/update_weight_version", msgspec.json.encode({"new_version": str(version)})),
+        )
+        return EngineCall("/pause?mode=keep"), load, EngineCall("/resume")

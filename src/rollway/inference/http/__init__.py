@@ -1,0 +1,1 @@
+"""An HTTP/1.1 client made for replies of many megabytes."""

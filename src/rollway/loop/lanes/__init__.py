@@ -1,0 +1,1 @@
+"""Where work runs that would hold an event loop: threads and processes."""

@@ -1,0 +1,1 @@
+"""How late a loop runs, and which line held it."""

@@ -1,0 +1,145 @@
+"""Measures how late a loop runs: a tick asked for every few milliseconds, and when it came."""
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from ...config.sections import WatchConfig
+from ...records.lag import LagStats, LateWindow, Stall
+from .rarely import is_news
+
+FINEST_S = 10e-6
+GROWTH = 1.05
+"""Each bucket is this much wider than the last, so a merged quantile is at most 5 % too high."""
+MAX_TICKS = 1_000
+"""Lags kept one by one before they are summed up."""
+
+
+class LagWindow:
+    """The lags since they were last taken. A process in which nobody takes them does not grow."""
+
+    def __init__(self) -> None:
+        self._lags: list[float] = []
+        self._summed = LagStats()
+
+    def add(self, lag_s: float) -> None:
+        self._lags.append(lag_s)
+        if len(self._lags) >= MAX_TICKS:
+            self._sum_up()
+
+    def take(self) -> LagStats:
+        self._sum_up()
+        taken, self._summed = self._summed, LagStats()
+        return taken
+
+    def _sum_up(self) -> None:
+        self._summed = merge(self._summed, summarise(self._lags))
+        self._lags.clear()
+
+
+class LagMonitor:
+    """Lateness of ticks over the current window; `take()` closes the window and starts the next."""
+
+    def __init__(self, tick_s: float, on_tick: Callable[[], None] = lambda: None) -> None:
+        self._tick_s = tick_s
+        self._on_tick = on_tick
+        self._window = LagWindow()
+        self._handle: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+
+    def __enter__(self) -> "LagMonitor":
+        self._schedule(asyncio.get_running_loop())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        # not loop.time(): uvloop's stands still while a callback runs and counts milliseconds
+        self._due_s = time.monotonic() + self._tick_s
+        self._handle = loop.call_later(self._tick_s, self._tick, loop)
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._window.add(max(0.0, time.monotonic() - self._due_s))
+        self._on_tick()
+        self._schedule(loop)
+
+    def take(self) -> LagStats:
+        """The statistics since the last call."""
+        return self._window.take()
+
+
+def summarise(lags: list[float]) -> LagStats:
+    """Statistics of `lags`, in seconds; all zero when there are none."""
+    if not lags:
+        return LagStats()
+    buckets = Counter(_bucket(lag) for lag in lags)
+    return _stats(min(lags), sum(lags) / len(lags), max(lags), buckets)
+
+
+def merge(a: LagStats, b: LagStats) -> LagStats:
+    """The statistics of two windows together."""
+    if not a.num_ticks or not b.num_ticks:
+        return a if a.num_ticks else b
+    mean = (a.mean * a.num_ticks + b.mean * b.num_ticks) / (a.num_ticks + b.num_ticks)
+    buckets = Counter(a.buckets) + Counter(b.buckets)
+    return _stats(min(a.min, b.min), mean, max(a.max, b.max), buckets)
+
+
+def _stats(least: float, mean: float, most: float, buckets: Counter[int]) -> LagStats:
+    total = buckets.total()
+
+    def quantile(q: float) -> float:
+        below = 0
+        for bucket in sorted(buckets):
+            below += buckets[bucket]
+            if below >= q * total:
+                return min(most, FINEST_S * GROWTH**bucket)
+        return most
+
+    return LagStats(
+        min=least,
+        mean=mean,
+        med=quantile(0.5),
+        p90=quantile(0.9),
+        p99=quantile(0.99),
+        max=most,
+        num_ticks=total,
+        buckets=dict(buckets),
+    )
+
+
+def _bucket(lag: float) -> int:
+    """The number of the bucket whose upper edge is the first at or above `lag`."""
+    return max(0, math.ceil(math.log(max(lag, FINEST_S) / FINEST_S, GROWTH)))
+
+
+class Lateness:
+    """Counts windows that were too late, and says which of them are worth a warning."""
+
+    def __init__(self, config: WatchConfig) -> None:
+        limits_ms = {"p90": config.warn_p90_ms, "p99": config.warn_p99_ms, "max": config.warn_max_ms}
+        self._limits_s = {stat: limit / 1000 for stat, limit in limits_ms.items() if limit}
+        self._num_windows = 0
+
+    def judge(self, lag: LagStats, held: Sequence[Stall]) -> LateWindow | None:
+        """A warning if the window passed a limit, and it is the first time, or the 2nd, 4th, 8th, …
+
+        `held` is everything seen holding the loop in that window.
+        """
+        over = {
+            stat: getattr(lag, stat) / limit_s
+            for stat, limit_s in self._limits_s.items()
+            if getattr(lag, stat) > limit_s
+        }
+        if not over:
+            return None
+        self._num_windows += 1
+        if not is_news(self._num_windows - 1, self._num_windows):
+            return None
+        stat = max(over, key=lambda one: over[one])
+        culprit = max(held, key=lambda one: one.total_s, default=None)
+        return LateWindow(stat, getattr(lag, stat), self._limits_s[stat], self._num_windows, culprit)

@@ -1,0 +1,126 @@
+"""Runs a coroutine on a watched loop: uvloop where there is one, lag measured, stalls named."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import resource
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+from ...config.sections import WatchConfig
+from ...records.lag import ProcessStats, Stall
+from ..lanes.memory import recycle_buffers
+from .lag import LagMonitor, Lateness
+from .rarely import is_news
+from .stall_text import late_text, stall_text
+from .stalls import StallTotals, StallWatch
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long a busy thread may keep a loop waiting at every turn. Beside two busy threads a loop's lag
+p99 is 50-88 ms with Python's 5 ms, 13-22 ms with 1 ms, 7-9 ms with 0.5 ms (bench/tuning.py); shorter
+ones cost the threads some of their speed."""
+GC_THRESHOLDS = 5_000, 10, 100
+"""Python's 700, 10, 10 goes through all live records again and again while they grow in number: with
+100,000 of them pauses of 50 ms and more. So they are of 2 to 5 ms (bench/tuning.py)."""
+
+
+class LoopWatch:
+    """What a process knows of its own loop, and of the calls in its lanes."""
+
+    def __init__(self, name: str, config: WatchConfig, lag: LagMonitor, stalls: StallWatch) -> None:
+        self.name = name
+        self.budget_s = config.stall_ms / 1000
+        self._lag = lag
+        self._stalls = stalls
+        self._lateness = Lateness(config)
+        self._calls, self._all_calls = StallTotals(), StallTotals()
+
+    def slow_call(self, stall: Stall) -> None:
+        """A call in a lane took longer than the budget."""
+        self._calls.add(stall)
+        whole = self._all_calls.add(stall)
+        if is_news(whole.count - 1, whole.count):
+            log.warning("%s%s", stall_text(stall), f" (time {whole.count})" * (whole.count > 1))
+
+    def show_holds(self, show: Callable[[str], None]) -> None:
+        """Have `show` called with where the loop is held, while it is, from another thread."""
+        self._stalls.on_held = show
+
+    def take(self, in_flight: int = 0) -> ProcessStats:
+        """The window since the last call; says in the log if it was too late."""
+        lag = self._lag.take()
+        stalls, brief = self._stalls.take()
+        late = self._lateness.judge(lag, (*stalls, *brief))
+        if late is not None:
+            log.warning("%s", late_text(late))
+        return ProcessStats(
+            process=self.name,
+            lag=lag,
+            rss_bytes=rss_bytes(),
+            in_flight=in_flight,
+            stalls=(*stalls, *self._calls.take()),
+            late=late,
+        )
+
+
+def run(name: str, config: WatchConfig, main: Callable[[LoopWatch], Coroutine[Any, Any, T]]) -> T:
+    """Run `main` to its end on a loop of our own, watched from its first callback to its last."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    recycle_buffers()
+    gc.set_threshold(*GC_THRESHOLDS)
+    gc.freeze()  # what was imported lives for ever and need not be gone through
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_watched(name, config, main))
+
+
+async def _watched(
+    name: str, config: WatchConfig, main: Callable[[LoopWatch], Coroutine[Any, Any, T]]
+) -> T:
+    asyncio.get_running_loop().set_default_executor(polite_threads())
+    tick_s, budget_s = config.tick_ms / 1000, config.stall_ms / 1000
+    with ExitStack() as stack:
+        stalls = stack.enter_context(StallWatch(tick_s, budget_s))
+        lag = stack.enter_context(LagMonitor(tick_s, on_tick=stalls.beat))
+        return await main(LoopWatch(name, config, lag, stalls))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        return uvloop.new_event_loop
+    return None
+
+
+def rss_bytes() -> int:
+    """Resident memory now (on Linux), or at its peak (elsewhere)."""
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+NICENESS = 10
+"""Where every CPU is busy, a thread that writes 10 MB keeps a loop waiting for whole slices of 4 ms.
+With this, workers' lag p99 falls from 16-22 ms to 11-12 ms on two full CPUs (bench/envserver.py)."""
+
+
+def polite_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="lane", initializer=_step_aside)
+
+
+def _step_aside() -> None:
+    """On Linux a thread has a niceness of its own."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -1,0 +1,147 @@
+"""Names what held a loop: a thread that samples the loop thread's stack while it is overdue."""
+
+import logging
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from ...records.lag import Stall
+from . import stacks
+from .rarely import is_news
+from .stall_text import stall_text
+
+log = logging.getLogger(__name__)
+
+NOTICE_S = 0.005
+"""A loop overdue by less is left alone: an idle one is, too, when the machine is busy."""
+RELAXED_S, ALERT_S = 0.025, 0.010
+"""How often the thread looks, and how often for a second after it saw the loop overdue. Looking costs
+an idle process 0.35 % and 0.7 % of a core, and no lag that shows."""
+
+
+class StallWatch:
+    """Watches the thread it is made in, between one `beat()` and the next.
+
+    A beat comes from the loop's own ticker, so an idle loop beats too. What holds the loop longer than
+    the budget is a stall, and logged; what holds it less long is only counted.
+    """
+
+    def __init__(self, tick_s: float, budget_s: float) -> None:
+        self._tick_s = tick_s
+        self._budget_s = budget_s
+        now_s = time.monotonic()
+        self._beats_s = (now_s, now_s)
+        self._stopped = threading.Event()
+        self._loop_thread = threading.get_ident()
+        self._thread = threading.Thread(target=self._watch, name="stall-watch", daemon=True)
+        self._lock = threading.Lock()
+        self._stalls, self._brief, self._whole_life = StallTotals(), StallTotals(), StallTotals()
+        self.on_held: Callable[[str], None] = lambda where: None
+        """Called by the watching thread while the loop is held, with where."""
+
+    def __enter__(self) -> "StallWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def beat(self) -> None:
+        self._beats_s = (self._beats_s[1], time.monotonic())
+
+    def take(self) -> tuple[tuple[Stall, ...], tuple[Stall, ...]]:
+        """What ended since the last call: stalls, and holds shorter than the budget."""
+        with self._lock:
+            return self._stalls.take(), self._brief.take()
+
+    def _watch(self) -> None:
+        relaxed_s = min(RELAXED_S, self._budget_s / 4)
+        pause_s, relax_at_s = relaxed_s, 0.0
+        while not self._stopped.wait(pause_s):
+            started_s, now_s = self._beats_s[1], time.monotonic()
+            if now_s - started_s > self._tick_s + NOTICE_S:
+                self._follow(started_s)
+                pause_s, relax_at_s = min(ALERT_S, relaxed_s), now_s + 1.0
+            elif now_s > relax_at_s:
+                pause_s = relaxed_s
+
+    def _follow(self, started_s: float) -> None:
+        """Sample until the loop beats again, then blame the place seen most often."""
+        pause_s = min(ALERT_S, self._budget_s / 4)
+        seen: Counter[stacks.StackLine | None] = Counter()
+        while self._beats_s[1] == started_s and not self._stopped.is_set():
+            stack = stacks.of_frame(sys._current_frames().get(self._loop_thread))
+            if stack and self._beats_s[1] == started_s:
+                line = None if stacks.is_waiting(stack) else stacks.culprit(stack)
+                seen[line] += 1
+                if line is not None:
+                    self.on_held(f"{line.where} in {line.function}")
+            self._stopped.wait(pause_s)
+        line = max(seen, key=lambda one: seen[one], default=None)
+        if line is None:
+            return  # it was late for want of a core: the lag says so, and there is nobody to blame
+        previous_s, last_s = self._beats_s
+        held_s = (last_s if previous_s == started_s else previous_s) - started_s - self._tick_s
+        self._add(Stall(line.where, line.function, 1, held_s, held_s))
+
+    def _add(self, stall: Stall) -> None:
+        with self._lock:
+            if stall.longest_s < self._budget_s:
+                self._brief.add(stall)
+                return
+            self._stalls.add(stall)
+        whole = self._whole_life.add(stall)
+        if is_news(whole.count - 1, whole.count):
+            log.warning("%s%s", stall_text(stall), f" (time {whole.count})" * (whole.count > 1))
+
+
+MAX_PLACES = 100
+ELSEWHERE = "(other places)"
+
+_Place = tuple[str, str, str, str]
+
+
+def total(a: Stall, b: Stall) -> Stall:
+    """Two sums of the same place as one."""
+    return Stall(
+        where=a.where,
+        function=a.function,
+        count=a.count + b.count,
+        total_s=a.total_s + b.total_s,
+        longest_s=max(a.longest_s, b.longest_s),
+        kind=a.kind,
+        call=a.call,
+    )
+
+
+class StallTotals:
+    """One sum for each place; places beyond the hundredth share one, so nothing is lost or grows."""
+
+    def __init__(self) -> None:
+        self._by_place: dict[_Place, Stall] = {}
+
+    def add(self, stall: Stall) -> Stall:
+        """Count a stall; returns its place's sum."""
+        place = _place(stall)
+        if place not in self._by_place and len(self._by_place) >= MAX_PLACES:
+            stall = Stall(ELSEWHERE, "", stall.count, stall.total_s, stall.longest_s, stall.kind)
+            place = _place(stall)
+        old = self._by_place.get(place)
+        self._by_place[place] = total(old, stall) if old else stall
+        return self._by_place[place]
+
+    def seen(self) -> tuple[Stall, ...]:
+        """All sums, the longest total first."""
+        return tuple(sorted(self._by_place.values(), key=lambda one: (-one.total_s, one.where)))
+
+    def take(self) -> tuple[Stall, ...]:
+        """All sums since the last call."""
+        seen, self._by_place = self.seen(), {}
+        return seen
+
+
+def _place(stall: Stall) -> _Place:
+    return stall.kind, stall.where, stall.function, stall.call

@@ -1,1 +1,0 @@
-"""From credited groups to a batch manifest. Pure: sizes and refs, no tokens."""

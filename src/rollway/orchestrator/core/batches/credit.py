@@ -1,0 +1,74 @@
+"""Built-in advantages: what a reward is worth next to those of its group."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Advantages = tuple[float, ...]
+TINY = 1e-9
+
+
+def grpo(rewards_G: Sequence[float]) -> Advantages:
+    """A reward above the mean of its group. They sum to zero."""
+    if not rewards_G:
+        return ()
+    mean = math.fsum(rewards_G) / len(rewards_G)
+    return tuple(reward - mean for reward in rewards_G)
+
+
+def rloo(rewards_G: Sequence[float]) -> Advantages:
+    """A reward above the mean of the others: unbiased, as no reward is in its own baseline."""
+    others = len(rewards_G) - 1
+    if others < 1:
+        return (0.0,) * len(rewards_G)
+    return tuple(advantage * len(rewards_G) / others for advantage in grpo(rewards_G))
+
+
+def grpo_std(rewards_G: Sequence[float]) -> Advantages:
+    """GRPO divided by the standard deviation: easy and hard tasks pull equally hard."""
+    above = grpo(rewards_G)
+    spread = math.sqrt(math.fsum(one * one for one in above) / max(1, len(above)))
+    return _scaled(above, spread)
+
+
+def grpo_max(rewards_G: Sequence[float]) -> Advantages:
+    """GRPO divided by the largest deviation: from -1 to 1, whatever the rewards' scale."""
+    above = grpo(rewards_G)
+    return _scaled(above, max(map(abs, above), default=0.0))
+
+
+def _scaled(above_G: Advantages, by: float) -> Advantages:
+    return tuple(one / by if by > TINY else 0.0 for one in above_G)
+
+
+BASELINES: dict[str, Callable[[Sequence[float]], Advantages]] = {
+    "grpo": grpo, "rloo": rloo, "grpo_std": grpo_std, "grpo_max": grpo_max
+}  # fmt: skip
+
+
+def shortened(
+    rewards_G: Sequence[float], lengths_G: Sequence[int], weight: float, correct_at: float
+) -> tuple[float, ...]:
+    """Rewards with up to `weight` taken off the longest right answer of the group, nothing off the
+    shortest, and nothing off answers that are not right: below `correct_at`."""
+    right = [length for reward, length in zip(rewards_G, lengths_G, strict=True) if reward >= correct_at]
+    if not weight or len(right) < 2 or min(right) == max(right):
+        return tuple(rewards_G)
+    shortest, span = min(right), max(right) - min(right)
+    return tuple(
+        reward - weight * (length - shortest) / span if reward >= correct_at else reward
+        for reward, length in zip(rewards_G, lengths_G, strict=True)
+    )
+
+
+def checked(given: Any, count: int) -> tuple[float, ...]:
+    """One finite number for each of `count` rollouts, or an error that says what is wrong."""
+    if isinstance(given, str | bytes) or not hasattr(given, "__iter__"):
+        raise TypeError(f"returned a {type(given).__name__}, not a list of numbers")
+    values = tuple(float(one) for one in given)
+    if len(values) != count:
+        raise ValueError(f"returned {len(values)} advantages for {count} rollouts")
+    for at, value in enumerate(values):
+        if not math.isfinite(value):
+            raise ValueError(f"returned {value} for rollout {at}")
+    return values

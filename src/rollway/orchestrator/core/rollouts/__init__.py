@@ -1,0 +1,1 @@
+"""Which rollouts run: tasks, groups, evaluations, retries, and every bound on them."""

@@ -1,1 +1,0 @@
-"""From a group's rewards to its rollouts' advantages. Pure."""

@@ -1,1 +1,0 @@
-"""Which closed groups are worth a step. Pure."""

@@ -1,0 +1,1 @@
+"""Where an interrupted run continues, from what its run directory holds."""
