@@ -29,7 +29,7 @@ from loopback.report import arguments, finish, table
 from loopback.server import Server, env_server
 
 import rollway as rw
-from rollway.config.sections import EnvConfig
+from rollway.config.sections import EnvConfig, ServerConfig
 from rollway.model.tiny import write_tokenizer
 from rollway.records.ids import PolicyVersion, RolloutId
 from rollway.records.rollout import Settled
@@ -135,9 +135,12 @@ def _signal(pid: int, one: signal.Signals) -> bool:
 
 async def chaos(url: str, folder: Path, args: Namespace) -> dict[str, object]:
     env = EnvConfig(
-        id=talk.__file__, args={"turns": args.turns}, workers=args.workers, lease_s=LEASE_S,
-        concurrency=-(-args.rollouts // args.workers),
-    )  # fmt: skip
+        id=talk.__file__,
+        args={"turns": args.turns},
+        server=ServerConfig(
+            workers=args.workers, lease_s=LEASE_S, concurrency=-(-args.rollouts // args.workers)
+        ),
+    )
     async with env_server(env, url, folder) as server:
         calm = Crowd(server, args.turns)
         await calm.keep(args.rollouts, 0.0)

@@ -23,7 +23,7 @@ from loopback.report import arguments, finish, lag_figures, table
 from loopback.server import Server, env_server
 
 import rollway as rw
-from rollway.config.sections import EnvConfig
+from rollway.config.sections import EnvConfig, ServerConfig
 from rollway.loop.watch.lag import merge
 from rollway.model.tiny import write_tokenizer
 from rollway.records.ids import PolicyVersion, RolloutId
@@ -74,9 +74,7 @@ async def crowd(url: str, folder: Path, control: Started, args: Namespace) -> di
     env = EnvConfig(
         id=nap.__file__,
         args={"seconds": 0.1},
-        workers=WORKERS,
-        concurrency=-(-args.rollouts // WORKERS),
-        max_waiting=args.rollouts,
+        server=ServerConfig(workers=WORKERS, concurrency=-(-args.rollouts // WORKERS)),
     )
     rows: dict[str, dict[str, float]] = {}
     seconds, cpu = [], []

@@ -27,7 +27,7 @@ from loopback.server import env_server
 from loopback.threads import WorkerSpec, threads_worker
 
 import rollway as rw
-from rollway.config.sections import EnvConfig
+from rollway.config.sections import EnvConfig, ServerConfig
 from rollway.envserver import client as envs
 from rollway.loop.watch.lag import merge
 from rollway.payload.reader import SegmentReader
@@ -126,9 +126,10 @@ async def rollway(
     case: Case, engine: Started, control: Started, url: str, folder: Path, args: Namespace
 ):
     env = EnvConfig(
-        id=talk.__file__, args={"turns": case.turns, "chars": case.chars},
-        workers=case.workers, concurrency=args.rollouts // case.workers,
-    )  # fmt: skip
+        id=talk.__file__,
+        args={"turns": case.turns, "chars": case.chars},
+        server=ServerConfig(workers=case.workers, concurrency=args.rollouts // case.workers),
+    )
     async with env_server(env, url, folder, FREQUENT) as server:
         driver = Driver(server.client, case, args.rollouts, folder)
         return await driver.measure(engine, control, children(server.pid), args.seconds)

@@ -29,7 +29,7 @@ from loopback.report import arguments, finish, lag_figures, table
 from loopback.server import LOG, env_server
 
 import rollway as rw
-from rollway.config.sections import EnvConfig
+from rollway.config.sections import EnvConfig, ServerConfig
 from rollway.envserver import client as envs
 from rollway.loop.watch.lag import merge
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
@@ -166,7 +166,9 @@ class Real:
 async def under_fire(
     url: str, folder: Path, control: Started, args: Namespace
 ) -> tuple[dict[str, dict[str, float]], list[str]]:
-    env = EnvConfig(id=talk.__file__, args={"turns": 1}, workers=1, concurrency=args.rollouts)
+    env = EnvConfig(
+        id=talk.__file__, args={"turns": 1}, server=ServerConfig(workers=1, concurrency=args.rollouts)
+    )
     each = args.frames // args.peers
     async with env_server(env, url, folder) as server:
         peers = [Started(throw, (server.address, each, seed, seed == 0)) for seed in range(args.peers)]

@@ -21,7 +21,7 @@ from loopback.processes import Started, cpu_s, started
 from loopback.report import arguments, finish, lag_figures, table
 from step import Plane, Workload, plane
 
-from rollway.config.sections import EnvConfig, OrchestratorConfig
+from rollway.config.sections import EnvConfig, OrchestratorConfig, ServerConfig
 from rollway.loop.watch.lag import merge
 from rollway.model.tiny import write_tokenizer
 from rollway.records.lag import LagStats, ProcessStats
@@ -43,9 +43,10 @@ class Crowd(Workload):
     @property
     def env(self) -> EnvConfig:
         return EnvConfig(
-            id=nap.__file__, args={"seconds": NAP_S, "spread": NAP_S / 2}, workers=WORKERS,
-            concurrency=-(-self.rollouts // WORKERS),
-        )  # fmt: skip
+            id=nap.__file__,
+            args={"seconds": NAP_S, "spread": NAP_S / 2},
+            server=ServerConfig(workers=WORKERS, concurrency=-(-self.rollouts // WORKERS)),
+        )
 
     @property
     def orchestrator(self) -> OrchestratorConfig:

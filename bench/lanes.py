@@ -21,7 +21,7 @@ from loopback.processes import started
 from loopback.report import arguments, finish, lag_figures, table
 from loopback.works import LETS_GO, WORKS, Material, work_there
 
-from rollway.config.sections import WatchConfig
+from rollway.config.specs import WatchSpec
 from rollway.loop.lanes.lanes import ProcessLane, thread
 from rollway.loop.watch.run import LoopWatch, run
 
@@ -59,7 +59,7 @@ def measure(path: str, seconds: float) -> dict[str, dict[str, float]]:
                 for kind, once in (("inline", inline), ("thread", threaded), ("process", elsewhere)):
                     row[f"{kind} p99"], row[f"{kind} max"] = await repeat(watch, once)
 
-    run("bench", WatchConfig(stall_ms=1e6, tick_ms=2, warn_p90_ms=0, warn_p99_ms=0, warn_max_ms=0), main)
+    run("bench", WatchSpec(stall_ms=1e6, tick_ms=2, warn_p90_ms=0, warn_p99_ms=0, warn_max_ms=0), main)
     return rows
 
 

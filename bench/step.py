@@ -44,8 +44,10 @@ from rollway.config.sections import (
     ModelConfig,
     OrchestratorConfig,
     PayloadConfig,
+    ServerConfig,
+    TransportConfig,
 )
-from rollway.config.specs import EnvAddress, OrchestratorSpec, RouterSpec
+from rollway.config.specs import CoreSpec, EnvAddress, OrchestratorSpec, RouterSpec
 from rollway.envserver import client as envs
 from rollway.loop.processes.part import Part, start_part
 from rollway.loop.watch.lag import merge
@@ -101,9 +103,10 @@ class Workload:
     @property
     def env(self) -> EnvConfig:
         return EnvConfig(
-            id=talk.__file__, args={"turns": self.turns, "chars": self.chars},
-            workers=1, concurrency=self.rollouts, rollout_deadline_s=3600,
-        )  # fmt: skip
+            id=talk.__file__,
+            args={"turns": self.turns, "chars": self.chars},
+            server=ServerConfig(workers=1, concurrency=self.rollouts, rollout_deadline_s=3600),
+        )
 
     @property
     def orchestrator(self) -> OrchestratorConfig:
@@ -253,18 +256,23 @@ def orchestrator_spec(
     work: Workload, url: str, run: RunDir, address: str, steps: int = 1
 ) -> OrchestratorSpec:
     return OrchestratorSpec(
-        orchestrator=work.orchestrator,
-        filters=FiltersConfig(zero_advantage="monitor"),
+        core=CoreSpec(
+            orchestrator=work.orchestrator,
+            filters=FiltersConfig(zero_advantage="monitor"),
+            ratios={work.env.id: 1.0},
+            max_steps=steps,
+            max_outstanding=work.max_outstanding,
+            payload_bytes=PayloadConfig().budget_mb << 20,
+            micro_batch_tokens=1 << 20,
+        ),
         sampling=Sampling(work.drawn),
-        envs=(EnvAddress(work.env.id, address, 1.0),),
+        envs=(EnvAddress(work.env.id, address),),
         engine_urls=(url,),
         engine=EngineConfig(request_deadline_s=3600),
         weights="",
         must_push=False,
-        micro_batch_tokens=1 << 20,
         payload=PayloadConfig(),
-        max_outstanding=work.max_outstanding,
-        max_steps=steps,
+        transport=TransportConfig(),
         first_step=Step(1),
         run_dir=str(run.path),
         watch=QUIET,

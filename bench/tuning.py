@@ -18,13 +18,13 @@ from loopback.control import tick
 from loopback.processes import started
 from loopback.report import arguments, finish, lag_figures, table
 
-from rollway.config.sections import WatchConfig
+from rollway.config.specs import WatchSpec
 from rollway.loop.watch.run import GC_THRESHOLDS, SWITCH_INTERVAL_S, LoopWatch, run
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
 from rollway.records.payload import PayloadRef
 from rollway.records.rollout import RowSummary, Scored, Settled, Timing
 
-QUIET = WatchConfig(stall_ms=1e6, tick_ms=2, warn_p90_ms=0, warn_p99_ms=0, warn_max_ms=0)
+QUIET = WatchSpec(stall_ms=1e6, tick_ms=2, warn_p90_ms=0, warn_p99_ms=0, warn_max_ms=0)
 SWITCHES_MS = (5.0, 1.0, 0.5, 0.25)
 THRESHOLDS = {"default": (700, 10, 10), "20k, 5, 50": (20_000, 5, 50), "rollway": GC_THRESHOLDS}
 NUM_RECORDS = 100_000

@@ -113,7 +113,7 @@ def _words(kind: Type) -> str:
     match kind:
         case IntType() | FloatType():
             name = "whole number" if isinstance(kind, IntType) else "number"
-            return f"{name}{_range(kind.gt, kind.ge, kind.le)}"
+            return f"{name}{_range(kind)}"
         case LiteralType(values=values):
             return " or ".join(f'`"{value}"`' for value in values)
         case BoolType():
@@ -129,12 +129,12 @@ def _words(kind: Type) -> str:
     raise TypeError(f"no words for {kind}")
 
 
-def _range(above: float | None, least: float | None, most: float | None) -> str:
-    if least is not None and most is not None:
-        return f", {least:g} to {most:g}"
-    if above is not None:
-        return f", above {above:g}"
-    return "" if least is None else f", {least:g} or more"
+def _range(kind: IntType | FloatType) -> str:
+    """Describe the bounds of a number: `above 0, at most 1`, `1 to 65535`, `0 or more`."""
+    if kind.ge is not None and kind.le is not None:
+        return f", {kind.ge:g} to {kind.le:g}"
+    bounds = {"above": kind.gt, "at least": kind.ge, "below": kind.lt, "at most": kind.le}
+    return "".join(f", {words} {bound:g}" for words, bound in bounds.items() if bound is not None)
 
 
 def _default(one: Field) -> str:

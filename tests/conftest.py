@@ -29,17 +29,16 @@ def tiny_moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Mixture-of-Experts with random weights, and its tokenizer."""
     import torch
 
-    from rollway.config.sections import WarmupConfig
     from rollway.inference.rendering.tokenizer import Tokenizer
     from rollway.model.load import save_weights
-    from rollway.model.tiny import tiny_model, write_tokenizer
+    from rollway.model.tiny import TinyShape, tiny_model, write_tokenizer
 
     folder = tmp_path_factory.mktemp("tiny-moe")
     torch.manual_seed(0)
     vocab_size = write_tokenizer(folder)
     eos_id = Tokenizer(str(folder)).convert_tokens_to_ids("<|im_end|>")
-    config = WarmupConfig(hidden_size=64, num_layers=3)
-    model = tiny_model(config, vocab_size, eos_id, max_context=256)
+    shape = TinyShape(hidden_size=64, num_layers=3)
+    model = tiny_model(shape, vocab_size, eos_id, max_context=256)
     for name, weight in model.named_parameters():  # experts that differ, routers near a tie
         if weight.dim() > 1:
             std = 0.02 if "gate.weight" in name else 0.3 if "experts" in name else 0.09

@@ -4,11 +4,11 @@ import asyncio
 from multiprocessing.connection import Connection
 
 from loopback.report import QUIET
-from rollway.config.sections import WatchConfig
+from rollway.config.specs import WatchSpec
 from rollway.loop.watch.run import LoopWatch, run
 
 
-def tick(pipe: Connection, config: WatchConfig = QUIET) -> None:
+def tick(pipe: Connection, config: WatchSpec = QUIET) -> None:
     """Answers every message with the lag since the last one."""
 
     async def main(watch: LoopWatch) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollway.config.sections import WatchConfig
+from rollway.config.specs import WatchSpec
 from rollway.loop.watch.lag import FINEST_S, GROWTH
 from rollway.records.lag import LagStats
 
-QUIET = WatchConfig(stall_ms=1e6, warn_p90_ms=0, warn_p99_ms=0, warn_max_ms=0)
+QUIET = WatchSpec(stall_ms=1e6, warn_p90_ms=0, warn_p99_ms=0, warn_max_ms=0)
 """Lag is measured and said here; nobody need be warned of it."""
 LATE_S = 0.005
 """A tick later than this counts as blocked: about a control's p99."""

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from loopback.report import QUIET
-from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
-from rollway.config.specs import RouterSpec
+from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig
+from rollway.config.specs import RouterSpec, WatchSpec
 from rollway.envserver import client as envs
 from rollway.loop.processes.part import start_part
 from rollway.wire.messages import ServerStats
@@ -27,7 +27,7 @@ class Server:
 
 @asynccontextmanager
 async def env_server(
-    env: EnvConfig, url: str, folder: Path, watch: WatchConfig = QUIET
+    env: EnvConfig, url: str, folder: Path, watch: WatchSpec = QUIET
 ) -> AsyncIterator[Server]:
     part = RouterSpec(
         env=env,
@@ -45,7 +45,7 @@ async def env_server(
         address = await router.ready()
         async with envs.connect(address) as client:
             up: set[str] = set()
-            while len(up) < env.workers:
+            while len(up) < env.local.workers:
                 match await client.receive():
                     case ServerStats(stats=stats) if ".w" in stats.process:
                         up.add(stats.process)

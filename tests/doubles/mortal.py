@@ -6,7 +6,7 @@ import socket
 
 from msgspec import Struct
 
-from rollway.config.sections import WatchConfig
+from rollway.config.specs import WatchSpec
 from rollway.loop.processes.part import Parent, as_it_is, run_part
 
 
@@ -15,7 +15,7 @@ class MortalPart(Struct, frozen=True):
 
     life: int
     ends: str = "never"
-    watch: WatchConfig = WatchConfig()
+    watch: WatchSpec = WatchSpec()
 
 
 async def mortal(part: MortalPart, parent: Parent) -> None:

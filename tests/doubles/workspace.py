@@ -49,13 +49,12 @@ class Workspace:
             [[env]]
             id = "{ENVS}"
             args = {{ kind = "Lengths" }}
-            workers = 1
-            concurrency = 16
+            server = {{ workers = 1, concurrency = 16 }}
             [sampling]
             max_tokens = 6
             [engine]
             max_context = 128
-            max_batch = 16
+            embedded = {{ max_batch = 16 }}
             [orchestrator]
             batch_size = 16
             group_size = 4

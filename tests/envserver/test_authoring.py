@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
-from rollway.config.specs import RouterSpec, WorkerSpec
+from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig
+from rollway.config.specs import RouterSpec, WatchSpec, WorkerSpec
 from rollway.envs.background_tasks import keep_track
 from rollway.envs.environment import needs_whole_groups
 from rollway.envs.in_lane import take_tasks
@@ -94,7 +94,7 @@ async def stage(
             env=EnvConfig(id=ENVS, args={"kind": kind}, **env),
             model=ModelConfig(path=str(model), renderer="qwen3", template={"enable_thinking": False}),
             engine=EngineConfig(), engine_urls=(engine.url,), payload=PayloadConfig(),
-            payload_dir=str(folder), log_dir=str(folder), seed=0, watch=WatchConfig(),
+            payload_dir=str(folder), log_dir=str(folder), seed=0, watch=WatchSpec(),
         )  # fmt: skip
         prepared = prepare(WorkerSpec("w", "", -1, server))
         stalls = stack.enter_context(StallWatch(0.01, 1.0))

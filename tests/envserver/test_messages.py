@@ -14,8 +14,8 @@ from aiohttp import web
 from tests.doubles.chat import ChatDouble, chat_double
 from tests.doubles.parts import ROUTER, serving_part
 
-from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
-from rollway.config.specs import RouterSpec
+from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig
+from rollway.config.specs import RouterSpec, WatchSpec
 from rollway.envserver import client as envs
 from rollway.errors import RunStuck
 from rollway.loop.processes.part import Parent
@@ -55,7 +55,7 @@ async def serving(folder: Path) -> AsyncIterator[tuple[envs.EnvClient, ChatDoubl
             payload_dir=str(folder),
             log_dir=str(folder),
             seed=0,
-            watch=WatchConfig(),
+            watch=WatchSpec(),
         )
         async with (
             serving_part("test.router", ROUTER, part, folder / "router.log") as (_, address),

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from tests.doubles.parts import ROUTER, serving_part
 
-from rollway.config.sections import EngineConfig, EnvConfig, PayloadConfig, WatchConfig
-from rollway.config.specs import RouterSpec
+from rollway.config.sections import EngineConfig, EnvConfig, PayloadConfig
+from rollway.config.specs import RouterSpec, WatchSpec
 from rollway.envserver import client as envs
 from rollway.payload.reader import SegmentReader
 from rollway.records.ids import PolicyVersion, RolloutId
@@ -33,7 +33,7 @@ async def serving(folder: Path, id: str, answer: Answer, **env: Any) -> AsyncIte
         part = RouterSpec(
             env=EnvConfig(id=id, workers=1, **env), model=model(), engine=EngineConfig(),
             engine_urls=(engine.url,), payload=PayloadConfig(), payload_dir=str(folder),
-            log_dir=str(folder), seed=0, watch=WatchConfig(),
+            log_dir=str(folder), seed=0, watch=WatchSpec(),
         )  # fmt: skip
         async with (
             serving_part("test.router", ROUTER, part, folder / "router.log") as (_, address),

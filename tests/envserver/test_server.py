@@ -16,8 +16,8 @@ from tests.doubles.engine import EngineDouble, engine_double, routes_of
 from tests.doubles.envs import FAILURES
 from tests.doubles.parts import ROUTER, serving_part
 
-from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
-from rollway.config.specs import RouterSpec
+from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig
+from rollway.config.specs import RouterSpec, WatchSpec
 from rollway.envserver import client as envs
 from rollway.errors import PartDied
 from rollway.loop.processes.part import start_part
@@ -98,7 +98,7 @@ def router_spec(
         payload_dir=str(folder),
         log_dir=str(folder),
         seed=0,
-        watch=WatchConfig(),
+        watch=WatchSpec(),
     )
 
 

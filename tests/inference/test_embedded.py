@@ -13,8 +13,8 @@ import pytest
 import torch
 from tests.doubles.parts import ENGINE, serving_part
 
-from rollway.config.sections import EngineConfig, ModelConfig, WatchConfig
-from rollway.config.specs import EngineSpec
+from rollway.config.sections import EngineConfig, ModelConfig
+from rollway.config.specs import EngineSpec, WatchSpec
 from rollway.errors import EngineError, PartDied
 from rollway.inference.engines.control import open_control
 from rollway.inference.engines.engine import connect
@@ -34,7 +34,7 @@ def part(folder: Path, port: int = 0) -> EngineSpec:
         weights=str(folder),
         version=2,
         seed=0,
-        watch=WatchConfig(),
+        watch=WatchSpec(),
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rollway.config.sections import WatchConfig
+from rollway.config.specs import WatchSpec
 from rollway.errors import LaneClosed, LaneCrashed, LaneError, LaneFull, LaneRaised, LaneTimeout
 from rollway.loop.lanes.lanes import ProcessLane, thread
 from rollway.loop.watch.lag import LagMonitor
@@ -127,7 +127,7 @@ def gone(number: int) -> bool:
 
 @asynccontextmanager
 async def watched(stall_ms: float) -> AsyncIterator[LoopWatch]:
-    config = WatchConfig(stall_ms=stall_ms)
+    config = WatchSpec(stall_ms=stall_ms)
     with StallWatch(0.01, 10) as stalls, LagMonitor(0.01, on_tick=stalls.beat) as lag:
         yield LoopWatch("test", config, lag, stalls)
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rollway.config.sections import WatchConfig
+from rollway.config.specs import WatchSpec
 from rollway.loop.watch.lag import Lateness
 from rollway.loop.watch.rarely import is_news
 from rollway.loop.watch.run import LoopWatch, run
@@ -47,7 +47,7 @@ def test_stalls_are_summed_by_culprit(caplog: pytest.LogCaptureFixture) -> None:
         assert {stall.kind for stall in stalls} == {"loop"}
         assert watch.take().stalls == ()
 
-    run("test", WatchConfig(stall_ms=100, tick_ms=5, **SILENT), main)
+    run("test", WatchSpec(stall_ms=100, tick_ms=5, **SILENT), main)
     said = [one.message for one in caplog.records]
     assert f"by {__file__}:" in said[0]
     assert "hold_the_loop" in said[0]
@@ -69,7 +69,7 @@ def test_a_late_window_names_who_held_the_loop_also_below_a_stall(
         assert late.culprit.where.startswith(f"{__file__}:")
 
     limits = {"warn_p90_ms": 0, "warn_p99_ms": 30, "warn_max_ms": 40}
-    run("test", WatchConfig(stall_ms=10_000, tick_ms=5, **limits), main)
+    run("test", WatchSpec(stall_ms=10_000, tick_ms=5, **limits), main)
     (said,) = [one.message for one in caplog.records]
     assert said.startswith("loop late: ")
     assert f"{__file__}:" in said
@@ -82,18 +82,18 @@ def test_an_idle_loop_has_nobody_to_blame() -> None:
         assert stats.stalls == ()
         assert stats.late is None
 
-    run("test", WatchConfig(warn_p90_ms=1000, warn_p99_ms=1000, warn_max_ms=1000), main)
+    run("test", WatchSpec(warn_p90_ms=1000, warn_p99_ms=1000, warn_max_ms=1000), main)
 
 
 def test_warnings_come_ever_more_seldom_and_say_how_often() -> None:
-    lateness = Lateness(WatchConfig(warn_p90_ms=10, warn_p99_ms=0, warn_max_ms=100))
+    lateness = Lateness(WatchSpec(warn_p90_ms=10, warn_p99_ms=0, warn_max_ms=100))
     slow, fine = LagStats(p90=0.02, p99=5.0, max=0.05), LagStats(p90=0.001, p99=5.0, max=0.09)
     assert lateness.judge(fine, ()) is None, "a limit of 0 is none"
     warned = [lateness.judge(slow, ()) for _ in range(20)]
     assert [one.num_windows for one in warned if one] == [1, 2, 4, 8, 16]
     assert {one.stat for one in warned if one} == {"p90"}
     worst = Stall("a.py:1", "f", 7, 0.3, 0.05)
-    blamed = Lateness(WatchConfig()).judge(LagStats(max=5.0), (Stall("b.py:1", "g", 1, 0.1, 0.1), worst))
+    blamed = Lateness(WatchSpec()).judge(LagStats(max=5.0), (Stall("b.py:1", "g", 1, 0.1, 0.1), worst))
     assert blamed is not None
     assert blamed.culprit == worst
 

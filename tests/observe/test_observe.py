@@ -2,14 +2,31 @@
 
 import io
 
+import msgspec
+
 from rollway.observe.console import Screen, stall_line, status_line, step_line
 from rollway.observe.health import Lags
-from rollway.observe.report import RunProgress, StepDone
+from rollway.observe.report import StepDone
 from rollway.observe.step_metrics import lag_metrics, speed, stall_metrics, stall_records
 from rollway.records.lag import LagStats, ProcessStats, Stall
+from rollway.records.situation import CoreView
 
 LOOP_STALL = Stall("env.py:9", "rollout", 2, 0.5, 0.375)
 LANE_STALL = Stall("env.py:12", "exact", 1, 2.0, 2.0, "lane", "reward `exact`")
+
+VIEW = CoreView(
+    step=3,
+    version=2,
+    waits_for="rollouts",
+    in_flight=5,
+    max_in_flight=64,
+    ready=8,
+    batch_size=16,
+    live_bytes=1_500_000,
+    is_held_back=False,
+    num_retries=0,
+    pools={},
+)
 
 
 def test_how_fast_a_step_went() -> None:
@@ -60,10 +77,10 @@ def test_lines_say_what_the_field_expects() -> None:
                  "engine 1.2/45, trainer 0.0/0.0"):  # fmt: skip
         assert part in line
     assert "engine 0" not in line.lower().partition("lag")[0]
-    assert "1.5 MB payload ·" in status_line(RunProgress(3, 5, 8, 16, 2, 1_500_000), 9, lags)
-    full = RunProgress(3, 5, 8, 16, 2, 1_500_000, held_back=True)
+    assert "1.5 MB payload ·" in status_line(VIEW, 9, lags)
+    full = msgspec.structs.replace(VIEW, is_held_back=True)
     assert "1.5 MB payload (at its budget: starting nothing) ·" in status_line(full, 9, lags)
-    assert "worst lag now: engine 45 ms" in status_line(RunProgress(3, 5, 8, 16, 2, 1_500_000), 9, lags)
+    assert "worst lag now: engine 45 ms" in status_line(VIEW, 9, lags)
     stall = Stall("f.py:3", "f", 1, 0.25, 0.25)
     assert stall_line("w0", stall) == "w0: loop held for 250 ms by f.py:3 in f"
 

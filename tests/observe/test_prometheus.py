@@ -3,14 +3,17 @@
 import socket
 
 import aiohttp
+import msgspec
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.observe.test_observe import VIEW
 
+from rollway.config.sections import PrometheusConfig
 from rollway.errors import PortError
 from rollway.observe.declared import DECLARED
-from rollway.observe.prometheus import PrometheusExporter, exported_name, scrapable
-from rollway.observe.report import RunProgress, StepDone
+from rollway.observe.prometheus import PrometheusExporter, exported_name, serve_metrics
+from rollway.observe.report import StepDone
 from rollway.records.lag import LagStats, ProcessStats, Stall
 
 pytestmark = pytest.mark.anyio
@@ -38,12 +41,12 @@ async def scrape(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], floa
 
 async def test_a_run_is_scraped() -> None:
     exporter, port = PrometheusExporter(), free_port()
-    async with scrapable("127.0.0.1", port, exporter.render):
+    async with serve_metrics(PrometheusConfig(port=port), exporter.render):
         for _ in range(3):
             exporter.on_stats(
                 ProcessStats("envs.w0", LagStats(p99=0.004, max=0.5), 1 << 20, 7, (STALL,))
             )
-        exporter.on_progress(RunProgress(3, 5, 8, 16, 2, 1_500_000, held_back=True))
+        exporter.on_progress(msgspec.structs.replace(VIEW, is_held_back=True))
         exporter.on_step(
             StepDone(3, {"reward/all/mean": 0.25, "reward/exact/mean": 0.5, "errors/env": 2,
                          "errors/cancelled": 1, "time/ship": 0.125, "in_flight": 99}, {})
@@ -71,7 +74,7 @@ async def test_a_run_is_scraped() -> None:
 
 async def test_what_a_step_has_no_more_is_gone() -> None:
     exporter, port = PrometheusExporter(), free_port()
-    async with scrapable("127.0.0.1", port, exporter.render):
+    async with serve_metrics(PrometheusConfig(port=port), exporter.render):
         exporter.on_step(StepDone(1, {"stop/found": 0.5, "stop/length": 0.5, "loss": 1.0}, {}))
         exporter.on_step(StepDone(2, {"stop/length": 1.0, "loss": 2.0}, {}))
         got = await scrape(port)
@@ -94,8 +97,8 @@ async def test_a_port_that_is_taken_names_its_key() -> None:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
         port = busy.getsockname()[1]
-        with pytest.raises(PortError, match=rf"metrics\.prometheus_port {port} cannot be bound"):
-            async with scrapable("127.0.0.1", port, lambda: b""):
+        with pytest.raises(PortError, match=rf"metrics\.prometheus\.port\' = {port} cannot be bound"):
+            async with serve_metrics(PrometheusConfig(port=port), lambda: b""):
                 pass
 
 
@@ -105,8 +108,8 @@ async def test_port_0_serves_nothing() -> None:
         return {one.laddr.port for one in ours if one.status == psutil.CONN_LISTEN}
 
     before = open_ports()
-    async with scrapable("127.0.0.1", 0, lambda: b""):
+    async with serve_metrics(None, lambda: b""):
         assert open_ports() == before
     port = free_port()
-    async with scrapable("127.0.0.1", port, lambda: b""):
+    async with serve_metrics(PrometheusConfig(port=port), lambda: b""):
         assert open_ports() == before | {port}

@@ -10,7 +10,7 @@ from rollway.cli.main import app
 from rollway.observe.why import first_line, lines
 from rollway.records.engine import EngineLoad
 from rollway.records.ids import GroupId, RolloutId, WorkerName
-from rollway.records.situation import EngineState, EnvState, Situation, WaitingRollout
+from rollway.records.situation import CoreView, EngineState, EnvState, Situation, WaitingRollout
 
 
 def held(number: int, env: str = "dead") -> WaitingRollout:
@@ -20,11 +20,26 @@ def held(number: int, env: str = "dead") -> WaitingRollout:
     )
 
 
+CORE = CoreView(
+    step=7,
+    version=6,
+    waits_for="rollouts",
+    in_flight=40,
+    max_in_flight=64,
+    ready=24,
+    batch_size=64,
+    live_bytes=0,
+    is_held_back=False,
+    num_retries=0,
+    pools={},
+)
 NOW = Situation(
-    time_s=0, step=7, waits_for="rollouts", in_flight=40, ready=24, batch_size=64, version=6, step_s=61,
+    time_s=0,
+    core=CORE,
+    step_s=61,
     envs={"dead": EnvState(20, 0, 61), "good": EnvState(20, 900, 0.2)},
     oldest=tuple(held(number) for number in range(20)),
-)  # fmt: skip
+)
 
 
 def test_the_first_line_names_the_oldest_and_who_is_silent() -> None:
@@ -53,7 +68,8 @@ GONE = EngineState("http://a:8000", 5, 14.2, "/metrics: cannot connect")
 def test_an_engine_that_does_not_answer_is_named(
     engines: tuple[EngineState, ...], waits_for: str, said: str
 ) -> None:
-    now = msgspec.structs.replace(NOW, engines=engines, waits_for=waits_for)
+    core = msgspec.structs.replace(CORE, waits_for=waits_for)
+    now = msgspec.structs.replace(NOW, engines=engines, core=core)
     assert said in first_line(now)
     told = "  engine at http://b:8000: version 6, 12 running, 3 waiting, cache 40% full"
     assert (told in lines(now)) == (UP in engines)

@@ -1,5 +1,6 @@
 """Advantage functions of the user's: found, refused, run in a process, and named when they fail."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from tests.doubles import credit as doubles
 from rollway.config.sections import OrchestratorConfig
 from rollway.errors import AdvantageError, ConfigError
 from rollway.loop.lanes.lanes import ProcessLane
+from rollway.loop.lanes.user_files import import_file
 from rollway.orchestrator.core.commands import Credit
 from rollway.orchestrator.shell.advantage import CreditLane, check
 from rollway.records.ids import GroupId
@@ -26,11 +28,11 @@ def line_in(function: Callable[..., Any]) -> str:
 
 
 def config(advantage: str) -> OrchestratorConfig:
-    return OrchestratorConfig(advantage=advantage, advantage_deadline_s=2.0)
+    return OrchestratorConfig(advantage=advantage)
 
 
 async def credit(lane: ProcessLane, function: str) -> tuple[float, ...]:
-    return await CreditLane(config(f"{FILE}:{function}"), lane, max_groups=4).credit(ORDER)
+    return await CreditLane(f"{FILE}:{function}", lane, max_groups=4, deadline_s=2.0).credit(ORDER)
 
 
 async def test_functions_get_rewards_and_the_counts_they_ask_for() -> None:
@@ -39,7 +41,7 @@ async def test_functions_get_rewards_and_the_counts_they_ask_for() -> None:
         assert await credit(lane, "centred") == tuple(doubles.centred(rewards))
         counts = {"num_tokens": list(ORDER.num_tokens), "num_turns": list(ORDER.num_turns)}
         assert await credit(lane, "shorter") == tuple(doubles.shorter(rewards, **counts))
-        by_module = CreditLane(config("tests.doubles.credit:centred"), lane, max_groups=4)
+        by_module = CreditLane("tests.doubles.credit:centred", lane, max_groups=4)
         assert await by_module.credit(ORDER) == tuple(doubles.centred(rewards))
 
 
@@ -83,6 +85,26 @@ async def test_a_name_that_leads_nowhere_is_refused_at_the_start(advantage: str,
     assert said in str(raised.value)
 
 
-async def test_what_is_right_is_let_through() -> None:
+async def test_two_files_with_the_same_name_do_not_collide(tmp_path: Path) -> None:
+    for folder, value in (("a", 1.0), ("b", 2.0)):
+        (tmp_path / folder).mkdir()
+        source = f"def credit(rewards):\n    return [{value}] * len(rewards)\n"
+        (tmp_path / folder / "mine.py").write_text(source)
+    async with ProcessLane("test", 1) as lane:
+        for folder, value in (("a", 1.0), ("b", 2.0)):
+            advantage = f"{tmp_path / folder / 'mine.py'}:credit"
+            assert await CreditLane(advantage, lane, max_groups=4).credit(ORDER) == (value,) * 3
+
+
+async def test_a_file_that_raises_leaves_no_half_loaded_module(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("x = 1\nraise ValueError('not today')\n")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="not today"):
+            import_file(path)
+    assert not [name for name in sys.modules if "mine" in name]
+
+
+async def test_functions_that_can_be_used_are_accepted() -> None:
     for advantage in ("grpo", f"{FILE}:centred", f"{FILE}:shorter", "tests.doubles.credit:slow"):
         await check(config(advantage))

@@ -2,14 +2,15 @@
 
 from typing import Any
 
+import msgspec
 import pytest
-from tests.orchestrator.made import limits, scored
+from tests.orchestrator.builders import Order, core_spec, orders_in, scored
 
+from rollway.config.sections import DifficultyConfig, EvalConfig, LengthPenaltyConfig, RetriesConfig
 from rollway.orchestrator.core.commands import (
     CancelRollout,
     Credit,
     DiscardGroup,
-    Dispatch,
     Finish,
     GiveUp,
     PoolTask,
@@ -29,11 +30,12 @@ from rollway.orchestrator.core.events import (
     WeightsApplied,
     WorkerLag,
 )
-from rollway.orchestrator.core.limits import DifficultyRule, EvalRule, RetryRule
+from rollway.orchestrator.core.rollouts.patience import MAX_QUIET_S
 from rollway.orchestrator.core.rollouts.tasks import TaskMix
+from rollway.orchestrator.core.state import silent_envs
 from rollway.records.engine import EngineLoad
 from rollway.records.ids import PolicyVersion, Step, WorkerName
-from rollway.records.rollout import Cancelled, Failed, Outcome, Settled
+from rollway.records.rollout import Cancelled, Failed, Outcome, RowSummary, Settled
 from rollway.records.task import Task
 
 
@@ -41,15 +43,25 @@ def play(core: Core, event: Any) -> list[Any]:
     return list(core.on_event(event))
 
 
-def started(**changes: Any) -> tuple[Core, list[Dispatch]]:
-    core = Core(limits(**changes), {"env": 1.0}, Step(1), {})
-    (pull,) = play(core, Started())
-    tasks = tuple(Task(id=str(n), prompt="?") for n in range(pull.count))
-    commands = play(core, TasksArrived("env", 0, tasks))
-    return core, [one for one in commands if isinstance(one, Dispatch)]
+def tasks(count: int, start: int = 0) -> tuple[Task, ...]:
+    return tuple(Task(id=str(number), prompt="?") for number in range(start, count))
 
 
-def settle(core: Core, order: Dispatch, outcome: Outcome) -> list[Any]:
+def of_kind(kind: type, commands: list[Any]) -> list[Any]:
+    return [command for command in commands if isinstance(command, kind)]
+
+
+def new_core(**changes: Any) -> Core:
+    return Core(core_spec(**changes), Step(1), {})
+
+
+def started(**changes: Any) -> tuple[Core, list[Order]]:
+    core = new_core(**changes)
+    (pull,) = [pull for pull in of_kind(PullTasks, play(core, Started())) if pull.split == "train"]
+    return core, orders_in(play(core, TasksArrived("env", 0, tasks(pull.count))))
+
+
+def settle(core: Core, order: Order, outcome: Outcome) -> list[Any]:
     return play(core, Settled(order.rollout_id, 1, WorkerName("w"), outcome))
 
 
@@ -59,15 +71,15 @@ def test_synchronous_runs_wait_for_the_weights() -> None:
     commands = []
     for n, order in enumerate(orders):
         commands += settle(core, order, scored(n % 2, 0, n))
-    (_ship,) = [one for one in commands if isinstance(one, Ship)]
-    assert not [one for one in commands if isinstance(one, Dispatch)]
+    (_ship,) = of_kind(Ship, commands)
+    assert not orders_in(commands)
     commands = play(core, VersionPublished(PolicyVersion(1), "p"))
-    assert [type(one) for one in commands] == [ReleasePayload, UpdateWeights]
+    assert [type(command) for command in commands] == [ReleasePayload, UpdateWeights]
     commands = play(core, WeightsApplied(PolicyVersion(1)))
-    again = [one for one in commands if isinstance(one, Dispatch)]
-    assert {one.version for one in again} == {1}
+    again = orders_in(commands)
+    assert {order.version for order in again} == {1}
     assert len(again) == 8
-    assert {one.position for one in orders} == {1, 2}
+    assert {order.position for order in orders} == {1, 2}
 
 
 def test_stale_rollouts_in_flight_are_cancelled_on_publish() -> None:
@@ -75,9 +87,9 @@ def test_stale_rollouts_in_flight_are_cancelled_on_publish() -> None:
     commands = []
     for n, order in enumerate(orders[:8]):
         commands += settle(core, order, scored(n % 2, 0, n))
-    assert [one for one in commands if isinstance(one, Ship)]
+    assert of_kind(Ship, commands)
     commands = play(core, VersionPublished(PolicyVersion(1), "p"))
-    cancelled = [one.rollout_id for one in commands if isinstance(one, CancelRollout)]
+    cancelled = [cancel.rollout_id for cancel in of_kind(CancelRollout, commands)]
     assert cancelled == [order.rollout_id for order in orders[8:16]]
 
 
@@ -86,29 +98,29 @@ def test_a_partial_group_still_counts() -> None:
     commands = settle(core, orders[0], Failed("env", "x"))
     for n, order in enumerate(orders[1:4]):
         commands += settle(core, order, scored(n % 2, 0, n))
-    assert core.num_ready == 3
+    assert core.shipping.ready.num_rollouts == 3
 
 
 def test_credit_from_outside_is_what_trains() -> None:
-    core, orders = started(asks_for_credit=True)
+    core, orders = started(advantage="mine.py:credit")
     commands = []
     for n, order in enumerate(orders[:8]):
         commands += settle(core, order, scored(1.0, 0, n))
-    asked = [one for one in commands if isinstance(one, Credit)]
-    assert [(one.rewards, one.num_tokens, one.num_turns) for one in asked] == [
+    asked = of_kind(Credit, commands)
+    assert [(ask.rewards, ask.num_tokens, ask.num_turns) for ask in asked] == [
         ((1.0,) * 4, (5,) * 4, (1,) * 4)
     ] * 2
-    assert core.num_ready == 0
+    assert core.shipping.ready.num_rollouts == 0
     mine = (3.0, -1.0, -1.0, -1.0)
     commands = play(core, Credited(asked[1].group_id, mine))
     commands += play(core, Credited(asked[0].group_id, (0.0,) * 4))
-    (dropped,) = [one for one in commands if isinstance(one, DiscardGroup)]
+    (dropped,) = of_kind(DiscardGroup, commands)
     assert dropped.closed.fate == "zero_advantage"
-    assert core.num_ready == 4
+    assert core.shipping.ready.num_rollouts == 4
     for n, order in enumerate(orders[8:12]):
         commands += settle(core, order, scored(1.0, 0, 8 + n))
-    (third,) = [one for one in commands if isinstance(one, Credit)]
-    (ship,) = [one for one in play(core, Credited(third.group_id, mine)) if isinstance(one, Ship)]
+    (third,) = of_kind(Credit, commands)
+    (ship,) = of_kind(Ship, play(core, Credited(third.group_id, mine)))
     assert [row.advantage for row in ship.manifest.rows] == [*mine, *mine]
 
 
@@ -119,20 +131,20 @@ def test_flat_and_empty_groups_are_discarded_and_counted() -> None:
         commands += settle(core, order, scored(1.0, 0, n))
     for order in orders[4:8]:
         commands += settle(core, order, Failed("engine", "gone"))
-    fates = [one.closed.fate for one in commands if isinstance(one, DiscardGroup)]
+    fates = [discard.closed.fate for discard in of_kind(DiscardGroup, commands)]
     assert fates == ["zero_advantage", "too_few"]
-    assert [one for one in commands if isinstance(one, Dispatch)], "others take their place"
+    assert orders_in(commands), "others take their place"
 
 
 def test_a_run_that_gets_nowhere_gives_up_with_the_reason() -> None:
-    core, orders = started(max_fruitless_groups=3)
+    core, orders = started(max_useless_groups=3)
     commands: list[Any] = []
     while not core.finished:
         order = orders.pop(0)
         new = settle(core, order, Failed("engine", "no engine at http://x"))
-        orders += [one for one in new if isinstance(one, Dispatch)]
+        orders += orders_in(new)
         commands += new
-    (given_up,) = [one for one in commands if isinstance(one, GiveUp)]
+    (given_up,) = of_kind(GiveUp, commands)
     assert given_up.reason == (
         "3 groups in a row gave nothing to train on: 3 × engine: no engine at http://x"
     )
@@ -141,15 +153,15 @@ def test_a_run_that_gets_nowhere_gives_up_with_the_reason() -> None:
 def test_dispatching_slows_down_before_the_payload_budget() -> None:
     core, orders = started(payload_bytes=64 * 20, max_in_flight=64, max_outstanding=64, batch_size=16)
     commands = []
-    for n, order in enumerate(orders[:4]):
-        commands += settle(core, order, scored(n % 2, 0, n))
-    assert not [one for one in commands if isinstance(one, Dispatch)], "4 live + 60 coming is too much"
+    for number, order in enumerate(orders[:4]):
+        commands += settle(core, order, scored(number % 2, 0, number))
+    assert not orders_in(commands), "4 live and 60 coming is too much"
     held_back = False
     for order in orders[4:]:
-        if [one for one in settle(core, order, Failed("env", "x")) if isinstance(one, Dispatch)]:
+        if orders_in(settle(core, order, Failed("env", "x"))):
             break
-        held_back = core.is_held_back
-    assert held_back, "the budget was what kept it"
+        held_back = core.admission.is_held_back
+    assert held_back, "the budget alone kept the group from starting"
     assert core.num_in_flight == 16, "with 4 live and 12 coming there was room for one more group"
 
 
@@ -159,282 +171,320 @@ def test_a_budget_that_no_batch_fits_into_is_named() -> None:
     while orders and not core.finished:
         order = orders.pop(0)
         new = settle(core, order, scored(len(commands) % 2, 0, len(commands)))
-        orders += [one for one in new if isinstance(one, Dispatch)]
+        orders += orders_in(new)
         commands += [order, *new]
-    (given_up,) = [one for one in commands if isinstance(one, GiveUp)]
+    (given_up,) = of_kind(GiveUp, commands)
     assert "payload.budget_mb" in given_up.reason
 
 
 def test_an_environment_without_tasks_is_named() -> None:
-    core = Core(limits(), {"env": 1.0}, Step(1), {})
+    core = new_core()
     play(core, Started())
     commands = play(core, TasksArrived("env", 0, (), exhausted=True))
     assert GiveUp("environment 'env' has no tasks") in commands
 
 
-def test_the_cursor_wraps_where_the_tasks_end() -> None:
+def new_mix(ratios: dict[str, float], ahead: int) -> TaskMix:
+    return TaskMix(ratios, {}, ahead, DifficultyConfig())
+
+
+def test_tasks_start_over_after_the_last_one() -> None:
     """Also when their number is a multiple of what is pulled at a time."""
-    mix = TaskMix({"env": 1.0}, {}, ahead=8)
+    mix = new_mix({"env": 1.0}, ahead=8)
     taken = []
     for _ in range(40):
-        for pull in mix.pull():
-            tasks = tuple(Task(id=str(n), prompt="?") for n in range(pull.start, 16))[: pull.count]
-            mix.arrived("env", pull.start, tasks, exhausted=len(tasks) < pull.count)
-        for pull in mix.pull():  # after an empty reply
-            tasks = tuple(Task(id=str(n), prompt="?") for n in range(pull.start, 16))[: pull.count]
-            mix.arrived("env", pull.start, tasks, exhausted=len(tasks) < pull.count)
-        task = mix.take()
-        assert task is not None
-        assert mix.position("env") == (int(task[1].id) + 1) % 16
-        taken.append(int(task[1].id))
-    assert taken == [n % 16 for n in range(40)]
+        for _ in range(2):  # the second time after an empty reply
+            for pull in mix.pull():
+                page = tasks(16, pull.start)[: pull.count]
+                mix.arrived("env", pull.start, page, exhausted=len(page) < pull.count)
+        env_and_task = mix.take()
+        assert env_and_task is not None
+        number = int(env_and_task[1].id)
+        assert mix.position("env") == (number + 1) % 16
+        taken.append(number)
+    assert taken == [number % 16 for number in range(40)]
 
 
 def test_environments_are_mixed_by_ratio() -> None:
-    core = Core(
-        limits(max_in_flight=400, max_outstanding=400, batch_size=400), {"a": 3.0, "b": 1.0}, Step(1), {}
-    )
-    orders = []
+    core = new_core(max_in_flight=400, max_outstanding=400, batch_size=400, ratios={"a": 3.0, "b": 1.0})
+    commands: list[Any] = []
     for pull in play(core, Started()):
-        tasks = tuple(Task(id=str(n), prompt="?") for n in range(pull.count))
-        orders += play(core, TasksArrived(pull.env, 0, tasks))
-    envs = [one.env for one in orders if isinstance(one, Dispatch)]
+        commands += play(core, TasksArrived(pull.env, 0, tasks(pull.count)))
+    envs = [order.env for order in orders_in(commands)]
     assert len(envs) == 400
     assert envs.count("a") == 300
 
 
 @pytest.mark.parametrize("answers_cancels", [False, True])
-def test_others_train_on_without_an_environment_that_never_answers(answers_cancels: bool) -> None:
-    """That its stale rollouts are cancelled makes it no less silent."""
-    core = Core(
-        limits(max_off_policy_steps=0, max_outstanding=8, patience_s=60, max_steps=1000),
-        {"dead": 1.0, "good": 1.0}, Step(1), {},
-    )  # fmt: skip
-    orders: list[Dispatch] = []
+def test_others_train_without_an_environment_that_never_answers(answers_cancels: bool) -> None:
+    """Cancelling its stale rollouts does not count as an answer."""
+    core = new_core(
+        max_off_policy_steps=0,
+        max_outstanding=8,
+        env_patience_s=60,
+        max_steps=1000,
+        ratios={"dead": 1.0, "good": 1.0},
+    )
+    orders: list[Order] = []
     for pull in play(core, Started()):
-        tasks = tuple(Task(id=str(n), prompt="?") for n in range(100))
-        orders += [one for one in play(core, TasksArrived(pull.env, 0, tasks)) if is_order(one)]
+        orders += orders_in(play(core, TasksArrived(pull.env, 0, tasks(100))))
     number = 0
     for second in range(1001, 1400, 10):
         commands = play(core, Tick(float(second)))
-        for order in [one for one in orders if one.env == "good"]:
-            number += 1
-            commands += settle(core, order, scored(number % 2, core.applied_version, number))
-        for ship in [one for one in commands if isinstance(one, Ship)]:
+        for order in orders:
+            if order.env == "good":
+                number += 1
+                commands += settle(core, order, scored(number % 2, core.weights.applied, number))
+        for ship in of_kind(Ship, commands):
             version = PolicyVersion(ship.manifest.step)
             commands += play(core, VersionPublished(version, "p"))
-            for cut in [one for one in commands if isinstance(one, CancelRollout) and answers_cancels]:
-                gone = Settled(cut.rollout_id, 1, WorkerName("w"), Cancelled("stale"))
-                commands += play(core, gone)
+            for cancel in of_kind(CancelRollout, commands) if answers_cancels else []:
+                end = Settled(cancel.rollout_id, 1, WorkerName("w"), Cancelled("stale"))
+                commands += play(core, end)
             commands += play(core, WeightsApplied(version))
-        orders = [one for one in commands if is_order(one)]
-    assert core.next_step > 5
-    assert core.silent_envs == ("dead",)
+        orders = orders_in(commands)
+    assert core.shipping.next_step > 5
+    assert silent_envs(core) == ("dead",)
 
 
-def is_order(command: Any) -> bool:
-    return isinstance(command, Dispatch)
-
-
-def orders_of(commands: list[Any]) -> list[Dispatch]:
-    return [one for one in commands if is_order(one)]
-
-
-def test_a_rollout_that_failed_by_no_fault_of_its_own_runs_again() -> None:
-    core, orders = started(retries=RetryRule({"engine": 2}, 0.5))
-    (again,) = settle(core, orders[0], Failed("engine", "gone"))
+def test_a_rollout_that_the_engine_failed_runs_again() -> None:
+    core, orders = started(retries=RetriesConfig(engine=2))
+    (again,) = orders_in(settle(core, orders[0], Failed("engine", "gone")))
     assert (again.rollout_id, again.group_id, again.task) == ("g0.0+1", 0, orders[0].task)
-    (again,) = settle(core, again, Failed("engine", "gone"))
+    (again,) = orders_in(settle(core, again, Failed("engine", "gone")))
     assert again.rollout_id == "g0.0+2"
-    assert not orders_of(settle(core, again, Failed("engine", "gone"))), "twice is enough"
-    assert not orders_of(settle(core, orders[1], Failed("env", "x"))), "the environment's own fault"
-    assert core.num_retries == 2
-    for n, order in enumerate(orders[2:4]):
-        settle(core, order, scored(n, 0, n))
-    assert core.num_ready == 2, "the group is complete without"
+    assert not orders_in(settle(core, again, Failed("engine", "gone"))), "twice is enough"
+    assert not orders_in(settle(core, orders[1], Failed("env", "x"))), "the environment's own fault"
+    assert core.retries.num_retries == 2
+    for number, order in enumerate(orders[2:4]):
+        settle(core, order, scored(number, 0, number))
+    assert core.shipping.ready.num_rollouts == 2, "the group closes without the two that failed"
 
 
-def test_retries_end_with_their_budget() -> None:
+@pytest.mark.parametrize("boundary", ["scorer", "deadline"])
+def test_a_failed_reward_or_a_passed_deadline_is_final(boundary: Any) -> None:
+    core, orders = started(retries=RetriesConfig(env=9, engine=9, worker=9))
+    assert not orders_in(settle(core, orders[0], Failed(boundary, "x")))
+
+
+def test_retries_stay_within_a_tenth_of_the_rollouts() -> None:
     core, orders = started(
-        retries=RetryRule({"engine": 100}, 0.1), max_in_flight=400, max_outstanding=400, batch_size=400
+        retries=RetriesConfig(engine=100), max_in_flight=400, max_outstanding=400, batch_size=400
     )
     assert len(orders) == 400
-    again = [order for one in orders for order in orders_of(settle(core, one, Failed("engine", "x")))]
-    num_first = len(orders) + sum("+" not in one.rollout_id for one in again)
-    assert 40 <= core.num_retries <= num_first / 10 + 1
+    again = [
+        retry for order in orders for retry in orders_in(settle(core, order, Failed("engine", "x")))
+    ]
+    num_first = len(orders) + sum("+" not in order.rollout_id for order in again)
+    assert 40 <= core.retries.num_retries <= num_first / 10 + 1
 
 
-def test_groups_that_run_as_one_are_not_run_again_in_part() -> None:
-    core = Core(limits(retries=RetryRule({"engine": 2}, 0.5)), {"env": 1.0}, Step(1), {})
+def test_a_group_that_needs_one_worker_is_not_run_again_in_part() -> None:
+    core = new_core(retries=RetriesConfig(engine=2))
     play(core, Started(whole_groups=frozenset({"env"})))
-    tasks = tuple(Task(id=str(n), prompt="?") for n in range(100))
-    orders = orders_of(play(core, TasksArrived("env", 0, tasks)))
+    orders = orders_in(play(core, TasksArrived("env", 0, tasks(100))))
     assert not settle(core, orders[0], Failed("engine", "gone"))
 
 
-def test_stragglers_are_cut_once_most_of_their_group_has_settled() -> None:
-    core, orders = started(cut_after=0.75, cut_wait_s=30)
+def test_stragglers_are_cancelled_once_most_of_their_group_has_settled() -> None:
+    core, orders = started(stragglers_after=0.75)
     play(core, Tick(1000.0))
-    for n, order in enumerate(orders[:2]):
-        settle(core, order, scored(n, 0, n))
+    for number, order in enumerate(orders[:2]):
+        settle(core, order, scored(number, 0, number))
     assert not play(core, Tick(1100.0)), "half of them is not enough"
     settle(core, orders[2], scored(0, 0, 2))
     assert not play(core, Tick(1129.0))
-    (cut,) = play(core, Tick(1130.0))
-    assert isinstance(cut, CancelRollout)
-    assert cut.rollout_id == orders[3].rollout_id
+    (cancel,) = play(core, Tick(1130.0))
+    assert isinstance(cancel, CancelRollout)
+    assert cancel.rollout_id == orders[3].rollout_id
     assert not play(core, Tick(1200.0)), "once is enough"
 
 
-def test_batches_by_tokens_are_full_when_they_have_as_many() -> None:
+def test_a_batch_by_tokens_ships_when_it_has_enough_tokens() -> None:
     core, orders = started(batch_tokens=100, batch_size=8, max_outstanding=64, max_in_flight=64)
     ships: list[Ship] = []
-    for n, order in enumerate(orders):
-        ships += [one for one in settle(core, order, scored(n % 2, 0, n)) if isinstance(one, Ship)]
+    for number, order in enumerate(orders):
+        ships += of_kind(Ship, settle(core, order, scored(number % 2, 0, number)))
         if ships:
             break
-    assert len(ships[0].manifest.rows) == 12, "groups of 4, with 10 tokens each rollout"
-    assert core.rollouts_a_batch == 10
+    assert len(ships[0].manifest.rows) == 12, "groups of 4, with 10 tokens in each rollout"
+    assert core.shipping.ready.rollouts_a_batch == 10
 
 
-def test_no_more_start_than_a_minute_allows() -> None:
+def test_no_more_rollouts_start_than_a_minute_allows() -> None:
     core, orders = started(rollouts_a_minute=8, max_in_flight=64, max_outstanding=64)
-    assert len(orders) == 4, "one group, and its share of a minute has to pass"
-    assert not orders_of(play(core, Tick(1000.0)))
-    assert not orders_of(play(core, Tick(1029.0)))
-    assert len(orders_of(play(core, Tick(1030.0)))) == 4
-    assert len(orders_of(play(core, Tick(2000.0)))) == 4, "what was not used is gone"
+    assert len(orders) == 4, "one group starts, and its part of a minute has to pass"
+    assert not orders_in(play(core, Tick(1000.0)))
+    assert not orders_in(play(core, Tick(1029.0)))
+    assert len(orders_in(play(core, Tick(1030.0)))) == 4
+    assert len(orders_in(play(core, Tick(2000.0)))) == 4, "minutes that were not used are gone"
 
 
 def test_fewer_run_while_the_engine_is_overloaded() -> None:
-    core, orders = started(adapts=True, max_in_flight=40, max_outstanding=80, batch_size=80)
+    core, orders = started(adapt_in_flight=True, max_in_flight=40, max_outstanding=80, batch_size=80)
+    concurrency = core.admission.concurrency
     assert len(orders) == 40
     play(core, EngineLoad(running=10, waiting=30, cache_use=0.5))
-    assert core.max_in_flight == 36
+    assert concurrency.limit == 36
     play(core, EngineLoad(running=30, waiting=0, cache_use=0.99))
-    assert core.max_in_flight == 32
+    assert concurrency.limit == 32
     play(core, EngineLoad(running=30, waiting=3, cache_use=0.5))
-    assert core.max_in_flight == 32, "neither too much nor too little"
+    assert concurrency.limit == 32, "neither too much nor too little"
     play(core, WorkerLag(0.3))
     play(core, EngineLoad(running=30, waiting=0, cache_use=0.5))
-    assert core.max_in_flight == 28, "workers are late"
+    assert concurrency.limit == 28, "workers are late"
     play(core, EngineLoad(running=30, waiting=0, cache_use=0.5))
-    assert core.max_in_flight == 32
+    assert concurrency.limit == 32
 
 
-def test_a_solved_task_leaves_the_normal_pool_and_comes_back_when_it_fails() -> None:
-    rule = DifficultyRule(easy_at=1.0, hard_at=0.0, easy_share=0.2, hard_share=0.0)
-    core = Core(
-        limits(difficulty=rule, max_in_flight=4, max_outstanding=10**5, batch_size=10**5, group_size=4,
-               max_fruitless_groups=10**6), {"env": 1.0}, Step(1), {},
-    )  # fmt: skip
-    tasks = tuple(Task(id=str(n), prompt="?") for n in range(3))
+def test_a_solved_task_is_drawn_rarely_until_it_fails_again() -> None:
+    core = new_core(
+        difficulty=DifficultyConfig(easy_at=1.0),
+        max_in_flight=4,
+        max_outstanding=10**5,
+        batch_size=10**5,
+        max_useless_groups=10**6,
+    )
+    three = tasks(3)
     play(core, Started())
-    commands = play(core, TasksArrived("env", 0, tasks, exhausted=True))
+    commands = play(core, TasksArrived("env", 0, three, exhausted=True))
     solved = {"0"}
     seen: list[str] = []
     moves: list[tuple[str, str | None]] = []
-    for number in range(400):
-        if number == 200:
+    for number in range(800):
+        if number == 400:
             solved = set()
-        pulls = [one for one in commands if isinstance(one, PullTasks)]
-        pending, commands = orders_of(commands), []
+        pulls, pending, commands = of_kind(PullTasks, commands), orders_in(commands), []
         for pull in pulls:
-            commands += play(core, TasksArrived("env", pull.start, tasks[pull.start :], exhausted=True))
-        pending += orders_of(commands)
-        seen.append(pending[0].task.id)
-        wins = pending[0].task.id in solved
+            commands += play(core, TasksArrived("env", pull.start, three[pull.start :], exhausted=True))
+        pending += orders_in(commands)
+        task_id = pending[0].task.id
+        seen.append(task_id)
         for member, order in enumerate(pending):
-            reward = 1.0 if wins else member % 2
+            reward = 1.0 if task_id in solved else member % 2
             commands += settle(core, order, scored(reward, 0, 4 * number + member))
-        moves += [(one.task.id, one.pool) for one in commands if isinstance(one, PoolTask)]
+        moves += [(command.task.id, command.pool) for command in of_kind(PoolTask, commands)]
     assert moves == [("0", "easy"), ("0", None)]
-    assert 0.15 < seen[10:200].count("0") / 190 < 0.25, "its share, no more"
-    assert seen[220:].count("0") / 180 > 0.3, "one of three again"
+    assert 0.03 < seen[10:400].count("0") / 390 < 0.08, "a twentieth of the groups, no more"
+    assert seen[450:].count("0") / 350 > 0.3, "one of three again"
 
 
-def eval_rule(**changes: Any) -> EvalRule:
-    wants: dict[str, Any] = {
-        "every": 2, "num_tasks": 3, "num_rollouts": 2, "share": 0.25, "at_start": True, "envs": ("env",)
-    }  # fmt: skip
-    return EvalRule(**{**wants, **changes})
+EVAL = EvalConfig(every=2, num_tasks=3, num_rollouts=2)
 
 
 def test_evaluations_run_beside_training_within_their_share() -> None:
-    core = Core(limits(evals=eval_rule()), {"env": 1.0}, Step(1), {})
-    pulls = [one for one in play(core, Started()) if isinstance(one, PullTasks)]
-    assert [(one.split, one.count) for one in pulls] == [("eval", 3), ("train", 8)]
-    tasks = tuple(Task(id=f"t{n}", prompt="?") for n in range(3))
-    first = orders_of(play(core, TasksArrived("env", 0, tasks, split="eval")))
-    assert [one.split for one in first] == ["eval"] * 4, "two tasks: a quarter of 16"
-    plenty = tuple(Task(id=str(n), prompt="?") for n in range(8))
-    train = orders_of(play(core, TasksArrived("env", 0, plenty)))
-    assert {one.split for one in train} == {"train"}
+    core = new_core(eval=EVAL)
+    pulls = of_kind(PullTasks, play(core, Started()))
+    assert [(pull.split, pull.count) for pull in pulls] == [("eval", 3), ("train", 8)]
+    first = orders_in(play(core, TasksArrived("env", 0, tasks(3), split="eval")))
+    assert [order.split for order in first] == ["eval"] * 4, "two tasks: a quarter of 16"
+    train = orders_in(play(core, TasksArrived("env", 0, tasks(8))))
+    assert {order.split for order in train} == {"train"}
     assert core.num_in_flight == 16
     commands: list[Any] = []
-    for n, order in enumerate(first):
-        commands += settle(core, order, scored(1.0, 0, n))
-    last = [one for one in orders_of(commands) if one.split == "eval"]
-    assert not [one for one in commands if isinstance(one, ReportEval)]
-    for n, order in enumerate(last):
-        commands += settle(core, order, scored(0.0, 0, 10 + n))
-    (report,) = [one for one in commands if isinstance(one, ReportEval)]
+    for number, order in enumerate(first):
+        commands += settle(core, order, scored(1.0, 0, number))
+    last = [order for order in orders_in(commands) if order.split == "eval"]
+    assert not of_kind(ReportEval, commands)
+    for number, order in enumerate(last):
+        commands += settle(core, order, scored(0.0, 0, 10 + number))
+    (report,) = of_kind(ReportEval, commands)
     assert report.version == 0
-    assert [len(one.group.members) for one in report.closed] == [2, 2, 2]
-    assert core.num_ready == 0, "nothing of it trains"
-    assert core.live_bytes == 0, "nothing of it is kept"
+    assert [len(closed.group.members) for closed in report.closed] == [2, 2, 2]
+    assert core.shipping.ready.num_rollouts == 0, "nothing of it trains"
+    assert core.admission.budget.live_bytes == 0, "nothing of it is kept"
 
 
 def test_the_last_version_is_evaluated_before_the_run_ends() -> None:
-    core, orders = started(max_steps=1, max_outstanding=8, evals=eval_rule(at_start=False))
-    commands: list[Any] = []
-    for n, order in enumerate(orders):
-        commands += settle(core, order, scored(n % 2, 0, n))
+    core, orders = started(max_steps=1, max_outstanding=8, eval=EVAL)
+    one_task = tasks(1)
+    for number, order in enumerate(
+        orders_in(play(core, TasksArrived("env", 0, one_task, True, "eval")))
+    ):
+        settle(core, order, scored(1.0, 0, 200 + number))
+    for number, order in enumerate(orders):
+        settle(core, order, scored(number % 2, 0, number))
     commands = play(core, VersionPublished(PolicyVersion(1), "p"))
-    assert any(isinstance(one, UpdateWeights) for one in commands)
+    assert of_kind(UpdateWeights, commands)
     assert not core.finished
     (pull,) = play(core, WeightsApplied(PolicyVersion(1)))
     assert pull == PullTasks("env", 0, 3, "eval")
-    evals = orders_of(play(core, TasksArrived("env", 0, (Task(id="t", prompt="?"),), True, "eval")))
-    for n, order in enumerate(evals):
-        commands = settle(core, order, scored(1.0, 1, 100 + n))
-    assert [type(one) for one in commands][-2:] == [ReportEval, Finish]
+    evals = orders_in(play(core, TasksArrived("env", 0, one_task, True, "eval")))
+    for number, order in enumerate(evals):
+        commands = settle(core, order, scored(1.0, 1, 100 + number))
+    assert [type(command) for command in commands][-2:] == [ReportEval, Finish]
 
 
-def test_a_run_in_which_nothing_moves_stops_and_says_what_it_waited_for() -> None:
-    core, _orders = started(quiet_s=100)
+def test_a_run_in_which_nothing_happens_stops_and_says_what_it_waited_for() -> None:
+    core, _orders = started()
     play(core, Tick(1000.0))
-    assert not play(core, Tick(1099.0))
-    (given_up,) = play(core, Tick(1100.0))
+    assert not play(core, Tick(1000.0 + MAX_QUIET_S - 1))
+    (given_up,) = play(core, Tick(1000.0 + MAX_QUIET_S))
     assert isinstance(given_up, GiveUp)
-    assert "nothing has moved for 100 s" in given_up.reason
-    assert "step 1 waits for rollouts" in given_up.reason
+    assert "nothing has happened for 3600 s: step 1 waits for rollouts" in given_up.reason
+
+
+def test_the_view_shows_what_the_step_waits_for() -> None:
+    core, orders = started()
+    assert (core.view().waits_for, core.view().in_flight) == ("rollouts", 16)
+    for number, order in enumerate(orders[:4]):
+        settle(core, order, scored(number % 2, 0, number))
+    assert (core.view().ready, core.view().batch_size, core.view().step) == (4, 8, 1)
+    assert core.view().live_bytes == 4 * 64
+
+
+def test_an_advantage_function_is_not_asked_about_a_group_of_one() -> None:
+    core, orders = started(advantage="mine.py:credit")
+    commands: list[Any] = []
+    for order in orders[:3]:
+        commands += settle(core, order, Failed("env", "x"))
+    commands += settle(core, orders[3], scored(1.0, 0))
+    (discard,) = of_kind(DiscardGroup, commands)
+    assert discard.closed.fate == "too_few"
+
+
+@pytest.mark.parametrize(("by", "shortest"), [("tokens", 1), ("turns", 0)])
+def test_the_length_penalty_counts_tokens_or_turns(by: Any, shortest: int) -> None:
+    penalty = LengthPenaltyConfig(weight=0.5, by=by)
+    core, orders = started(length_penalty=penalty, group_size=2, batch_size=2, max_outstanding=2)
+    lengths = [
+        {"num_turns": 1, "rows": (RowSummary(90, 80),)},
+        {"num_turns": 3, "rows": (RowSummary(9, 8),)},
+    ]
+    commands: list[Any] = []
+    for number, (order, length) in enumerate(zip(orders, lengths, strict=True)):
+        outcome = msgspec.structs.replace(scored(1.0, 0, number), **length)
+        commands += settle(core, order, outcome)
+    (ship,) = of_kind(Ship, commands)
+    advantages = [row.advantage for row in ship.manifest.rows]
+    assert advantages.index(max(advantages)) == shortest
+    assert advantages == pytest.approx([-0.25, 0.25] if shortest else [0.25, -0.25])
 
 
 def test_shares_follow_what_trains_not_what_was_tried() -> None:
-    """Half of b's groups teach nothing: it gets twice as many."""
-    mix = TaskMix({"a": 3.0, "b": 1.0}, {}, ahead=2000)
+    """Half of the groups of b teach nothing, so b gets twice as many."""
+    mix = new_mix({"a": 3.0, "b": 1.0}, ahead=2000)
     for pull in mix.pull():
-        mix.arrived(pull.env, 0, tuple(Task(id=str(n), prompt="?") for n in range(2000)), False)
+        mix.arrived(pull.env, 0, tasks(2000), False)
     trained = {"a": 0, "b": 0}
     for number in range(1000):
         taken = mix.take()
         assert taken is not None
         if taken[0] == "b" and number % 2:
-            mix.useless("b")
+            mix.did_not_train("b")
         else:
             trained[taken[0]] += 1
     assert abs(trained["a"] / trained["b"] - 3) < 0.1
 
 
-def test_an_environment_of_no_use_does_not_take_everything() -> None:
-    mix = TaskMix({"a": 1.0, "b": 1.0}, {}, ahead=2000)
+def test_an_environment_whose_groups_never_train_does_not_take_everything() -> None:
+    mix = new_mix({"a": 1.0, "b": 1.0}, ahead=2000)
     for pull in mix.pull():
-        mix.arrived(pull.env, 0, tuple(Task(id=str(n), prompt="?") for n in range(2000)), False)
+        mix.arrived(pull.env, 0, tasks(2000), False)
     taken = []
     for _ in range(1000):
         env, _task = mix.take() or ("", None)
         taken.append(env)
         if env == "b":
-            mix.useless("b")
+            mix.did_not_train("b")
     assert taken.count("a") >= 190, "four times its share is the most"

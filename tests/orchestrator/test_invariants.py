@@ -14,8 +14,10 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.orchestrator.made import limits, scored
+from tests.orchestrator.builders import Order, core_spec, orders_in, scored
 
+from rollway.config.sections import DifficultyConfig, EvalConfig, FiltersConfig, RetriesConfig
+from rollway.config.specs import CoreSpec
 from rollway.orchestrator.core.batches.credit import grpo
 from rollway.orchestrator.core.commands import (
     CancelRollout,
@@ -42,7 +44,7 @@ from rollway.orchestrator.core.events import (
     WeightsApplied,
     WorkerLag,
 )
-from rollway.orchestrator.core.limits import DifficultyRule, EvalRule, Limits, RetryRule
+from rollway.orchestrator.core.rollouts.evals import SHARE as EVAL_SHARE
 from rollway.records.engine import EngineLoad
 from rollway.records.ids import GroupId, PolicyVersion, RolloutId, Step, WorkerName, num_retries
 from rollway.records.payload import PayloadRef
@@ -52,23 +54,24 @@ from rollway.records.task import Pool, Task
 
 GIBBERISH = 77
 """Tokens of a row that a filter leaves out."""
-EVALS = EvalRule(every=2, num_tasks=3, num_rollouts=2, share=0.25, at_start=True, envs=("a", "b"))
-RETRIES = RetryRule({"engine": 2, "worker": 1}, 0.5)
-POOLS = DifficultyRule(easy_at=1.0, hard_at=0.0, easy_share=0.1, hard_share=0.2)
+EVALS = EvalConfig(every=2, num_tasks=3, num_rollouts=2)
+RETRIES = RetriesConfig(engine=2, worker=1)
+NO_RETRIES = RetriesConfig(engine=0, worker=0)
+POOLS = DifficultyConfig(easy_at=1.0, hard_at=0.0)
 
 
 class Written:
-    """What outlives a crash: the ledger, as the shell writes it."""
+    """The ledger as the shell writes it: what survives a crash."""
 
     def __init__(self) -> None:
-        self.groups: dict[GroupId, Dispatch] = {}
+        self.groups: dict[GroupId, Order] = {}
         self.ids: dict[GroupId, list[RolloutId]] = {}
         self.ends: dict[RolloutId, Settled] = {}
         self.closed: set[GroupId] = set()
         self.pools: dict[tuple[str, str], tuple[Task, Pool]] = {}
         self.evaluated: int | None = None
 
-    def dispatched(self, order: Dispatch) -> None:
+    def dispatched(self, order: Order) -> None:
         self.groups[order.group_id] = order
         ids = self.ids.setdefault(order.group_id, [])
         if order.rollout_id not in ids:
@@ -78,10 +81,12 @@ class Written:
     def restored(self, unpublished: list[Ship]) -> Restored:
         """As a restart finds it: cancelled rollouts run again."""
         batches = [
-            RestoredBatch(ship.manifest, tuple(one for one in ship.closed if one.fate == "trained"))
+            RestoredBatch(
+                ship.manifest, tuple(closed for closed in ship.closed if closed.fate == "trained")
+            )
             for ship in unpublished
         ]
-        shipped = {one.group.id for batch in batches for one in batch.closed}
+        shipped = {closed.group.id for batch in batches for closed in batch.closed}
         left = [
             order for id, order in sorted(self.groups.items())
             if id not in self.closed | shipped and order.split == "train"
@@ -99,10 +104,10 @@ class Written:
             evaluated=self.evaluated,
         )
 
-    def _group(self, order: Dispatch) -> RestoredGroup:
+    def _group(self, order: Order) -> RestoredGroup:
         ids = self.ids[order.group_id]
         ends = [self.ends[id] for id in ids if id in self.ends]
-        usable = tuple(one for one in ends if not isinstance(one.outcome, Cancelled))
+        usable = tuple(end for end in ends if not isinstance(end.outcome, Cancelled))
         return RestoredGroup(order.group_id, order.env, order.task, tuple(ids), usable)
 
 
@@ -125,19 +130,28 @@ class World(RuleBasedStateMachine):
         num_tasks: int | None,
     ) -> None:  # fmt: skip
         batch = 2 * group_size
-        self.limits: Limits = limits(
-            batch_size=batch, group_size=group_size, max_in_flight=max(in_flight, group_size),
-            max_outstanding=batch * (1 + off_policy), max_off_policy_steps=off_policy,
-            drop_zero_advantage="drop" in flags, asks_for_credit="asks" in flags,
+        self.spec: CoreSpec = core_spec(
+            batch_size=batch,
+            group_size=group_size,
+            max_in_flight=max(in_flight, group_size),
+            max_outstanding=batch * (1 + off_policy),
+            max_off_policy_steps=off_policy,
+            filters=FiltersConfig(
+                zero_advantage="enforce" if "drop" in flags else "monitor", gibberish="enforce"
+            ),
+            advantage="mine.py:credit" if "asks" in flags else "grpo",
             payload_bytes=64 * (3 * batch + spare + 2 * EVALS.num_rollouts),
-            enforced=frozenset({"gibberish"}), patience_s=60,
-            evals=EVALS if "evals" in flags else None,
-            retries=RETRIES if "retries" in flags else RetryRule(),
-            difficulty=POOLS if "pools" in flags else DifficultyRule(),
-            cut_after=0.5 if "cuts" in flags else 1.0, cut_wait_s=30,
-            batch_tokens=10 * batch if "tokens" in flags else 0,
-            adapts="adapts" in flags, rollouts_a_minute=200 if "rate" in flags else float("inf"),
-        )  # fmt: skip
+            env_patience_s=60,
+            eval=EVALS if "evals" in flags else None,
+            retries=RETRIES if "retries" in flags else NO_RETRIES,
+            difficulty=POOLS if "pools" in flags else DifficultyConfig(),
+            stragglers_after=0.5 if "cuts" in flags else None,
+            batch_tokens=10 * batch if "tokens" in flags else None,
+            adapt_in_flight="adapts" in flags,
+            rollouts_a_minute=200 if "rate" in flags else None,
+            ratios={"a": 3.0, "b": 1.0},
+        )
+        self.settings = self.spec.orchestrator
         self.whole = frozenset("b") if "whole" in flags else frozenset[str]()
         self.num_tasks = num_tasks
         self.ledger = Written()
@@ -153,20 +167,23 @@ class World(RuleBasedStateMachine):
     def restart(self) -> None:
         """A new orchestrator, engine and trainer, from what was written."""
         restored = self.ledger.restored(self.queue)
-        self.core = Core(
-            self.limits, {"a": 3.0, "b": 1.0}, Step(self.published + 1), dict(restored.cursors)
-        )
-        self.running: dict[RolloutId, Dispatch] = {}
-        self.settled = {one.rollout_id for group in restored.groups for one in group.settled}
-        ends = [one.outcome for group in restored.groups for one in group.settled]
-        members = [m for batch in restored.batches for one in batch.closed for m in one.group.members]
-        self.held: set[PayloadRef] = {one.ref for one in ends if isinstance(one, Scored)}
+        self.core = Core(self.spec, Step(self.published + 1), restored.cursors)
+        self.running: dict[RolloutId, Order] = {}
+        self.settled = {end.rollout_id for group in restored.groups for end in group.settled}
+        ends = [end.outcome for group in restored.groups for end in group.settled]
+        members = [
+            member
+            for batch in restored.batches
+            for closed in batch.closed
+            for member in closed.group.members
+        ]
+        self.held: set[PayloadRef] = {end.ref for end in ends if isinstance(end, Scored)}
         self.held |= {member.scored.ref for member in members}
         self.to_apply: list[int] = []
         self.to_credit: list[Credit] = []
         self.engine = self.published
         self.hear(Started(restored, self.whole))
-        self.most = max(self.limits.max_in_flight, len(self.running))
+        self.most = max(self.settings.max_in_flight, len(self.running))
         """A restart runs again what is missing, be it more than otherwise would run at a time."""
 
     def hear(self, event: Any) -> None:
@@ -183,12 +200,13 @@ class World(RuleBasedStateMachine):
                 tasks = tuple(Task(id=str(n), prompt="?") for n in range(start, end))
                 self.hear(TasksArrived(env, start, tasks, exhausted=len(tasks) < count, split=split))
             case Dispatch():
-                self.start(command)
+                for order in orders_in([command]):
+                    self.start(order)
             case CancelRollout(rollout_id=id):
                 if id in self.running:
                     self.end(id, Cancelled("x"))
             case Credit(group_id=id, rewards=rewards):
-                assert self.limits.asks_for_credit
+                assert self.settings.advantage != "grpo"
                 assert id not in self.ledger.closed
                 assert len(rewards) == len(command.num_tokens) == len(command.num_turns) >= 2
                 self.to_credit.append(command)
@@ -221,7 +239,7 @@ class World(RuleBasedStateMachine):
             case GiveUp(reason=reason):
                 raise AssertionError(reason)
 
-    def start(self, order: Dispatch) -> None:
+    def start(self, order: Order) -> None:
         id = order.rollout_id
         assert id not in self.running
         assert id not in self.settled
@@ -234,23 +252,23 @@ class World(RuleBasedStateMachine):
 
     def check_batch(self, ship: Ship) -> None:
         manifest = ship.manifest
-        bins = [index for one in manifest.micro_batches for index in one]
+        bins = [index for rows in manifest.micro_batches for index in rows]
         assert sorted(bins) == list(range(len(manifest.rows)))
-        for one in ship.closed:
-            if one.fate != "trained":
+        for closed in ship.closed:
+            if closed.fate != "trained":
                 continue
-            assert abs(sum(one.advantages)) < 1e-9, "advantages of a group sum to zero"
-            assert self.ledger.groups[one.group.id].split == "train", "evaluations never train"
-            for member in one.group.members:
+            assert abs(sum(closed.advantages)) < 1e-9, "advantages of a group sum to zero"
+            assert self.ledger.groups[closed.group.id].split == "train", "evaluations never train"
+            for member in closed.group.members:
                 staleness = manifest.trains_version - member.scored.first_version
-                assert 0 <= staleness <= self.limits.max_off_policy_steps, "too stale to ship"
+                assert 0 <= staleness <= self.settings.max_off_policy_steps, "too stale to ship"
         for row in manifest.rows:
             assert row.ref in self.held, "a released ref is never read"
             assert row.num_tokens != GIBBERISH, "what a filter leaves out does not train"
-        if self.limits.batch_tokens:
-            assert manifest.num_tokens >= self.limits.batch_tokens
+        if self.settings.batch_tokens:
+            assert manifest.num_tokens >= self.settings.batch_tokens
         else:
-            assert len({row.rollout_id for row in manifest.rows}) >= self.limits.batch_size
+            assert len({row.rollout_id for row in manifest.rows}) >= self.settings.batch_size
 
     def end(self, id: RolloutId, outcome: Outcome) -> None:
         """The ledger hears of it first."""
@@ -298,7 +316,7 @@ class World(RuleBasedStateMachine):
     def train(self) -> None:
         ship = self.queue.pop(0)
         self.published = ship.manifest.step
-        self.ledger.closed |= {one.group.id for one in ship.closed if one.fate == "trained"}
+        self.ledger.closed |= {closed.group.id for closed in ship.closed if closed.fate == "trained"}
         self.hear(VersionPublished(PolicyVersion(self.published), "path"))
 
     @precondition(lambda self: self.to_apply)
@@ -317,7 +335,11 @@ class World(RuleBasedStateMachine):
     def load(self, running: int, waiting: int, use: float) -> None:
         self.hear(WorkerLag(use / 5))
         self.hear(EngineLoad(running, waiting, use))
-        assert self.limits.group_size <= self.core.max_in_flight <= self.limits.max_in_flight
+        assert (
+            self.settings.group_size
+            <= self.core.admission.concurrency.limit
+            <= self.settings.max_in_flight
+        )
 
     @precondition(lambda self: not self.done)
     @rule(data=st.data())
@@ -344,28 +366,34 @@ class World(RuleBasedStateMachine):
             return
         assert self.core.num_in_flight == len(self.running) <= self.most
         assert len(self.trained) == len(set(self.trained)), "no rollout trains twice"
-        assert self.core.live_bytes == 64 * len(self.held), "live bytes are counted exactly"
-        evals = sum(one.split == "eval" for one in self.running.values())
-        assert evals <= max(EVALS.num_rollouts, EVALS.share * self.limits.max_in_flight)
+        assert self.core.admission.budget.live_bytes == 64 * len(self.held), (
+            "live bytes are counted exactly"
+        )
+        evals = sum(order.split == "eval" for order in self.running.values())
+        assert evals <= max(EVALS.num_rollouts, EVAL_SHARE * self.settings.max_in_flight)
 
     def teardown(self) -> None:
         """When everybody keeps working the run finishes: nothing waits for what cannot happen."""
         if not hasattr(self, "core"):
             return
-        for turn in range(20_000):
+        for number in range(20_000):
             if self.done:
                 break
-            self.take_turn(turn)
+            self.make_progress(number)
         assert self.done
         assert not self.running, "every dispatched rollout settles"
         assert not self.to_credit, "every group that was asked about is closed"
-        assert self.published == self.limits.max_steps
-        if self.limits.evals is not None:
-            assert self.ledger.evaluated == self.limits.max_steps, "the last version is evaluated"
-        waiting = {m.scored.ref for one in self.core._shipping.ready._groups for m in one.group.members}
+        assert self.published == self.spec.max_steps
+        if self.spec.eval is not None:
+            assert self.ledger.evaluated == self.spec.max_steps, "the last version is evaluated"
+        waiting = {
+            member.scored.ref
+            for closed in self.core.shipping.ready._groups
+            for member in closed.group.members
+        }
         assert self.held <= waiting, "everything else was released"
 
-    def take_turn(self, turn: int) -> None:
+    def make_progress(self, number: int) -> None:
         if self.to_apply:
             self.apply()
         elif self.queue:
@@ -373,13 +401,13 @@ class World(RuleBasedStateMachine):
         elif self.to_credit:
             self.credit_one(0)
         elif not self.running:
-            assert self.limits.rollouts_a_minute < float("inf"), "nothing runs, nothing trains"
+            assert self.settings.rollouts_a_minute, "nothing runs, nothing trains"
             self.wait(1000)  # the first after a restart only says what time it is
             self.wait(1000)
             assert self.running or self.done, "nothing starts though time has passed"
         else:
             self.count += 1
-            self.end(min(self.running), scored(float(turn % 2), self.engine, self.count))
+            self.end(min(self.running), scored(float(number % 2), self.engine, self.count))
 
 
 def test_invariants_hold_over_many_events() -> None:

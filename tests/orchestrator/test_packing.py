@@ -23,19 +23,19 @@ def test_a_micro_batch_keeps_the_budget_unless_one_row_is_larger(
     lengths: list[int], budget: int, ranks: int
 ) -> None:
     for rank in plan_ranks(lengths, budget, ranks):
-        for one in rank:
-            assert len(one) <= 1 or sum(lengths[row] for row in one) <= budget
+        for rows in rank:
+            assert len(rows) <= 1 or sum(lengths[row] for row in rows) <= budget
 
 
 @given(LENGTHS, BUDGET, RANKS)
 def test_ranks_line_up_and_none_is_starved(lengths: list[int], budget: int, ranks: int) -> None:
     planned = plan_ranks(lengths, budget, ranks)
     assert len({len(rank) for rank in planned}) == 1, "as many micro-batches for each"
-    rows = [sum(len(one) for one in rank) for rank in planned]
+    counts = [sum(len(rows) for rows in rank) for rank in planned]
     if len(lengths) >= ranks:
-        assert all(rows)
-    for rank, num_rows in zip(planned, rows, strict=True):
-        padding = [one for one in rank if not one]
+        assert all(counts)
+    for rank, num_rows in zip(planned, counts, strict=True):
+        padding = [rows for rows in rank if not rows]
         assert rank[len(rank) - len(padding) :] == tuple(padding), "padding stands at the end"
         if padding:
             assert num_rows == len(rank) - len(padding), "no padding where a micro-batch could be split"
@@ -44,9 +44,9 @@ def test_ranks_line_up_and_none_is_starved(lengths: list[int], budget: int, rank
 @given(LENGTHS.filter(bool), BUDGET, RANKS)
 def test_no_rank_has_much_more_to_do_than_it_must(lengths: list[int], budget: int, ranks: int) -> None:
     """The costliest rank is within 4/3 of the best there can be, whatever that is."""
-    costs = [cost(one) for one in lengths]
+    costs = [cost(length) for length in lengths]
     worst = max(
-        sum(costs[row] for one in rank for row in one) for rank in plan_ranks(lengths, budget, ranks)
+        sum(costs[row] for rows in rank for row in rows) for rank in plan_ranks(lengths, budget, ranks)
     )
     assert worst <= sum(costs) / ranks + max(costs) + 1e-6
     if len(lengths) <= 2 * ranks:  # then the best is known: the longest with the shortest
@@ -61,7 +61,7 @@ def test_no_rank_has_much_more_to_do_than_it_must(lengths: list[int], budget: in
 @given(LENGTHS, BUDGET)
 def test_one_rank_packs_tightly(lengths: list[int], budget: int) -> None:
     (bins,) = plan_ranks(lengths, budget, 1)
-    half_full = sum(sum(lengths[row] for row in one) * 2 <= budget for one in bins)
+    half_full = sum(sum(lengths[row] for row in rows) * 2 <= budget for rows in bins)
     assert half_full <= 1, "two bins that fit into one were left apart"
     assert all(bins), "one rank needs no padding"
 
@@ -71,7 +71,7 @@ def test_attention_counts() -> None:
     assert cost(ATTENTION_TOKENS) == 2 * ATTENTION_TOKENS
     lengths = [ATTENTION_TOKENS, *[ATTENTION_TOKENS // 24] * 46]
     long, short = plan_ranks(lengths, ATTENTION_TOKENS, 2)
-    tokens = [sum(lengths[row] for one in rank for row in one) for rank in (long, short)]
+    tokens = [sum(lengths[row] for rows in rank for row in rows) for rank in (long, short)]
     assert tokens[1] > 1.5 * tokens[0]
 
 

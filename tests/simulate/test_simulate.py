@@ -5,28 +5,28 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from tests.orchestrator.builders import core_spec
 from typer.testing import CliRunner
 
 from rollway.cli.main import app
-from rollway.config.sections import SimulateConfig
 from rollway.orchestrator.core.core import Core
-from rollway.orchestrator.core.limits import Limits
 from rollway.records.ids import Step
-from rollway.simulate.durations import Durations, SampledRollout, from_config
+from rollway.simulate.durations import Durations, MeanDurations, SampledRollout, around_means
 from rollway.simulate.world import SimulatedWorld, SimulationTally
 
 
-def limits(off_policy: int, max_in_flight: int = 64) -> Limits:
-    return Limits(
-        batch_size=32, group_size=4, max_in_flight=max_in_flight, max_outstanding=32 * (1 + off_policy),
-        max_off_policy_steps=off_policy, max_fruitless_groups=500, max_steps=200,
-        micro_batch_tokens=4096, payload_bytes=1 << 30, drop_zero_advantage=True,
-    )  # fmt: skip
-
-
 def simulated(off_policy: int, durations: Durations, slots: int = 64) -> SimulationTally:
-    core = Core(limits(off_policy), {"a": 3.0, "b": 1.0}, Step(1), {})
-    return SimulatedWorld(core, durations, slots, seed=1).run(100_000)
+    spec = core_spec(
+        batch_size=32,
+        max_in_flight=64,
+        max_outstanding=32 * (1 + off_policy),
+        max_off_policy_steps=off_policy,
+        max_useless_groups=500,
+        max_steps=200,
+        micro_batch_tokens=4096,
+        ratios={"a": 3.0, "b": 1.0},
+    )
+    return SimulatedWorld(Core(spec, Step(1), {}), durations, slots, seed=1).run(100_000)
 
 
 def fixed(rollout_s: float, train_s: float, fails: float = 0.0) -> Durations:
@@ -53,20 +53,20 @@ def test_off_policy_runs_overlap_and_stay_within_their_bound(off_policy: int) ->
 
 
 def test_fewer_slots_make_longer_steps() -> None:
-    durations = from_config(SimulateConfig(turns=3, turn_s=1, tool_s=0.5, train_s=1), seed=0)
+    durations = around_means(MeanDurations(turns=3, turn_s=1, tool_s=0.5, train_s=1), seed=0)
     few, many = simulated(1, durations, slots=8), simulated(1, durations, slots=64)
     assert sum(few.steps_s) > 2 * sum(many.steps_s)
 
 
-def test_means_are_those_of_the_config() -> None:
-    wants = SimulateConfig(turns=4, turn_s=2, tool_s=1, scoring_s=0.5, train_s=20)
-    durations = from_config(wants, seed=random.Random(0).randrange(100))
-    mean = fmean(rolled.seconds for group in durations.groups for rolled in group)
+def test_durations_are_drawn_around_their_means() -> None:
+    means = MeanDurations(turns=4, turn_s=2, tool_s=1, scoring_s=0.5, train_s=20)
+    durations = around_means(means, seed=random.Random(0).randrange(100))
+    mean = fmean(rollout.seconds for group in durations.groups for rollout in group)
     assert mean == pytest.approx(4 * 3 + 0.5, rel=0.1)
     assert sum(durations.train_s) / len(durations.train_s) == pytest.approx(20, rel=0.05)
 
 
-def test_failures_are_lived_with() -> None:
+def test_a_run_with_failures_finishes() -> None:
     tally = simulated(1, fixed(1.0, 1.0, fails=0.3))
     assert len(tally.steps_s) == 200
     assert not tally.gave_up

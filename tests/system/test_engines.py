@@ -93,7 +93,7 @@ def engines(work: Workspace, model: Path, count: int) -> Iterator[list[Engine]]:
 
 
 def at(*engines: Engine) -> str:
-    return f"engine.url={json.dumps([one.url for one in engines])}"
+    return f"engine.external.url={json.dumps([one.url for one in engines])}"
 
 
 def trained_once(work: Workspace, steps: int) -> None:
@@ -135,7 +135,9 @@ def test_a_killed_embedded_engine_is_started_again_and_the_run_goes_on(work: Wor
 def test_an_engine_that_comes_back_with_old_weights(work: Workspace, tiny_moe: Path) -> None:
     """It is waited for, `why` says so, and it draws nothing before it has the run's weights again."""
     with engines(work, tiny_moe, 1) as (engine,):
-        with work.training("--set", "max_steps=8", "--set", f"engine.url={engine.url}") as process:
+        with work.training(
+            "--set", "max_steps=8", "--set", f"engine.external.url={engine.url}"
+        ) as process:
             work.wait_for_step(process, 3)
             engine.kill()
             deadline = time.monotonic() + 60
@@ -156,7 +158,7 @@ def test_an_engine_that_never_comes_back_stops_the_run_and_resume_goes_on(
     work: Workspace, tiny_moe: Path
 ) -> None:
     with engines(work, tiny_moe, 1) as (engine,):
-        url = f"engine.url={engine.url}"
+        url = f"engine.external.url={engine.url}"
         patience = "engine.patience_s=4"
         with work.training("--set", "max_steps=500", "--set", url, "--set", patience) as process:
             work.wait_for_step(process, 2)

@@ -61,7 +61,7 @@ def test_blocking_calls_are_named_in_log_metrics_console_and_prometheus(
     """One in an environment's rollout, one in a reward, one in an advantage function."""
     options = {
         "env.0.args.kind": "Planted", "orchestrator.advantage": f"{CREDIT}:slow",
-        "metrics.prometheus_port": port, "max_steps": 3, "env.0.workers": 2,
+        "metrics.prometheus.port": port, "max_steps": 3, "env.0.server.workers": 2,
     }  # fmt: skip
     overrides = [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
     text, out = train_and_scrape(work, port, overrides)
@@ -136,7 +136,7 @@ def test_mistakes_are_said_before_anything_starts(work: Workspace) -> None:
         busy.listen()
         port = busy.getsockname()[1]
         mistakes = {
-            f"metrics.prometheus_port={port}": f"metrics.prometheus_port {port} cannot be bound",
+            f"metrics.prometheus.port={port}": f"'metrics.prometheus.port' = {port} cannot be bound",
             f"orchestrator.advantage={CREDIT}:sloww": "did you mean 'slow'?",
         }
         for mistake, said in mistakes.items():

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 ENDLESS = ("--set", "max_steps=500")
 """For runs that are ended from outside."""
-TWO_WORKERS = ("--set", "env.0.workers=2")
+TWO_WORKERS = ("--set", "env.0.server.workers=2")
 
 
 def test_a_whole_run_its_refusal_and_its_resumption(work: Workspace, rollway: Rollway) -> None:
@@ -198,8 +198,8 @@ def test_mistakes_that_a_part_finds_are_one_line(work: Workspace) -> None:
         port = busy.getsockname()[1]
         mistakes = {
             "env.0.id=revers-text": "did you mean 'reverse-text'?",
-            f"engine.port={port}": f"engine.port {port} cannot be bound",
-            "engine.url=http://127.0.0.1:9": "no engine at http://127.0.0.1:9",
+            f"engine.embedded.port={port}": f"'engine.embedded.port' = {port} cannot be bound",
+            "engine.external.url=http://127.0.0.1:9": "no engine at http://127.0.0.1:9",
         }
         for mistake, said in mistakes.items():
             failed = work.train("--clean", "--set", mistake)

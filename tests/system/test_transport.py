@@ -11,7 +11,7 @@ from tests.system.test_train import Workspace
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
-ZMQ = ("--set", "transport.manifests=zmq")
+ZMQ = ("--set", "transport.zmq={}")
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_run_over_a_socket_with_two_ranks(work: Workspace) -> None:
 
 
 def test_a_killed_trainer_ends_the_run_and_resume_goes_on(work: Workspace) -> None:
-    options = (*ZMQ, "--set", "transport.payload=frames")
+    options = (*ZMQ, "--set", "transport.zmq.payload=frames")
     with work.training(*options, "--set", "max_steps=500") as process:
         (victim,) = work.find("rollway.trainer.front:main")
         victim.kill()
@@ -84,7 +84,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])))
 def run_with(own: Path, work: Workspace, model: Path, options: list[str], *deaths: int) -> list[str]:
     """A run whose trainer is the script `own`: it exits at each step of `deaths` in turn and is started
     again, then lives to the end. What its last life said."""
-    command = work.command("--set", "trainer.external=true", *options)
+    command = work.command("--set", "external_trainer={}", *options)
     with subprocess.Popen(
         command, cwd=work.folder, env=work.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -111,7 +111,7 @@ def test_a_trainer_of_ones_own(
     run goes on from there when it is resumed."""
     own = tmp_path_factory.mktemp("own") / "own.py"
     own.write_text(OWN_TRAINER)
-    options = ["--set", "transport.manifests=zmq", "--set", "trainer.ranks=3"]
+    options = ["--set", "transport.zmq={}", "--set", "external_trainer.ranks=3"]
     said = run_with(own, work, tiny_moe, options, 3)
     assert said == ["published", "3", "published", "4"]
     trained_once(work, 4)

@@ -9,8 +9,8 @@ import pytest
 from safetensors.torch import load_file
 from tests.trainer.test_trainer import sample, write
 
-from rollway.config.sections import TrainerConfig, TransportConfig, WatchConfig
-from rollway.config.specs import TrainerSpec
+from rollway.config.sections import TrainerConfig, TransportConfig
+from rollway.config.specs import TrainerSpec, WatchSpec
 from rollway.errors import PartDied
 from rollway.model.load import load_model
 from rollway.orchestrator.core.batches.packing import plan_ranks
@@ -38,7 +38,7 @@ def part_of(run: RunDir, model: Path, ranks: int) -> TrainerSpec:
         max_steps=STEPS,
         run_dir=str(run.path),
         seed=0,
-        watch=WatchConfig(),
+        watch=WatchSpec(),
     )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollway.config.sections import EnvConfig, ModelConfig, WarmupConfig, WatchConfig
-from rollway.config.specs import WarmupSpec
+from rollway.config.sections import EnvConfig, ModelConfig, WarmupConfig
+from rollway.config.specs import WarmupSpec, WatchSpec
 from rollway.errors import ConfigError, ModelError
 from rollway.warmup.imitate import warm_up
 from rollway.warmup.recipe import WarmupMessage, WarmupProgress, is_built
@@ -29,7 +29,7 @@ def part(folder: Path, *, seed: int = 0, **warmup: Any) -> WarmupSpec:
         env=EnvConfig(id="reverse-text"),
         max_context=64,
         seed=seed,
-        watch=WatchConfig(),
+        watch=WatchSpec(),
     )
 
 

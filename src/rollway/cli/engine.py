@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ..config.sections import EngineConfig, ModelConfig, WatchConfig
-from ..config.specs import EngineSpec
+from ..config.sections import EmbeddedEngineConfig, EngineConfig, ModelConfig
+from ..config.specs import EngineSpec, WatchSpec
 from ..launch.engine import ENGINE
 from ..loop.processes.part import start_part
 from ..loop.watch.run import run
@@ -29,12 +29,15 @@ def engine(
     part = EngineSpec(
         model=ModelConfig(path=str(model), renderer=renderer),
         engine=checked(
-            EngineConfig(port=port, max_batch=max_batch, max_context=max_context, threads=threads)
+            EngineConfig(
+                max_context=max_context,
+                embedded=EmbeddedEngineConfig(port=port or None, max_batch=max_batch, threads=threads),
+            )
         ),
         weights=str(model),
         version=0,
         seed=0,
-        watch=WatchConfig(),
+        watch=WatchSpec(),
     )
     run("rollway-engine", part.watch, lambda _: _serve(part))
 

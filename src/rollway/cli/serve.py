@@ -8,8 +8,15 @@ import typer
 
 from ..config.address import ANY_LOOPBACK_PORT, check_bind
 from ..config.plan import env_name
-from ..config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
-from ..config.specs import RouterSpec
+from ..config.sections import (
+    EngineConfig,
+    EnvConfig,
+    ExternalEngineConfig,
+    ModelConfig,
+    PayloadConfig,
+    ServerConfig,
+)
+from ..config.specs import RouterSpec, WatchSpec
 from ..errors import ConfigError
 from ..launch.run import ROUTER
 from ..launch.watch import STATUS_EVERY_S, ServerWatch
@@ -93,27 +100,25 @@ def serve(
     if keys:
         server_keys(Path(keys))
     check_folder(str(model))
+    server = ServerConfig(
+        workers=workers, concurrency=concurrency, rollout_deadline_s=rollout_deadline_s
+    )
     part = RouterSpec(
-        env=checked(
-            EnvConfig(
-                id=env, args=json_object("--args", args), workers=workers, concurrency=concurrency,
-                rollout_deadline_s=rollout_deadline_s,
-            )
-        ),
+        env=EnvConfig(id=env, args=json_object("--args", args), server=checked(server)),
         model=ModelConfig(
             path=str(model), renderer=renderer, template=json_object("--template", template)
         ),
-        engine=EngineConfig(url=tuple(engine), routes=routes),
+        engine=EngineConfig(routes=routes, external=ExternalEngineConfig(url=tuple(engine))),
         engine_urls=tuple(engine),
         payload=_payload(payload, payload_dir),
         payload_dir=payload_dir,
         log_dir=str(log_dir),
         seed=seed,
-        watch=WatchConfig(),
+        watch=WatchSpec(),
         bind=bind,
-        keys=keys,
-        tells_parent=True,
-    )  # fmt: skip
+        keys=keys or None,
+        reports_to_parent=True,
+    )
     serve_part(part)
 
 
@@ -133,7 +138,7 @@ def serve_part(part: RouterSpec) -> None:
 async def _serve(part: RouterSpec, logs: Path, screen: Screen) -> None:
     cancel_on_sigterm()
     name = f"{env_name(part.env.id)}.router"
-    watch = ServerWatch(screen, part.env.workers)
+    watch = ServerWatch(screen, part.env.local.workers)
     async with (
         asyncio.TaskGroup() as tasks,
         start_part(name, ROUTER, part, log=logs / f"{name}.log") as router,

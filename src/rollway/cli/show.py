@@ -57,7 +57,7 @@ def _table(step: int, rollouts: list[SavedRollout]) -> Table:
         end = one.stop if one.outcome == "scored" else f"{one.outcome}: {one.boundary or one.reason}"
         note = "" if one.fate == "trained" else f" ({one.fate})"
         table.add_row(one.rollout, one.env, one.task, _number(one.reward), _number(one.advantage),
-                      str(one.num_turns), str(one.num_tokens), end + note)  # fmt: skip
+                      str(one.num_turns or 0), str(one.num_tokens or 0), f"{end}{note}")  # fmt: skip
     return table
 
 
@@ -73,21 +73,21 @@ def _show_one(run: RunDir, id: str, console: Console) -> None:
     console.print(f"{one.rollout} of '{one.env}', task '{one.task}', step {one.step}: {one.outcome}")
     if one.outcome == "scored":
         rewards = ", ".join(
-            f"{name} {value:g}" for name, value in {**one.rewards, **one.metrics}.items()
+            f"{name} {value:g}" for name, value in {**(one.rewards or {}), **(one.metrics or {})}.items()
         )
         times = ", ".join(
-            f"{name.removesuffix('_s')} {value:.2f} s" for name, value in one.timing.items()
+            f"{name.removesuffix('_s')} {value:.2f} s" for name, value in (one.timing or {}).items()
         )
         console.print(
             f"reward {one.reward:g} ({rewards}), advantage {_number(one.advantage)}, {one.fate}"
         )
         console.print(f"versions {one.first_version} to {one.last_version}; {times}; stop: {one.stop}")
-    for message in one.messages:
+    for message in one.read_messages():
         console.print(Text(f"── {message.role}", ROLES.get(message.role, "white")))
         console.print(message.content, markup=False, highlight=False)
     if one.error or one.reason:
         said = one.traceback or one.error or one.reason
-        console.print(Text(f"{one.boundary} {said}".strip(), "red"))
+        console.print(Text(f"{one.boundary or ''} {said}".strip(), "red"))
     for row in _rows(run, id):
         console.print(row)
 

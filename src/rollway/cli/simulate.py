@@ -8,19 +8,31 @@ import msgspec
 import typer
 
 from ..config.load import load
-from ..config.plan import plan
-from ..launch.run import orchestrator_spec
+from ..config.plan import core_spec, plan
+from ..config.sections import RunConfig
 from ..orchestrator.core.core import Core
-from ..orchestrator.shell.limits import limits
 from ..records.ids import Step
-from ..records.restored import StartPoint
 from ..rundir.rundir import RunDir
-from ..simulate.durations import from_config, from_run, measured_step_s
+from ..simulate.durations import MeanDurations, around_means, from_run, measured_step_s
 from ..simulate.report import report
 from ..simulate.world import SimulatedWorld
 
 ENDLESS = 10**9
-"""Steps: the run is watched in the middle, not at its end."""
+"""Steps of the simulated run, which is watched in the middle and not at its end."""
+MEANS = MeanDurations()
+
+Turns = Annotated[float, typer.Option(min=0.1, help="Turns of a rollout.")]
+TurnS = Annotated[float, typer.Option(min=0.001, help="Seconds the engine takes for one turn.")]
+ToolS = Annotated[float, typer.Option(min=0, help="Seconds the environment takes between two turns.")]
+ScoringS = Annotated[float, typer.Option(min=0, help="Seconds the rewards take.")]
+TrainS = Annotated[float, typer.Option(min=0.001, help="Seconds from a shipped batch to its weights.")]
+UpdateS = Annotated[float, typer.Option(min=0, help="Seconds the engine takes to load weights.")]
+Spread = Annotated[
+    float, typer.Option(min=0, help="How much durations vary: standard deviation of their logarithm.")
+]
+RolloutBytes = Annotated[int, typer.Option(min=0, help="Payload of a rollout.")]
+RolloutTokens = Annotated[int, typer.Option(min=1, help="Tokens of a rollout, prompts included.")]
+FailureRate = Annotated[float, typer.Option(min=0, max=1, help="Share of the rollouts that fail.")]
 
 
 def simulate(
@@ -30,31 +42,60 @@ def simulate(
         typer.Option("--set", help="Override a key: --set orchestrator.max_in_flight=512 (repeatable)."),
     ] = None,
     past: Annotated[
-        Path | None, typer.Option("--from", help="Take durations from this past run (outputs/<name>).")
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Take durations from this past run (outputs/NAME) instead of the options below.",
+        ),
     ] = None,
-    rollouts: Annotated[int, typer.Option(min=1, help="Stop after so many.")] = 100_000,
+    rollouts: Annotated[int, typer.Option(min=1, help="Stop after this many rollouts.")] = 100_000,
+    turns: Turns = MEANS.turns,
+    turn_s: TurnS = MEANS.turn_s,
+    tool_s: ToolS = MEANS.tool_s,
+    scoring_s: ScoringS = MEANS.scoring_s,
+    train_s: TrainS = MEANS.train_s,
+    update_s: UpdateS = MEANS.update_s,
+    spread: Spread = MEANS.spread,
+    rollout_bytes: RolloutBytes = MEANS.rollout_bytes,
+    rollout_tokens: RolloutTokens = MEANS.rollout_tokens,
+    failure_rate: FailureRate = MEANS.failure_rate,
 ) -> None:
-    """Simulate a run: the same decisions, with durations in place of engine, environments and trainer.
+    """Simulate a run: the real decisions, with durations in place of engine, environments and trainer.
 
-    Durations come from [simulate] in the run file, or from a past run. Shows throughput, who is idle,
-    staleness, memory, and which knob holds the run back.
+    Durations come from a past run (--from) or are drawn around the means you give. Shows throughput, what is
+    idle, staleness, memory, and which setting holds the run back.
     """
-    config = load(run_file, overrides or [])
-    planned = plan(config)
+    means = MeanDurations(
+        turns=turns,
+        turn_s=turn_s,
+        tool_s=tool_s,
+        scoring_s=scoring_s,
+        train_s=train_s,
+        update_s=update_s,
+        spread=spread,
+        rollout_bytes=rollout_bytes,
+        rollout_tokens=rollout_tokens,
+        failure_rate=failure_rate,
+    )
     run = RunDir(past) if past else None
-    durations = from_run(run) if run else from_config(config.simulate, config.seed)
-    slots = planned.worker_slots or config.orchestrator.max_in_flight
-    slots = slots if config.engine.urls else min(slots, config.engine.max_batch)
-    ratios = {env.id: env.ratio for env in config.env}
-    nowhere = dict.fromkeys(ratios, "")
-    start = StartPoint(Step(1), "", "")
-    part = orchestrator_spec(config, planned, RunDir(planned.run_dir), start, (), nowhere)
-    endless = msgspec.structs.replace(limits(part), max_steps=ENDLESS)
-    core = Core(endless, ratios, Step(1), {})
-    started_s = time.monotonic()
-    wants = config.orchestrator
-    ticks = wants.adapt_in_flight or wants.rollouts_a_minute > 0 or wants.stragglers_after < 1
-    tally = SimulatedWorld(core, durations, slots, config.seed, ticks=ticks).run(rollouts)
-    for line in report(tally, slots, planned, measured_step_s(run) if run else 0.0):
+    for line in _simulate(load(run_file, overrides or []), means, run, rollouts):
         typer.echo(line)
-    typer.echo(f"simulated in {time.monotonic() - started_s:.1f} s")
+
+
+def _simulate(
+    config: RunConfig, means: MeanDurations, past: RunDir | None, num_rollouts: int
+) -> list[str]:
+    planned = plan(config)
+    durations = from_run(past) if past else around_means(means, config.seed)
+    slots = planned.worker_slots or config.orchestrator.max_in_flight
+    if not config.engine.external:
+        slots = min(slots, config.engine.local.max_batch)
+    endless = msgspec.structs.replace(core_spec(config, planned), max_steps=ENDLESS)
+    core = Core(endless, Step(1), {})
+    started_s = time.monotonic()
+    settings = config.orchestrator
+    needs_ticks = settings.adapt_in_flight or settings.rollouts_a_minute or settings.stragglers_after
+    world = SimulatedWorld(core, durations, slots, config.seed, ticks=bool(needs_ticks))
+    tally = world.run(num_rollouts)
+    lines = report(tally, slots, planned, measured_step_s(past) if past else 0.0)
+    return [*lines, f"simulated in {time.monotonic() - started_s:.1f} s"]

@@ -11,6 +11,7 @@ import typer
 from ..config.load import load
 from ..config.plan import Plan, plan
 from ..config.sections import RunConfig
+from ..config.specs import watch_spec
 from ..envs.registry import check_exists
 from ..errors import RunDirError
 from ..launch.run import run_all
@@ -20,7 +21,7 @@ from ..loop.processes.child import log_to
 from ..loop.watch.run import LoopWatch, run
 from ..model.folder import check_folder
 from ..observe.console import Screen
-from ..observe.prometheus import scrapable
+from ..observe.prometheus import serve_metrics
 from ..orchestrator.shell.advantage import check
 from ..records.restored import StartPoint
 from ..resume.resume import start_point
@@ -57,7 +58,7 @@ def train(
         return
     if resume and clean:
         raise RunDirError("--resume and --clean exclude each other")
-    if not (config.trainer.external and config.engine.url):
+    if config.trainer or not config.engine.external:
         need_torch("training")
     need_sinks(config.metrics)
     check_keys(config)
@@ -86,7 +87,7 @@ def run_it(
     watch = RunWatch(screen, config.max_steps)
     try:
         run(
-            "launcher", config.watch,
+            "launcher", watch_spec(config.watch),
             lambda me: job(config, planned, directory, start, watch, me, screen, needs_model),
         )  # fmt: skip
     except STOPPED as stopped:
@@ -107,8 +108,7 @@ async def job(
     """Model first if there is none, then the run; SIGTERM ends it like Ctrl-C does."""
     cancel_on_sigterm()
     part = warmup_spec(config)
-    port = config.metrics.prometheus_port
-    async with scrapable(config.metrics.prometheus_host, port, watch.exporter.render):
+    async with serve_metrics(config.metrics.prometheus, watch.exporter.render):
         await check(config.orchestrator)
         async with sinks(config.metrics, directory, watch):
             if needs_model and part is not None:
@@ -123,19 +123,20 @@ async def job(
 def check_envs(config: RunConfig) -> None:
     """One that does not exist is found before a model is loaded."""
     for env in config.env:
-        if not env.address:
+        if not env.external:
             check_exists(env.id)
 
 
 def check_keys(config: RunConfig) -> None:
     """Keys that cannot be used are found before anything is started."""
     for env in config.env:
-        if env.keys:
-            client_keys(Path(env.keys))
-    if config.transport.keys:
-        server_keys(Path(config.transport.keys))
-    if config.transport.trainer_keys:
-        client_keys(Path(config.transport.trainer_keys))
+        if env.external and env.external.keys:
+            client_keys(Path(env.external.keys))
+    zmq = config.transport.zmq
+    if zmq and zmq.keys:
+        server_keys(Path(zmq.keys))
+    if zmq and zmq.trainer_keys:
+        client_keys(Path(zmq.trainer_keys))
 
 
 def warmup_needed(config: RunConfig) -> bool:

@@ -28,8 +28,8 @@ def why(
         typer.echo(msgspec.json.encode(now).decode())
         return
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now.time_s))
-    if now.is_finished:
-        typer.echo(f"The run waits for nothing: its {now.step - 1} steps were trained at {stamp}.")
+    if now.core.is_finished:
+        typer.echo(f"The run waits for nothing: its {now.core.step - 1} steps were trained at {stamp}.")
         return
     old_s = time.time() - now.time_s
     if old_s > FRESH_S:

@@ -32,7 +32,7 @@ def is_loopback(address: str, what: str) -> bool:
 
 
 def check_bind(
-    address: str, keys: str, bind_option: str = "--bind", keys_option: str = "--keys"
+    address: str, keys: str | None, bind_option: str = "--bind", keys_option: str = "--keys"
 ) -> None:
     """A server that other machines can reach must have keys."""
     if not is_loopback(address, bind_option) and not keys:
@@ -42,7 +42,7 @@ def check_bind(
         )
 
 
-def check_connect(address: str, keys: str, where: str) -> None:
+def check_connect(address: str, keys: str | None, where: str) -> None:
     """A server beyond this machine has keys, so its clients need some."""
     if not is_loopback(address, f"'{where}.address'") and not keys:
         raise ConfigError(

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ..errors import ConfigError, did_you_mean
-from .sections import RunConfig
+from .sections import RunConfig, TrainerConfig
 
 
 def load(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
@@ -31,13 +31,42 @@ def check(tree: dict[str, Any], source: str) -> RunConfig:
     """Turn a parsed tree into a RunConfig, or say which key is wrong and what would be right."""
     _refuse_unknown(tree, msgspec.inspect.type_info(RunConfig), path="", source=source)
     try:
-        return msgspec.convert(tree, RunConfig)
+        config = msgspec.convert(tree, RunConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source}: {_explain(str(error), tree)}") from None
+    _refuse_both_variants(config, source)
+    return _with_default_variants(config)
+
+
+def _refuse_both_variants(config: RunConfig, source: str) -> None:
+    """Refuse a file that describes a part to start and also one that runs already."""
+    variants: list[tuple[str, object, str, object]] = [
+        ("trainer", config.trainer, "external_trainer", config.external_trainer),
+        ("engine.embedded", config.engine.embedded, "engine.external", config.engine.external),
+    ]
+    for index, env in enumerate(config.env):
+        variants.append((f"env.{index}.server", env.server, f"env.{index}.external", env.external))
+    for started_key, started, external_key, external in variants:
+        if started is not None and external is not None:
+            raise ConfigError(
+                f"{source}: the run has both '{started_key}' and '{external_key}': rollway starts the "
+                "first and only connects to the second; remove one of the two"
+            )
+
+
+def _with_default_variants(config: RunConfig) -> RunConfig:
+    """Name what the run starts where the file does not say, so that `--dry-run` shows all keys."""
+    engine, replace = config.engine, msgspec.structs.replace
+    return replace(
+        config,
+        engine=engine if engine.external else replace(engine, embedded=engine.local),
+        trainer=config.trainer or (None if config.external_trainer else TrainerConfig()),
+        env=tuple(env if env.external else replace(env, server=env.local) for env in config.env),
+    )
 
 
 def _override(tree: dict[str, Any], override: str) -> None:
-    """Set one `a.b=value`; the value is TOML, and a bare word is a string."""
+    """Set one `a.b=value`. The value is TOML; a bare word is a string."""
     key, equals, text = override.partition("=")
     keys = key.strip().split(".")
     if not equals or not all(keys):
@@ -47,6 +76,21 @@ def _override(tree: dict[str, Any], override: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text
     _place(tree, keys, value, override)
+    _choose_variant(tree, keys)
+
+
+def _choose_variant(tree: dict[str, Any], keys: list[str]) -> None:
+    """An override of one variant removes the other from the file: `--set engine.external.url=…` wins over a file
+    with `[engine.embedded]`."""
+    match keys:
+        case ["trainer", *_]:
+            tree.pop("external_trainer", None)
+        case ["external_trainer", *_]:
+            tree.pop("trainer", None)
+        case ["engine", "embedded" | "external" as variant, *_]:
+            tree["engine"].pop("external" if variant == "embedded" else "embedded", None)
+        case ["env", index, "server" | "external" as variant, *_]:
+            tree["env"][int(index)].pop("external" if variant == "server" else "server", None)
 
 
 def _place(tree: Any, keys: list[str], value: Any, override: str) -> None:
@@ -68,25 +112,34 @@ def _place(tree: Any, keys: list[str], value: Any, override: str) -> None:
 
 
 def _refuse_unknown(tree: Any, kind: msgspec.inspect.Type, path: str, source: str) -> None:
-    """Walk the tree along the struct types; the first unknown key ends it."""
+    """Walk the tree along the types of its sections, and raise for the first unknown key."""
     match kind:
         case msgspec.inspect.StructType(fields=fields) if isinstance(tree, dict):
-            known = {one.encode_name: one.type for one in fields}
+            known = {field.encode_name: field.type for field in fields}
             for key, value in tree.items():
                 where = f"{path}{key}"
                 if key not in known:
-                    hint = did_you_mean(key, known)
-                    allowed = f"allowed: {', '.join(known)}"
                     raise ConfigError(
-                        f"{source}: unknown key '{where}' (value {value!r}){hint}; {allowed}"
+                        f"{source}: unknown key '{where}' (value {value!r}){_hint(key, known, path)}; "
+                        f"allowed: {', '.join(known)}"
                     )
                 _refuse_unknown(value, known[key], f"{where}.", source)
         case msgspec.inspect.VarTupleType(item_type=item) if isinstance(tree, list):
             for index, value in enumerate(tree):
                 _refuse_unknown(value, item, f"{path}{index}.", source)
         case msgspec.inspect.UnionType(types=types):
-            for one in types:
-                _refuse_unknown(tree, one, path, source)
+            for member in types:
+                _refuse_unknown(tree, member, path, source)
+
+
+def _hint(key: str, known: dict[str, msgspec.inspect.Type], path: str) -> str:
+    """Name the key that was probably meant: one of this section, or the same key one section deeper."""
+    near = did_you_mean(key, known)
+    for name, kind in known.items():
+        for member in getattr(kind, "types", (kind,)):
+            if key in {field.encode_name for field in getattr(member, "fields", ())}:
+                return f"; did you mean '{path}{name}.{key}'?"
+    return near
 
 
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$")

@@ -1,4 +1,4 @@
-"""What follows from a config: sizes, bounds and paths, computed once and shown by `--dry-run`."""
+"""What follows from a run file: sizes, bounds and paths. `--dry-run` shows them."""
 
 import re
 from pathlib import Path
@@ -6,162 +6,160 @@ from pathlib import Path
 from msgspec import Struct
 
 from ..errors import ConfigError
-from .address import ANY_LOOPBACK_PORT, check_bind, check_connect
+from .address import check_bind, check_connect
 from .sections import EnvConfig, RunConfig
+from .specs import CoreSpec
 
 
 class Plan(Struct, frozen=True):
-    """Derived values of a run. Pure: the same config gives the same plan on any machine."""
+    """Values derived from a run file. The same file gives the same plan on any machine."""
 
     run_dir: str
     groups_per_batch: int
     max_outstanding: int
-    """Rollouts dispatched and not yet trained or dropped, at most."""
+    """Rollouts that may be dispatched and not yet trained or dropped."""
     max_in_flight: int
     num_workers: int
     worker_slots: int
-    """Rollouts all workers can run at a time."""
+    """Rollouts that all workers together run at the same time."""
     engine: str
     binds: str
-    """Which bound limits how many rollouts run at a time."""
+    """The bound that limits how many rollouts run at the same time."""
 
 
-def env_name(id: str) -> str:
-    """An environment's name as files and processes carry it."""
-    stem = Path(id).stem if id.endswith(".py") else id
+def env_name(env_id: str) -> str:
+    """Return the name of an environment as files and processes carry it."""
+    stem = Path(env_id).stem if env_id.endswith(".py") else env_id
     return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-") or "env"
 
 
 def plan(config: RunConfig) -> Plan:
-    """Derive the plan, and refuse combinations that could never train."""
-    wants = config.orchestrator
-    _check(config)
-    started = [env for env in config.env if not env.address]
-    outstanding = wants.batch_size * (1 + wants.max_off_policy_steps)
-    slots = sum(env.workers * env.concurrency for env in started)
+    """Derive the plan, and refuse settings that could never train."""
+    _check_sizes(config)
+    _check_envs(config)
+    _check_transport(config)
+    settings = config.orchestrator
+    servers = [env.local for env in config.env if not env.external]
+    outstanding = settings.batch_size * (1 + settings.max_off_policy_steps)
+    slots = sum(server.workers * server.concurrency for server in servers)
     bounds = {
-        "orchestrator.max_in_flight": wants.max_in_flight,
+        "orchestrator.max_in_flight": settings.max_in_flight,
         "orchestrator.batch_size × (1 + max_off_policy_steps)": outstanding,
     }
-    if len(started) == len(config.env):
-        bounds["env.workers × env.concurrency"] = slots
-    if not config.engine.urls:
-        bounds["engine.max_batch"] = config.engine.max_batch
+    if len(servers) == len(config.env):
+        bounds["env.server.workers × env.server.concurrency"] = slots
+    if not config.engine.external:
+        bounds["engine.embedded.max_batch"] = config.engine.local.max_batch
     return Plan(
         run_dir=str(Path(config.output_dir) / config.name),
-        groups_per_batch=wants.batch_size // wants.group_size,
+        groups_per_batch=settings.batch_size // settings.group_size,
         max_outstanding=outstanding,
-        max_in_flight=wants.max_in_flight,
-        num_workers=sum(env.workers for env in started),
+        max_in_flight=settings.max_in_flight,
+        num_workers=sum(server.workers for server in servers),
         worker_slots=slots,
         engine=", ".join(config.engine.urls) or "embedded",
         binds=min(bounds, key=lambda name: bounds[name]),
     )
 
 
-def _check(config: RunConfig) -> None:
-    wants = config.orchestrator
-    if config.engine.speaks == "messages":
+def core_spec(config: RunConfig, plan: Plan) -> CoreSpec:
+    """Collect what the orchestrator's core decides by."""
+    trainer = config.trainer or config.external_trainer
+    assert trainer is not None, "loading a run file sets one of the two"
+    return CoreSpec(
+        orchestrator=config.orchestrator,
+        ratios={env.id: env.ratio for env in config.env},
+        max_steps=config.max_steps,
+        max_outstanding=plan.max_outstanding,
+        payload_bytes=config.payload.budget_mb << 20,
+        micro_batch_tokens=trainer.micro_batch_tokens,
+        ranks=trainer.ranks,
+        retries=config.retries,
+        difficulty=config.difficulty,
+        filters=config.filters,
+        eval=config.eval,
+    )
+
+
+def _check_sizes(config: RunConfig) -> None:
+    settings, max_context = config.orchestrator, config.engine.max_context
+    if settings.batch_size % settings.group_size:
         raise ConfigError(
-            "'engine.speaks' = 'messages': a chat endpoint gives no token ids, and nothing can be "
-            "trained without; leave it at 'tokens' (vLLM, SGLang, embedded), or use 'rollway eval'"
+            f"'orchestrator.batch_size' = {settings.batch_size} is not a multiple of "
+            f"'orchestrator.group_size' = {settings.group_size}: a batch holds whole groups"
         )
-    if wants.batch_size % wants.group_size:
-        raise ConfigError(
-            f"'orchestrator.batch_size' = {wants.batch_size} is not a multiple of "
-            f"'orchestrator.group_size' = {wants.group_size}: a batch holds whole groups"
-        )
-    if wants.max_in_flight < wants.group_size:
-        raise ConfigError(
-            f"'orchestrator.max_in_flight' = {wants.max_in_flight} is below "
-            f"'orchestrator.group_size' = {wants.group_size}: no group could ever run"
-        )
-    if config.sampling.max_tokens >= config.engine.max_context:
+    sizes = {"orchestrator.group_size": settings.group_size}
+    if config.eval:
+        sizes["eval.num_rollouts"] = config.eval.num_rollouts
+    for key, size in sizes.items():
+        if size > settings.max_in_flight:
+            raise ConfigError(
+                f"'{key}' = {size} is more than 'orchestrator.max_in_flight' = "
+                f"{settings.max_in_flight}: the rollouts of one task could never run"
+            )
+    if config.sampling.max_tokens >= max_context:
         raise ConfigError(
             f"'sampling.max_tokens' = {config.sampling.max_tokens} leaves no room for a prompt in "
-            f"'engine.max_context' = {config.engine.max_context}"
+            f"'engine.max_context' = {max_context}"
         )
-    if len(set(config.engine.urls)) < len(config.engine.urls):
-        raise ConfigError(f"'engine.url' = {list(config.engine.urls)!r} names an engine twice")
-    if config.warmup and config.warmup.topk > config.warmup.num_experts:
-        raise ConfigError(
-            f"'warmup.topk' = {config.warmup.topk} is more than 'warmup.num_experts' = "
-            f"{config.warmup.num_experts}"
-        )
-    _check_evals(config)
-    _check_envs(config)
-    _check_transport(config)
-
-
-def _check_evals(config: RunConfig) -> None:
-    wants = config.eval
-    if not wants.every:
-        return
-    if wants.num_rollouts > config.orchestrator.max_in_flight:
-        raise ConfigError(
-            f"'eval.num_rollouts' = {wants.num_rollouts} is more than 'orchestrator.max_in_flight' = "
-            f"{config.orchestrator.max_in_flight}: the rollouts of one task could never run"
-        )
-    known = [env.id for env in config.env]
-    for id in wants.envs:
-        if id not in known:
-            raise ConfigError(f"'eval.envs' names '{id}', but the run's environments are {known}")
+    urls = config.engine.urls
+    if len(set(urls)) < len(urls):
+        raise ConfigError(f"'engine.external.url' = {list(urls)!r} names an engine twice")
 
 
 def _check_envs(config: RunConfig) -> None:
-    for index, env in enumerate(config.env):
-        if env.min_workers > env.workers:
-            raise ConfigError(
-                f"'env.{index}.min_workers' = {env.min_workers} is more than 'env.{index}.workers' = "
-                f"{env.workers}, the most there may be"
-            )
     names = [env_name(env.id) for env in config.env]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"two environments of 'env' are called {', '.join(twice)}; names must differ")
+    ids = [env.id for env in config.env]
+    for env_id in (config.eval and config.eval.envs) or ():
+        if env_id not in ids:
+            raise ConfigError(f"'eval.envs' names '{env_id}', but the run's environments are {ids}")
     for index, env in enumerate(config.env):
-        _check_served(config, env, f"env.{index}")
+        _check_env(config, env, f"env.{index}")
 
 
-def _check_served(config: RunConfig, env: EnvConfig, where: str) -> None:
-    """What a server that others run requires of the run file."""
-    if not env.address:
-        if env.keys or env.shares_payload:
-            key = "keys" if env.keys else "shares_payload"
-            raise ConfigError(f"'{where}.{key}' is for a server at '{where}.address', which is empty")
+def _check_env(config: RunConfig, env: EnvConfig, where: str) -> None:
+    server = env.external
+    if server is None:
+        workers, min_workers = env.local.workers, env.local.min_workers
+        if min_workers and min_workers > workers:
+            raise ConfigError(
+                f"'{where}.server.min_workers' = {min_workers} is more than '{where}.server.workers' = "
+                f"{workers}"
+            )
         return
-    check_connect(env.address, env.keys, where)
+    check_connect(server.address, server.keys, f"{where}.external")
     if env.args:
         raise ConfigError(
-            f"'{where}.args' = {env.args!r} would not reach the server at '{where}.address': give them "
-            "to 'rollway serve --args'"
+            f"'{where}.args' = {env.args!r} would not reach the server at '{where}.external.address': "
+            "pass them to 'rollway serve --args'"
         )
-    if config.payload.store == "files" and not env.shares_payload:
+    if config.payload.store == "files" and not server.shares_payload:
         folder = Path(config.output_dir) / config.name / "payload"
         raise ConfigError(
-            f"'payload.store' = 'files', but the server at '{where}.address' does not write into this "
-            "run's folder: set 'payload.store' to 'frames', or start the server with '--payload files "
-            f"--payload-dir {folder}' and set '{where}.shares_payload' = true"
+            f"'payload.store' = 'files', but the server at '{where}.external.address' does not write "
+            "into "
+            "this run's folder: set 'payload.store' to 'frames', or start the server with '--payload "
+            f"files --payload-dir {folder}' and set '{where}.external.shares_payload' = true"
         )
 
 
 def _check_transport(config: RunConfig) -> None:
-    wants, is_ours = config.transport, not config.trainer.external
-    if wants.manifests == "files":
-        given = {"payload": wants.payload != "files", "bind": wants.bind != ANY_LOOPBACK_PORT,
-                 "keys": wants.keys, "trainer_keys": wants.trainer_keys}  # fmt: skip
-        for key in [key for key, is_given in given.items() if is_given]:
-            raise ConfigError(f"'transport.{key}' is for 'transport.manifests' = 'zmq'; it is 'files'")
+    zmq = config.transport.zmq
+    if zmq is None:
         return
-    check_bind(wants.bind, wants.keys, "'transport.bind' =", "'transport.keys'")
-    if is_ours and bool(wants.keys) != bool(wants.trainer_keys):
-        missing = "trainer_keys" if wants.keys else "keys"
-        raise ConfigError(
-            f"'transport.{missing}' is empty: 'transport.keys' are the orchestrator's (keys/server of "
-            "'rollway keys new keys'), 'transport.trainer_keys' the trainer's (keys/client)"
-        )
-    for key in ("payload", "trainer_keys"):
-        if not is_ours and getattr(wants, key) not in ("", "files"):
+    check_bind(zmq.bind, zmq.keys, "'transport.zmq.bind' =", "'transport.zmq.keys'")
+    if config.trainer is not None:
+        if bool(zmq.keys) != bool(zmq.trainer_keys):
+            missing = "trainer_keys" if zmq.keys else "keys"
             raise ConfigError(
-                f"'transport.{key}' is for the trainer that is started here; with 'trainer.external' "
-                "yours says so when it connects (rollway.transport.open_batches)"
+                f"'transport.zmq.{missing}' is missing: 'transport.zmq.keys' are the orchestrator's "
+                "(keys/server of 'rollway keys new keys'), 'transport.zmq.trainer_keys' the trainer's "
+                "(keys/client)"
             )
+    elif zmq.trainer_keys or zmq.payload != "files":
+        raise ConfigError(
+            "'transport.zmq.trainer_keys' and 'transport.zmq.payload' are for the trainer that rollway "
+            "starts; your own passes both to rollway.transport.open_batches"
+        )

@@ -1,4 +1,9 @@
-"""The sections of a run file. Every key, its range, its default and its meaning stand here."""
+"""The sections of a run file. This module holds every key with its range, its default and its meaning.
+
+An optional part of a run is an optional section: leave it out to switch the part off. Two sections that
+exclude each other (an engine that rollway starts, and one that runs already) are two optional fields,
+and `load.py` refuses a file that has both.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -11,395 +16,399 @@ Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
-Port = Annotated[int, Meta(ge=0, le=65535)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+FilterMode = Literal["monitor", "enforce"]
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A part of a run file; unknown keys are refused."""
+    """A section of a run file. Unknown keys are refused."""
 
 
 class ModelConfig(Section, frozen=True, kw_only=True):
-    """Which weights to start from and how messages become tokens."""
+    """Which model to start from, and how its messages become tokens."""
 
     path: str
-    """Folder with config.json, weights and tokenizer.json."""
+    """Folder of the model, with `config.json`, weights and `tokenizer.json`."""
     renderer: str = "auto"
-    """Message renderer of the model family (`qwen3`, `glm5`, …), `default` for its chat template."""
+    """How messages become tokens: the name of a model family (`qwen3`, `glm5`, …), `default` to use the
+    model's own chat template, or `auto` to choose by the model's name."""
     template: dict[str, Any] = field(default_factory=dict)
     """Options of the renderer, such as `enable_thinking`."""
 
 
 class WarmupConfig(Section, frozen=True, kw_only=True):
-    """Builds a tiny Mixture-of-Experts at `model.path`, taught by an environment's answers."""
+    """Builds a tiny Mixture-of-Experts model at `model.path` if that folder does not exist, and teaches
+    it by imitation until it solves some tasks of the first environment. Meant for demos and tests."""
 
     solve_rate: Fraction = 0.2
-    """Stop when the mean probability of a right answer reaches this."""
+    """Stop as soon as the model gives the right answer with this probability, on average."""
     max_steps: Count = 600
-    """Stop after so many steps in any case."""
+    """Give up after this many steps."""
     batch_size: Count = 64
-    """Answers of one step."""
+    """Answers that one step imitates."""
     lr: Positive = 2e-3
     """Learning rate."""
-    hidden_size: Count = 128
-    """Width of the model."""
-    num_layers: Count = 2
-    """Its layers."""
-    num_experts: Annotated[int, Meta(ge=2)] = 8
-    """Experts of each layer."""
-    topk: Count = 2
-    """Experts that a token goes through."""
 
 
-class EnvConfig(Section, frozen=True, kw_only=True):
-    """One environment and the server that runs it."""
+class ServerConfig(Section, frozen=True, kw_only=True):
+    """The env server that rollway starts for this environment: its worker processes and their
+    deadlines."""
 
-    id: str
-    """Registered name, `package.module`, or `path/to/file.py`."""
-    args: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of its `load_environment`."""
-    ratio: Positive = 1.0
-    """Share of the groups, relative to the other environments."""
     workers: Count = 2
-    """Worker processes, at most."""
-    min_workers: Natural = 0
-    """Worker processes at least: more start while work waits, and end when idle; 0 keeps all."""
-    idle_s: Positive = 60.0
-    """A worker beyond `min_workers` that runs nothing for so long is ended."""
+    """The largest number of worker processes."""
+    min_workers: Count | None = None
+    """The smallest number of worker processes. More are started while rollouts wait for a worker, and
+    idle ones are ended. Without this key all `workers` run from the start."""
     concurrency: Count = 64
-    """Rollouts at a time in one worker."""
-    max_waiting: Count = 20_000
-    """Rollouts of one client that may wait for a worker; more fail at once."""
+    """Rollouts that one worker runs at the same time."""
     lease_s: Annotated[float, Meta(ge=2)] = 10.0
-    """A worker not heard of for so long is killed: what held its loop fails, the rest moves."""
-    client_lease_s: Annotated[float, Meta(ge=5)] = 30.0
-    """The rollouts of a client not heard of for so long are cancelled."""
-    drain_s: Positive = 30.0
-    """How long rollouts may go on once the server is told to end (SIGTERM)."""
+    """A worker that sends no sign of life for this long is killed. The rollout that held its event loop
+    fails; its other rollouts run again in another worker."""
     rollout_deadline_s: Positive = 300.0
     """A rollout that runs longer fails with boundary `deadline`."""
     scoring_processes: Count = 1
-    """Processes of one worker that run plain rewards, one rollout at a time each."""
+    """Processes in each worker that run rewards written without `async`. Each scores one rollout at a
+    time."""
     scoring_deadline_s: Positive = 60.0
-    """A reward that runs longer is killed and fails its rollout."""
+    """A reward that runs longer is killed, and its rollout fails with boundary `scorer`."""
     tool_deadline_s: Positive = 60.0
-    """A tool that runs longer is ended; its toolset says what that means for the rollout."""
-    plain_processes: Count = 8
-    """Processes of one worker for plain (not async) rollouts, updates and tools, one at a time each."""
-    address: str = ""
-    """Address of a server that `rollway serve` runs (`tcp://host:port`); empty starts one. Of the other
-    keys only `id`, `ratio`, `keys` and `shares_payload` are for such a server."""
-    keys: str = ""
-    """Folder with this client's keys (`rollway keys new` makes them); a server on another machine
-    requires them."""
+    """A tool call that runs longer is ended. The toolset decides whether the rollout fails or the policy
+    is told about it."""
+
+
+class ExternalServerConfig(Section, frozen=True, kw_only=True):
+    """An env server that `rollway serve` runs elsewhere. Rollway connects to it instead of starting
+    one."""
+
+    address: str
+    """Address of the server: `tcp://host:port`."""
+    keys: str | None = None
+    """Folder with the keys of this client, made by `rollway keys new`. Servers on other machines require
+    keys."""
     shares_payload: bool = False
-    """The server at `address` writes into this run's `payload/` (`rollway serve --payload files
-    --payload-dir …`). Without it `payload.store` must be `frames`."""
-    scoring_memory_mb: Count = 4096
-    """Memory a scoring process may take beyond what it has once the environment is loaded."""
+    """Set this if the server writes into this run's `payload/` folder (`rollway serve --payload files
+    --payload-dir …`). Otherwise set `payload.store` to `frames`."""
+
+
+class EnvConfig(Section, frozen=True, kw_only=True):
+    """One environment of the run. Repeat the section to train on several."""
+
+    id: str
+    """Name of a registered environment, a module (`package.module`), or a file (`path/to/file.py`)."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environment's `load_environment`."""
+    ratio: Positive = 1.0
+    """Share of the groups that this environment gets, relative to the other environments."""
+    server: ServerConfig | None = None
+    external: ExternalServerConfig | None = None
+
+    @property
+    def local(self) -> ServerConfig:
+        """The server that this run starts. Only valid without an `external` one."""
+        assert self.external is None
+        return self.server or ServerConfig()
 
 
 class SamplingConfig(Section, frozen=True, kw_only=True):
-    """How the engine draws training rollouts."""
+    """How the engine samples training rollouts."""
 
     max_tokens: Count = 1024
-    """Tokens of one turn."""
+    """The largest number of tokens the policy generates in one turn."""
     temperature: Positive = 1.0
-    """Logits are divided by it, in the engine and in the trainer."""
+    """Engine and trainer both divide the logits by this number."""
 
 
-class EngineConfig(Section, frozen=True, kw_only=True):
-    """The inference engine: embedded, or the addresses of some that run already."""
+class EmbeddedEngineConfig(Section, frozen=True, kw_only=True):
+    """The embedded engine, which rollway starts itself. It needs `rollway[local]`."""
 
-    url: str | tuple[str, ...] = ""
-    """Address of a running vLLM or SGLang, or a list of several that serve the same model; empty starts
-    the embedded engine."""
-    speaks: Literal["tokens", "messages"] = "tokens"
-    """`tokens`: ids in, ids and logprobs out, which training needs. `messages`: any OpenAI-compatible
-    chat endpoint; its rollouts have no rows, so only `rollway eval` can use it."""
-    model: str = ""
-    """Name of the model at `url`; empty takes the first it lists."""
-    key_var: str = ""
-    """Environment variable that holds the key for `url`; empty sends none."""
-    port: Port = 0
-    """Port of the embedded engine; 0 takes a free one."""
+    port: Port | None = None
+    """Port on 127.0.0.1. Without this key the engine takes any free port."""
     max_batch: Count = 128
-    """Requests the embedded engine decodes at a time."""
-    max_context: Count = 4096
-    """Tokens of prompt and reply together."""
+    """Requests that the engine decodes at the same time."""
     threads: Count = 1
-    """Torch threads of the embedded engine."""
+    """Torch threads of the engine."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the embedded engine computes in; the trainer computes in float32."""
-    request_deadline_s: Positive = 120.0
-    """A reply that takes longer fails its rollout with boundary `engine`."""
-    patience_s: Positive = 180.0
-    """How long rollouts wait when no engine answers, before the run stops with the reason."""
-    routes: bool = True
-    """Ask for expert choices and replay them in the trainer; needs a Mixture-of-Experts."""
+    """Number format the engine computes in. The trainer computes in float32."""
+
+
+class ExternalEngineConfig(Section, frozen=True, kw_only=True):
+    """One or more vLLM or SGLang servers that run already. Rollway uses them instead of the embedded
+    engine."""
+
+    url: str | Annotated[tuple[str, ...], Meta(min_length=1)]
+    """Address of the engine, such as `http://localhost:8000`, or a list of addresses that serve the same
+    model."""
+    model: str | None = None
+    """Name under which the engine serves the model. Without this key rollway takes the first model that
+    the engine lists."""
+    key_var: str | None = None
+    """Environment variable that holds the engine's API key."""
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """All addresses; none for the embedded engine."""
-        return self.url if isinstance(self.url, tuple) else (self.url,) * bool(self.url)
+        return self.url if isinstance(self.url, tuple) else (self.url,)
+
+
+class EngineConfig(Section, frozen=True, kw_only=True):
+    """The inference engine: the embedded one, unless `[engine.external]` names one that runs already."""
+
+    max_context: Count = 4096
+    """The largest number of tokens of a prompt and its reply together."""
+    request_deadline_s: Positive = 120.0
+    """A request that takes longer fails its rollout with boundary `engine`."""
+    patience_s: Positive = 180.0
+    """How long rollouts wait while no engine answers. After that the run stops and says why."""
+    routes: bool = True
+    """Ask the engine for the experts it chose for every token, so that the trainer can replay them. Set
+    this to `false` for a model without experts."""
+    embedded: EmbeddedEngineConfig | None = None
+    external: ExternalEngineConfig | None = None
+
+    @property
+    def local(self) -> EmbeddedEngineConfig:
+        """The engine that this run starts. Only valid without an `external` one."""
+        assert self.external is None
+        return self.embedded or EmbeddedEngineConfig()
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Addresses of external engines; empty for the embedded one."""
+        return self.external.urls if self.external else ()
+
+    @property
+    def model(self) -> str | None:
+        return self.external.model if self.external else None
+
+    @property
+    def key_var(self) -> str | None:
+        return self.external.key_var if self.external else None
+
+
+class LengthPenaltyConfig(Section, frozen=True, kw_only=True):
+    """Makes long right answers worth less than short ones. Wrong answers are not changed."""
+
+    weight: Positive
+    """Reward that the longest right answer of a group loses. The shortest loses nothing, and answers in
+    between lose a proportional part."""
+    by: Literal["tokens", "turns"] = "tokens"
+    """What the length of an answer is counted in."""
 
 
 class OrchestratorConfig(Section, frozen=True, kw_only=True):
-    """What runs, what trains and what is thrown away."""
+    """What runs, what trains, and what is thrown away."""
 
     batch_size: Count = 64
     """Rollouts of one optimizer step."""
-    batch_tokens: Natural = 0
-    """Tokens of one optimizer step, prompts included; a batch is shipped once it has as many, whatever
-    the number of rollouts. 0 counts rollouts; `batch_size` is then only where the estimate starts."""
+    batch_tokens: Count | None = None
+    """Tokens of one optimizer step, prompts included. With this key a batch ships once it has this many
+    tokens, however many rollouts that takes; `batch_size` is then only the first estimate."""
     group_size: Annotated[int, Meta(ge=2)] = 8
     """Rollouts of one task."""
     max_off_policy_steps: Natural = 1
-    """How many versions older than the trained weights a rollout may be; 0 is synchronous."""
+    """How many versions older than the trained weights a rollout may be. With 0, generating and training
+    take turns."""
     max_in_flight: Count = 256
-    """Rollouts running at a time."""
+    """The largest number of rollouts that run at the same time."""
     adapt_in_flight: bool = False
-    """Run fewer than `max_in_flight` while the engine says that more requests wait than run or that its
-    cache is nearly full, or while workers' loops are late; more again when there is room."""
-    rollouts_a_minute: NonNegative = 0.0
-    """Rollouts started a minute, at most, for tools and judges that are limited; 0 sets no limit."""
-    stragglers_after: Fraction = 1.0
-    """Once this share of a group has settled, the rest of it has `stragglers_wait_s` left and is
-    cancelled then; the group trains without. It favours short rollouts. 1 waits for all."""
-    stragglers_wait_s: NonNegative = 30.0
-    """How long the rest of such a group may go on."""
-    max_quiet_s: Positive = 3600.0
-    """If for so long no rollout settles, no version is published and no weights are loaded, the run
-    stops and says what it waited for."""
+    """Run fewer rollouts than `max_in_flight` while the engine reports more waiting than running
+    requests, while its cache is nearly full, or while the loops of workers are late."""
+    rollouts_a_minute: Positive | None = None
+    """The largest number of rollouts started in a minute, for tools or judges with a rate limit."""
+    stragglers_after: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    """Once this share of a group has settled, the rest of the group has 30 s left, is then cancelled,
+    and the group trains without it. This favours short rollouts. Without this key a group waits for all
+    its rollouts."""
     env_patience_s: Positive = 120.0
-    """An environment none of whose rollouts settles for so long gets no more of them until one does, and
-    the others train without it."""
-    max_fruitless_groups: Count = 500
-    """Groups in a row that give nothing to train on before the run stops as stuck."""
+    """If no rollout of an environment settles for this long, the environment gets no new rollouts until
+    one settles, and the others train without it."""
+    max_useless_groups: Count = 500
+    """If this many groups in a row give nothing to train on, the run stops and says why."""
     advantage: Annotated[str, Meta(min_length=1)] = "grpo"
-    """`grpo` (a reward above its group's mean), `rloo` (above the mean of the others), `grpo_std` and
-    `grpo_max` (grpo divided by the group's standard deviation, by its largest deviation), or a function
-    of your own: `path/to/file.py:function` or `package.module:function`."""
-    advantage_deadline_s: Positive = 30.0
-    """A function of your own that takes longer for one group ends the run."""
-    length_penalty: NonNegative = 0.0
-    """Reward taken off the longest right answer of a group, nothing off the shortest."""
-    length_penalty_by: Literal["tokens", "turns"] = "tokens"
-    """What makes an answer long."""
+    """How rewards become advantages: `grpo` (reward minus the mean of its group), `rloo` (reward minus
+    the mean of the others), `grpo_std` and `grpo_max` (grpo divided by the standard deviation or by the
+    largest deviation of the group), or a function of your own: `path/to/file.py:function` or
+    `package.module:function`."""
     correct_at: float = 1.0
-    """From which reward on an answer is right."""
+    """An answer is right if its reward is at least this."""
+    length_penalty: LengthPenaltyConfig | None = None
     save_rollouts: bool = True
     """Write every settled rollout to `rollouts/step_N/train.jsonl`."""
-    keep_weights: Annotated[int, Meta(ge=1)] = 2
-    """How many versions stay on disk once the engine has newer ones."""
+    keep_weights: Count = 2
+    """How many versions of the weights stay on disk once the engine has loaded newer ones."""
 
 
 class RetriesConfig(Section, frozen=True, kw_only=True):
-    """How often a rollout that failed runs again, by the boundary at which it did. Environments that
-    run groups as one are left out."""
+    """How often a failed rollout runs again, by the boundary at which it failed. A rollout whose reward
+    failed or whose deadline passed never runs again, and neither does one of an environment that needs
+    whole groups. All retries together stay below a tenth of the rollouts started."""
 
     env: Natural = 0
-    """Failed in the environment's own code."""
+    """Retries after a failure in the environment's own code."""
     engine: Natural = 2
-    """Failed because the engine refused, or answered nonsense or nothing."""
-    scorer: Natural = 0
-    """Failed in a reward."""
-    deadline: Natural = 0
-    """Took longer than it may."""
+    """Retries after the engine refused a request or sent a reply that cannot be used."""
     worker: Natural = 1
-    """Lost with its worker, more than once."""
-    budget: Fraction = 0.1
-    """Retries of all rollouts started, at most: where everything fails, trying all of it again only
-    adds load."""
+    """Retries of a rollout that lost several workers."""
 
 
 class DifficultyConfig(Section, frozen=True, kw_only=True):
-    """Tasks that are always solved, or never, teach little: they get a pool of their own and come up
-    seldom. One group that goes otherwise brings a task back."""
+    """Tasks that are always solved or never solved teach little. Such a task moves to a pool of easy or
+    hard tasks: 5 % of the groups are easy tasks and 10 % are hard ones. One group with another result
+    moves the task back."""
 
     easy_at: float | None = None
-    """A task whose group has a mean reward of at least this is easy; without it none is."""
+    """A task is easy if the mean reward of its group is at least this. Without this key no task is
+    easy."""
     hard_at: float | None = None
-    """A task whose group has a mean reward of at most this is hard; without it none is."""
-    easy_share: Fraction = 0.05
-    """Groups of easy tasks, of all groups."""
-    hard_share: Fraction = 0.1
-    """Groups of hard tasks, of all groups."""
+    """A task is hard if the mean reward of its group is at most this. Without this key no task is
+    hard."""
 
 
 class EvalConfig(Section, frozen=True, kw_only=True):
-    """Evaluations between the steps, on the environments' split `eval`. They never train."""
+    """Evaluates the policy during training, on the tasks of `eval_tasks()`, before the first step, every
+    few steps and after the last one. At most a quarter of the running rollouts are evaluation, and they
+    never train."""
 
-    every: Natural = 0
-    """Steps from one evaluation to the next; the last version is evaluated too. 0 evaluates none."""
-    at_start: bool = True
-    """Evaluate the model before its first step as well."""
+    every: Count
+    """Steps from one evaluation to the next."""
     num_tasks: Count = 64
     """Tasks of each environment."""
     num_rollouts: Count = 4
     """Rollouts of each task."""
-    share: Annotated[float, Meta(gt=0, le=1)] = 0.25
-    """Of the rollouts that run at a time, at most this part is evaluation."""
-    envs: tuple[str, ...] = ()
-    """Ids of the environments; all if empty."""
+    envs: tuple[str, ...] | None = None
+    """Ids of the environments to evaluate. Without this key all of them are."""
     temperature: Positive = 1.0
-    """How the engine draws evaluated rollouts."""
-    max_tokens: Natural = 0
-    """Tokens of one turn; 0 takes `sampling.max_tokens`."""
+    """Temperature of evaluation rollouts."""
+    max_tokens: Count | None = None
+    """The largest number of tokens generated in one turn. Without this key `sampling.max_tokens`
+    applies."""
 
 
 class FiltersConfig(Section, frozen=True, kw_only=True):
-    """What keeps rollouts from training: `monitor` counts it, `enforce` also leaves them out."""
+    """Which rollouts are not worth training on. `monitor` counts them, `enforce` also leaves them
+    out."""
 
-    zero_advantage: Literal["monitor", "enforce"] = "enforce"
-    """Groups whose rollouts all have the same reward."""
-    gibberish: Literal["monitor", "enforce"] = "monitor"
-    """Rollouts with a rare token where it was very unlikely."""
-    gibberish_rare_from: Natural = 100_000
-    """Token ids from here on are rare: vocabularies are sorted by how often merges occur."""
-    gibberish_logprob: float = -14.0
-    """A log-probability below this is very unlikely."""
-    repetition: Literal["monitor", "enforce"] = "monitor"
-    """Rollouts that go round in circles: many tokens in a row, each almost certain."""
-    repetition_tokens: Count = 3000
-    """How many tokens in a row."""
-    repetition_probability: Fraction = 0.99
-    """How certain each of them."""
+    zero_advantage: FilterMode = "enforce"
+    """Groups in which all rollouts have the same reward."""
+    gibberish: FilterMode = "monitor"
+    """Rollouts with a rare token at a place where it was very unlikely."""
+    repetition: FilterMode = "monitor"
+    """Rollouts with thousands of tokens in a row that were each almost certain: a loop."""
 
 
 class TrainerConfig(Section, frozen=True, kw_only=True):
-    """The optimizer step."""
+    """The trainer that rollway starts. It needs `rollway[local]`."""
 
     lr: Positive = 1e-3
     """Learning rate of AdamW."""
     lr_ramp_steps: Natural = 0
-    """Steps over which the learning rate rises to `lr`."""
+    """Steps over which the learning rate rises from 0 to `lr`."""
     weight_decay: NonNegative = 0.0
     """Weight decay of AdamW."""
     max_grad_norm: Positive = 1.0
-    """A gradient with a greater norm is scaled down to it."""
+    """A gradient with a larger norm is scaled down to this norm."""
     clip_low: Fraction = 0.2
-    """Importance ratios below `1 - clip_low` give no gradient where that would move further away."""
+    """An importance ratio below `1 - clip_low` gives no gradient that would lower it further."""
     clip_high: NonNegative = 0.28
-    """The same above `1 + clip_high`."""
+    """An importance ratio above `1 + clip_high` gives no gradient that would raise it further."""
     micro_batch_tokens: Count = 4096
-    """Tokens packed into one forward pass; a longer row gets a pass of its own."""
+    """Tokens packed into one forward pass. A longer row gets a pass to itself."""
     replay_routes: bool = True
-    """Use the engine's expert choices in the Mixture-of-Experts layers."""
+    """Replay the engine's expert choices in the Mixture-of-Experts layers."""
     threads: Count = 1
     """Torch threads of each rank."""
-    checkpoint_every: Natural = 10
-    """Steps between checkpoints, for `--resume`; 0 writes none but the last."""
+    checkpoint_every: Count = 10
+    """Steps from one checkpoint to the next. The last step always writes one."""
     keep_checkpoints: Count = 3
     """How many checkpoints stay on disk."""
     ranks: Count = 1
-    """Processes that train together, each its part of every batch."""
-    external: bool = False
-    """Start no trainer: one of your own takes the batches (`rollway.transport`). Of the other keys only
-    `ranks` and `micro_batch_tokens` are for such a trainer."""
+    """Processes that train together; each takes a part of every batch."""
+
+
+class ExternalTrainerConfig(Section, frozen=True, kw_only=True):
+    """Start no trainer: one of your own takes the batches, with `rollway.transport.open_batches`."""
+
+    micro_batch_tokens: Count = 4096
+    """Tokens packed into one micro-batch. A longer row gets a micro-batch to itself."""
+    ranks: Count = 1
+    """Processes of your trainer; every batch is packed for this many."""
 
 
 class PayloadConfig(Section, frozen=True, kw_only=True):
-    """Where columns lie on their way to the trainer."""
+    """Where the columns of rollouts (token ids, logprobs, expert choices, …) are kept on their way to
+    the trainer."""
 
     store: Literal["files", "frames"] = "files"
-    """`files`: workers write into the run directory. `frames`: they share no file system with it; the
-    columns travel with the rollout's record, and the orchestrator writes them there."""
+    """`files`: workers write into the run directory. `frames`: workers do not share a file system with
+    the run, so the columns travel with each rollout's record and the orchestrator writes them."""
     durability: Literal["process", "host"] = "process"
-    """What committed columns outlive: `process` the death of whoever wrote them, `host` also a loss of
-    power (each commit waits for the disk)."""
-    segment_mb: Count = 64
-    """A new segment file starts at this size."""
-    frames_mb: Count = 64
-    """With `frames`: bytes of one worker on their way, at most; further rollouts wait to commit."""
+    """What the columns survive once a rollout has settled: `process` the death of the worker, `host`
+    also a power failure (every rollout then waits for the disk)."""
     budget_mb: Count = 16_384
-    """Payload written and not yet trained, at most; dispatching slows down before it."""
+    """The largest amount of payload that is written and not yet trained. Fewer rollouts start as it
+    fills up."""
+
+
+class ZmqTransportConfig(Section, frozen=True, kw_only=True):
+    """Send batches to the trainer through a socket. The orchestrator keeps every batch until its version
+    is published, and sends it again to a trainer that restarts. Without this section batches are files
+    in the run directory, which the trainer must be able to read."""
+
+    payload: Literal["files", "frames"] = "files"
+    """Whether the trainer reads the payload in the run directory (`files`) or is sent its bytes
+    (`frames`). A trainer of your own chooses when it connects."""
+    bind: str = ANY_LOOPBACK_PORT
+    """Address at which the orchestrator waits for the trainer; `*` takes any free port."""
+    keys: str | None = None
+    """Folder with the keys of the orchestrator (`keys/server` after `rollway keys new keys`). Required
+    if other machines can connect to `bind`."""
+    trainer_keys: str | None = None
+    """Folder with the keys of the trainer that rollway starts (`keys/client`). Required with `keys`."""
 
 
 class TransportConfig(Section, frozen=True, kw_only=True):
-    """How batches come to the trainer, and word of its versions back."""
+    """How batches reach the trainer."""
 
-    manifests: Literal["files", "zmq"] = "files"
-    """`files`: through the run directory, which the trainer must see. `zmq`: through a socket, on which
-    every batch is kept until its version is published, and sent again to a trainer that restarts."""
-    payload: Literal["files", "frames"] = "files"
-    """With `zmq`: whether the trainer maps the segments in the run directory, or is sent their bytes and
-    keeps them in a folder of its own. A trainer of your own says so when it connects."""
-    bind: str = ANY_LOOPBACK_PORT
-    """With `zmq`: where the orchestrator waits for the trainer; `*` takes a free port."""
-    keys: str = ""
-    """Folder with the orchestrator's keys (`keys/server` of `rollway keys new keys`); required where
-    `bind` lets other machines connect."""
-    trainer_keys: str = ""
-    """Folder with the keys of the trainer that is started here (`keys/client`); needed with `keys`."""
-    frames_mb: Count = 64
-    """With `frames`: bytes on their way to the trainer, at most."""
+    zmq: ZmqTransportConfig | None = None
 
 
 class WatchConfig(Section, frozen=True, kw_only=True):
-    """When a process says that its loop was late."""
+    """When a process reports that its event loop was held."""
 
     stall_ms: Positive = 100.0
-    """A callback that holds a loop longer is reported with its file:line."""
-    tick_ms: Annotated[float, Meta(ge=1, le=100)] = 10.0
-    """How often lateness is sampled."""
-    warn_p90_ms: NonNegative = 20.0
-    """A second in which the lag's p90 was higher is warned about, with the culprit; 0 never is."""
-    warn_p99_ms: NonNegative = 50.0
-    """The same for the p99."""
-    warn_max_ms: NonNegative = 250.0
-    """The same for the greatest lag."""
+    """A callback that holds a loop longer than this is reported with its file and line."""
+
+
+class PrometheusConfig(Section, frozen=True, kw_only=True):
+    """Serves `/metrics` to Prometheus while the run lasts."""
+
+    port: Port
+    """Port to serve at."""
+    host: str = "127.0.0.1"
+    """Address to bind; `0.0.0.0` lets other machines scrape."""
 
 
 class MetricsConfig(Section, frozen=True, kw_only=True):
-    """Where metrics go, besides `metrics.jsonl`."""
+    """Where metrics go besides `metrics.jsonl`."""
 
-    prometheus_port: Port = 0
-    """Serve `/metrics` to Prometheus at this port while the run lasts; 0 serves nothing."""
-    prometheus_host: str = "127.0.0.1"
-    """Address the port is bound to; `0.0.0.0` lets other machines scrape."""
-    wandb_project: str = ""
-    """Log every step to this project of Weights & Biases, `project` or `team/project`; empty does not.
-    Needs `rollway[wandb]`."""
+    wandb_project: str | None = None
+    """Log every step to this project of Weights & Biases: `project` or `team/project`. Needs
+    `rollway[wandb]`."""
     tensorboard: bool = False
     """Write every step to event files in `tensorboard/` of the run directory. Needs
     `rollway[tensorboard]`."""
-
-
-class SimulateConfig(Section, frozen=True, kw_only=True):
-    """Mean durations for `rollway simulate`, where there is no past run to take them from."""
-
-    turns: Positive = 1.0
-    """Turns of a rollout."""
-    turn_s: Positive = 5.0
-    """The engine's time for one turn."""
-    tool_s: NonNegative = 0.0
-    """The environment's time between two turns."""
-    scoring_s: NonNegative = 0.1
-    """The rewards' time."""
-    train_s: Positive = 30.0
-    """From a batch being shipped to its weights being published."""
-    update_s: NonNegative = 2.0
-    """The engine's loading of weights."""
-    spread: NonNegative = 0.5
-    """Of all durations: the standard deviation of their logarithm."""
-    rollout_bytes: Natural = 1_000_000
-    """Payload of a rollout."""
-    rollout_tokens: Count = 1000
-    """Tokens of a rollout, prompts included."""
-    fails: Fraction = 0.0
-    """Rollouts that fail."""
+    prometheus: PrometheusConfig | None = None
 
 
 class RunConfig(Section, frozen=True, kw_only=True):
     """A whole run file."""
 
     name: Name
-    """Name of the run: its directory below `output_dir`."""
+    """Name of the run, and of its directory in `output_dir`."""
     output_dir: str = "outputs"
-    """Folder of all runs."""
+    """Folder that holds all runs."""
     seed: Natural = 0
-    """Seed of task order, sampling and warm-up."""
+    """Seed of the task order, of sampling and of the warm-up."""
     max_steps: Count = 100
     """Optimizer steps to train."""
     model: ModelConfig
@@ -410,11 +419,11 @@ class RunConfig(Section, frozen=True, kw_only=True):
     orchestrator: OrchestratorConfig = OrchestratorConfig()
     retries: RetriesConfig = RetriesConfig()
     difficulty: DifficultyConfig = DifficultyConfig()
-    eval: EvalConfig = EvalConfig()
+    eval: EvalConfig | None = None
     filters: FiltersConfig = FiltersConfig()
-    trainer: TrainerConfig = TrainerConfig()
+    trainer: TrainerConfig | None = None
+    external_trainer: ExternalTrainerConfig | None = None
     payload: PayloadConfig = PayloadConfig()
     transport: TransportConfig = TransportConfig()
     watch: WatchConfig = WatchConfig()
     metrics: MetricsConfig = MetricsConfig()
-    simulate: SimulateConfig = SimulateConfig()

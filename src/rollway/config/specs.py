@@ -1,4 +1,6 @@
-"""What each process of a run is given at its start: its own section, never the whole file."""
+"""What each process is given at its start: its own sections of the run file, never the whole file."""
+
+from typing import Literal
 
 from msgspec import Struct
 
@@ -24,23 +26,61 @@ from .sections import (
 )
 
 
+class WatchSpec(Struct, frozen=True, kw_only=True):
+    """How a process watches its event loop: the run file's `[watch]`, and what no run file sets."""
+
+    stall_ms: float = 100.0
+    tick_ms: float = 10.0
+    """How often lateness is sampled. A tick costs 20 µs."""
+    warn_p90_ms: float | None = 20.0
+    warn_p99_ms: float | None = 50.0
+    warn_max_ms: float | None = 250.0
+    """A second whose lag is above one of these three is warned about. None never warns."""
+
+
+def watch_spec(config: WatchConfig) -> WatchSpec:
+    return WatchSpec(stall_ms=config.stall_ms)
+
+
 class EngineSpec(Struct, frozen=True):
-    """The embedded engine: which weights, under which name and version."""
+    """The embedded engine: which weights it loads, and the version these are."""
 
     model: ModelConfig
     engine: EngineConfig
     weights: str
     version: int
     seed: int
-    watch: WatchConfig
-    listen_fd: int = -1
-    """An inherited socket to serve at, which its parent keeps for the next engine; -1: one of its
-    own, at `engine.port`."""
+    watch: WatchSpec
+    listen_fd: int | None = None
+    """An inherited socket to serve at, which the parent keeps open for the next engine. Without one the
+    engine binds its own, at `engine.embedded.port`."""
+
+
+class ServerLimits(Struct, frozen=True, kw_only=True):
+    """Bounds of an env server that no run file sets."""
+
+    client_lease_s: float = 30.0
+    """Cancel the rollouts of a client that sends nothing for this long. Clients ping every 2 s."""
+    max_waiting: int = 20_000
+    """Rollouts of one client that may wait for a worker. More fail at once, so that a client that never
+    stops sending cannot fill the router's memory."""
+    idle_s: float = 60.0
+    """End a worker beyond `min_workers` that has run nothing for this long."""
+    drain_s: float = 30.0
+    """After SIGTERM, running rollouts have this long to finish."""
+    scoring_memory_mb: int = 4096
+    """Memory that a scoring process may take beyond what it has once the environment is loaded."""
+    plain_processes: int = 8
+    """Processes of one worker for rollouts, updates and tools written without `async`."""
+    segment_mb: int = 64
+    """Size at which a worker starts a new segment file. Giving back a larger file at once stalls a
+    virtual machine."""
+    frames_mb: int = 64
+    """Payload frames of one worker that may be under way; further rollouts wait to commit."""
 
 
 class RouterSpec(Struct, frozen=True):
-    """One environment's server. `keys` is a folder, needed where `bind` is beyond loopback;
-    `tells_parent` is for a parent that has no wire to hear the workers' statistics on."""
+    """One environment's server."""
 
     env: EnvConfig
     model: ModelConfig
@@ -50,13 +90,17 @@ class RouterSpec(Struct, frozen=True):
     payload_dir: str
     log_dir: str
     seed: int
-    watch: WatchConfig
-    filters: FiltersConfig = FiltersConfig()
+    watch: WatchSpec
+    speaks: Literal["tokens", "messages"] = "tokens"
+    """What the engine takes: token ids, or only chat messages, from which nothing can be trained."""
     generation: int = 0
-    """How often the run was resumed: each time segments have names of their own."""
+    """How often the run was resumed. Every generation names its segments differently."""
     bind: str = ANY_LOOPBACK_PORT
-    keys: str = ""
-    tells_parent: bool = False
+    keys: str | None = None
+    """Folder with the server's keys. Required where `bind` is reachable from other machines."""
+    reports_to_parent: bool = False
+    """Send the statistics of all workers to the parent process, which has no other way to get them."""
+    limits: ServerLimits = ServerLimits()
 
 
 class WorkerSpec(Struct, frozen=True):
@@ -65,31 +109,49 @@ class WorkerSpec(Struct, frozen=True):
     name: str
     address: str
     board_fd: int
-    """An inherited file: where it shows whose code is running."""
+    """An inherited file in which the worker shows whose code is running."""
     server: RouterSpec
     is_patient: bool = False
-    """Whether it waits for an engine that is away; when a server starts, that is a mistake."""
+    """Wait for an engine that does not answer. The first worker does not: it reports the mistake."""
 
     @property
-    def watch(self) -> WatchConfig:
+    def watch(self) -> WatchSpec:
         return self.server.watch
 
 
 class EnvAddress(Struct, frozen=True):
-    """Where the orchestrator finds an environment, and its share; `keys` is a folder, or empty.
-    With `must_land` its payload has to come as frames: its server sees no folder of the run."""
+    """Where the orchestrator finds an environment's server."""
 
     id: str
     address: str
-    ratio: float
-    keys: str = ""
-    must_land: bool = False
+    keys: str | None = None
+    needs_frames: bool = False
+    """The server writes no file that this run can open, so its payload must come as frames."""
+
+
+class CoreSpec(Struct, frozen=True):
+    """What the orchestrator's core is given: sections of the run file as they are, and what follows from
+    the others."""
+
+    orchestrator: OrchestratorConfig
+    ratios: dict[str, float]
+    """Environments by id, with their share of the groups."""
+    max_steps: int
+    max_outstanding: int
+    """Rollouts that may be dispatched and not yet trained or dropped."""
+    payload_bytes: int
+    micro_batch_tokens: int
+    ranks: int = 1
+    retries: RetriesConfig = RetriesConfig()
+    difficulty: DifficultyConfig = DifficultyConfig()
+    filters: FiltersConfig = FiltersConfig()
+    eval: EvalConfig | None = None
 
 
 class OrchestratorSpec(Struct, frozen=True):
-    """The orchestrator: bounds, addresses and where to go on."""
+    """The orchestrator: its rules, the servers it talks to, and where the run starts."""
 
-    orchestrator: OrchestratorConfig
+    core: CoreSpec
     sampling: Sampling
     envs: tuple[EnvAddress, ...]
     engine_urls: tuple[str, ...]
@@ -97,59 +159,51 @@ class OrchestratorSpec(Struct, frozen=True):
     weights: str
     """Folder of version `first_step - 1`, for engines that do not have it."""
     must_push: bool
-    """Whether engines are given it whatever they say: their versions may be another run's."""
-    micro_batch_tokens: int
+    """Load the first weights into all engines, whatever version they report: it may be another run's."""
     payload: PayloadConfig
-    max_outstanding: int
-    max_steps: int
+    transport: TransportConfig
     first_step: Step
     run_dir: str
-    watch: WatchConfig
-    filters: FiltersConfig = FiltersConfig()
-    retries: RetriesConfig = RetriesConfig()
-    difficulty: DifficultyConfig = DifficultyConfig()
-    eval: EvalConfig = EvalConfig()
-    transport: TransportConfig = TransportConfig()
-    ranks: int = 1
+    watch: WatchSpec
     restored: Restored = Restored()
     generation: int = 0
 
 
 class SinksSpec(Struct, frozen=True):
-    """The process that passes steps on to W&B and TensorBoard."""
+    """The process that sends steps to W&B and TensorBoard."""
 
     metrics: MetricsConfig
     run_dir: str
 
 
 class TrainerSpec(Struct, frozen=True):
-    """The trainer: where to start, what to read, what to write."""
+    """The trainer: where it starts, what it reads, what it writes."""
 
     trainer: TrainerConfig
     transport: TransportConfig
     weights: str
-    optimizer: str
-    """File with the state to go on with; empty for a new one."""
+    optimizer: str | None
+    """File with the optimizer state to continue from; None for a new optimizer."""
     first_step: Step
     max_steps: int
     run_dir: str
     seed: int
-    watch: WatchConfig
+    watch: WatchSpec
 
 
 class OrchestratorAddress(Struct, frozen=True):
-    """What the trainer is told once it is known: where the orchestrator waits for it; empty if batches
-    come through the run directory."""
+    """The trainer receives this once the address is known. It is empty if batches come through the run
+    directory."""
 
     address: str
 
 
 class WarmupSpec(Struct, frozen=True):
-    """The warm-up: a tiny model taught by one environment's answers."""
+    """The warm-up: a tiny model that imitates the answers of one environment."""
 
     warmup: WarmupConfig
     model: ModelConfig
     env: EnvConfig
     max_context: int
     seed: int
-    watch: WatchConfig
+    watch: WatchSpec

@@ -1,10 +1,8 @@
 """Finds environments by name, module or file."""
 
-import hashlib
 import importlib
 import importlib.util
 import inspect
-import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -12,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import EnvironmentNotFound, did_you_mean
+from ..loop.lanes.user_files import import_file
 from .environment import Environment, check
 
 ENTRY_POINTS = "rollway.environments"
@@ -51,7 +50,7 @@ def _find(id: str) -> Callable[..., Any]:
         factory: Callable[..., Any] = point.load()
         return factory
     if id.endswith(".py"):
-        return _factory(_import_file(Path(id).resolve()), id)
+        return _factory(import_file(Path(id).resolve()), id)
     return _factory(importlib.import_module(_module_name(id)), id)
 
 
@@ -64,23 +63,6 @@ def _exists(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         return False
-
-
-def _import_file(path: Path) -> ModuleType:
-    name = f"rollway_env_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:  # a module that did not load whole, for whatever reason, is not there
-        del sys.modules[name]
-        raise
-    return module
 
 
 def _factory(module: ModuleType, id: str) -> Callable[..., Any]:

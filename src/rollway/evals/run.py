@@ -6,8 +6,16 @@ import msgspec
 from msgspec import Struct
 
 from ..config.plan import env_name
-from ..config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, WatchConfig
-from ..config.specs import EngineSpec, RouterSpec
+from ..config.sections import (
+    EmbeddedEngineConfig,
+    EngineConfig,
+    EnvConfig,
+    ExternalEngineConfig,
+    ModelConfig,
+    PayloadConfig,
+    ServerConfig,
+)
+from ..config.specs import EngineSpec, RouterSpec, ServerLimits, WatchSpec
 from ..envs.in_lane import EnvSpec, load_shared
 from ..envserver import client as envs
 from ..errors import EnvironmentNotFound, LaneError
@@ -38,7 +46,7 @@ class EvalRuntime(Struct, frozen=True, kw_only=True):
     deadline_s: float
     max_context: int
     key_var: str
-    watch: WatchConfig = WatchConfig()
+    watch: WatchSpec = WatchSpec()
 
 
 async def evaluate(
@@ -106,12 +114,11 @@ def model_config(asked: EvalSpec) -> ModelConfig:
 
 
 def engine_config(asked: EvalSpec, how: EvalRuntime) -> EngineConfig:
+    max_batch = min(how.concurrency, MAX_EMBEDDED_BATCH)
+    external = ExternalEngineConfig(url=asked.base_url, model=asked.model, key_var=how.key_var)
     return EngineConfig(
-        url=asked.base_url,
-        speaks=asked.speaks,
-        model=asked.model if asked.base_url else "",
-        key_var=how.key_var if asked.base_url else "",
-        max_batch=min(how.concurrency, MAX_EMBEDDED_BATCH),
+        embedded=None if asked.base_url else EmbeddedEngineConfig(max_batch=max_batch),
+        external=external if asked.base_url else None,
         max_context=how.max_context,
         request_deadline_s=how.deadline_s,
         routes=False,
@@ -123,14 +130,18 @@ def router_spec(asked: EvalSpec, how: EvalRuntime, folder: EvalFolder, url: str)
         env=EnvConfig(
             id=asked.env,
             args=asked.args,
-            workers=min(how.workers, how.concurrency),
-            concurrency=max(how.concurrency, asked.num_rollouts),
-            rollout_deadline_s=how.deadline_s,
+            server=ServerConfig(
+                workers=min(how.workers, how.concurrency),
+                concurrency=max(how.concurrency, asked.num_rollouts),
+                rollout_deadline_s=how.deadline_s,
+            ),
         ),
         model=model_config(asked),
         engine=engine_config(asked, how),
         engine_urls=(url,),
-        payload=PayloadConfig(segment_mb=SEGMENT_MB),
+        speaks=asked.speaks,
+        limits=ServerLimits(segment_mb=SEGMENT_MB),
+        payload=PayloadConfig(),
         payload_dir=str(folder.payload),
         log_dir=str(folder.logs),
         seed=asked.seed,

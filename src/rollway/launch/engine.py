@@ -18,7 +18,7 @@ async def start_engine(
 ) -> Part:
     """The first of them. The socket is ours: while one engine is gone, requests wait there for the
     next, which `again` describes."""
-    sock = parts.hold(claimed("engine.port", HOST, part.engine.port, zero="any"))
+    sock = parts.hold(claimed("engine.embedded.port", HOST, part.engine.local.port))
     listen_fd = sock.fileno()
 
     def at_our_socket(one: EngineSpec) -> EngineSpec:

@@ -5,8 +5,8 @@ from functools import partial
 
 import msgspec
 
-from ..config.plan import Plan, env_name
-from ..config.sections import RunConfig
+from ..config.plan import Plan, core_spec, env_name
+from ..config.sections import EnvConfig, RunConfig, TrainerConfig
 from ..config.specs import (
     EngineSpec,
     EnvAddress,
@@ -14,6 +14,7 @@ from ..config.specs import (
     OrchestratorSpec,
     RouterSpec,
     TrainerSpec,
+    watch_spec,
 )
 from ..loop.lanes.lanes import thread
 from ..loop.processes.part import Part
@@ -34,15 +35,14 @@ async def run_all(
 ) -> None:  # fmt: skip
     """Start everything, wait for the last step, end everything."""
     async with started_parts(run.logs, watch.on_stats, watch.on_said, watch.say) as parts:
-        ours = () if config.trainer.external else ("trainer",)
-        starting = ", ".join((*ours, "engine", f"{plan.num_workers} env workers", "orchestrator"))
-        watch.say(f"Starting: {starting}")
+        watch.say(f"Starting: {', '.join(_what_starts(config, plan))}")
         urls, engine, trainer = config.engine.urls, None, None
         if not urls:
             again = partial(thread, newest_engine_spec, config, run, start)
             engine = await start_engine(parts, engine_spec(config, start), again)
-        if not config.trainer.external:
-            trainer = await parts.start("trainer", TRAINER, trainer_spec(config, run, start))
+        if config.trainer is not None:
+            spec = trainer_spec(config, config.trainer, run, start)
+            trainer = await parts.start("trainer", TRAINER, spec)
         if engine is not None:
             urls = (await engine.ready(),)
         watch.say(f"Engine at {', '.join(urls)}; logs of all processes in {run.logs}")
@@ -51,9 +51,9 @@ async def run_all(
                 f"{env_name(env.id)}.router", ROUTER, router_spec(config, run, start, index, urls)
             )
             for index, env in enumerate(config.env)
-            if not env.address
+            if not env.external
         }
-        addresses = {env.id: env.address for env in config.env}
+        addresses = {env.id: env.external.address for env in config.env if env.external}
         addresses |= {id: await router.ready() for id, router in routers.items()}
         if trainer is not None:
             await trainer.ready()
@@ -73,9 +73,22 @@ async def introduce(trainer: Part | None, address: str, run: RunDir, watch: RunW
         await trainer.tell(OrchestratorAddress(address))
 
 
-def trainer_spec(config: RunConfig, run: RunDir, start: StartPoint) -> TrainerSpec:
+def _what_starts(config: RunConfig, plan: Plan) -> list[str]:
+    """List what this run starts; the rest runs already."""
+    started = {
+        "trainer": config.trainer is not None,
+        "engine": not config.engine.external,
+        f"{plan.num_workers} env workers": plan.num_workers > 0,
+        "orchestrator": True,
+    }
+    return [name for name, is_started in started.items() if is_started]
+
+
+def trainer_spec(
+    config: RunConfig, trainer: TrainerConfig, run: RunDir, start: StartPoint
+) -> TrainerSpec:
     return TrainerSpec(
-        trainer=config.trainer,
+        trainer=trainer,
         transport=config.transport,
         weights=start.weights,
         optimizer=start.optimizer,
@@ -83,7 +96,7 @@ def trainer_spec(config: RunConfig, run: RunDir, start: StartPoint) -> TrainerSp
         max_steps=config.max_steps,
         run_dir=str(run.path),
         seed=config.seed,
-        watch=config.watch,
+        watch=watch_spec(config.watch),
     )
 
 
@@ -94,7 +107,7 @@ def engine_spec(config: RunConfig, start: StartPoint) -> EngineSpec:
         weights=start.weights,
         version=start.first_step - 1,
         seed=engine_seed(config.seed, start.generation, start.first_step - 1),
-        watch=config.watch,
+        watch=watch_spec(config.watch),
     )
 
 
@@ -128,8 +141,7 @@ def router_spec(
         payload_dir=str(run.payload),
         log_dir=str(run.logs),
         seed=config.seed,
-        watch=config.watch,
-        filters=config.filters,
+        watch=watch_spec(config.watch),
         generation=start.generation,
     )
 
@@ -139,35 +151,24 @@ def orchestrator_spec(
     addresses: dict[str, str],
 ) -> OrchestratorSpec:  # fmt: skip
     return OrchestratorSpec(
-        orchestrator=config.orchestrator,
+        core=core_spec(config, plan),
         sampling=Sampling(config.sampling.max_tokens, config.sampling.temperature),
-        envs=tuple(
-            EnvAddress(
-                env.id,
-                addresses[env.id],
-                env.ratio,
-                env.keys,
-                must_land=bool(env.address) and not env.shares_payload,
-            )
-            for env in config.env
-        ),
+        envs=tuple(_env_address(env, addresses[env.id]) for env in config.env),
         engine_urls=engine_urls,
         engine=config.engine,
         weights=start.weights,
-        must_push=bool(config.engine.urls) and start.first_step > 1,
-        micro_batch_tokens=config.trainer.micro_batch_tokens,
-        transport=config.transport,
-        ranks=config.trainer.ranks,
+        must_push=bool(config.engine.external) and start.first_step > 1,
         payload=config.payload,
-        max_outstanding=plan.max_outstanding,
-        max_steps=config.max_steps,
+        transport=config.transport,
         first_step=start.first_step,
+        run_dir=str(run.path),
+        watch=watch_spec(config.watch),
         restored=start.restored,
         generation=start.generation,
-        run_dir=str(run.path),
-        watch=config.watch,
-        filters=config.filters,
-        retries=config.retries,
-        difficulty=config.difficulty,
-        eval=config.eval,
     )
+
+
+def _env_address(env: EnvConfig, address: str) -> EnvAddress:
+    if env.external is None:
+        return EnvAddress(env.id, address)
+    return EnvAddress(env.id, address, env.external.keys, needs_frames=not env.external.shares_payload)

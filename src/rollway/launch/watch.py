@@ -69,9 +69,9 @@ class RunWatch:
             case EvalDone() as done:
                 self.exporter.on_eval(done)
                 self._screen.line(eval_line(done))
-            case RunProgress() as progress:
-                self.exporter.on_progress(progress)
-                self._screen.status(status_line(progress, self._max_steps, self._now))
+            case RunProgress(core=core):
+                self.exporter.on_progress(core)
+                self._screen.status(status_line(core, self._max_steps, self._now))
             case Notice(text=text):
                 self._screen.line(text)
 

@@ -7,9 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-from ..config.sections import WarmupConfig
 
 SPECIAL = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>",
@@ -36,11 +35,20 @@ def write_tokenizer(folder: Path) -> int:
         "pad_token": "<|endoftext|>",
         "chat_template": CHAT_TEMPLATE,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
+    (folder / "tokenizer_shape.json").write_text(json.dumps(settings, indent=1))
     return int(tokenizer.get_vocab_size())
 
 
-def tiny_model(config: WarmupConfig, vocab_size: int, eos_id: int, max_context: int) -> Any:
+class TinyShape(Struct, frozen=True):
+    """The size of the model: about a million parameters with a vocabulary of bytes."""
+
+    hidden_size: int = 128
+    num_layers: int = 2
+    num_experts: int = 8
+    topk: int = 2
+
+
+def tiny_model(shape: TinyShape, vocab_size: int, eos_id: int, max_context: int) -> Any:
     """A Qwen3-MoE of about a million parameters, with random weights."""
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -48,15 +56,15 @@ def tiny_model(config: WarmupConfig, vocab_size: int, eos_id: int, max_context: 
     return Qwen3MoeForCausalLM(
         Qwen3MoeConfig(
             vocab_size=vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=2 * config.hidden_size,
-            moe_intermediate_size=config.hidden_size,
-            num_hidden_layers=config.num_layers,
+            hidden_size=shape.hidden_size,
+            intermediate_size=2 * shape.hidden_size,
+            moe_intermediate_size=shape.hidden_size,
+            num_hidden_layers=shape.num_layers,
             num_attention_heads=4,
             num_key_value_heads=2,
             head_dim=32,
-            num_experts=config.num_experts,
-            num_experts_per_tok=config.topk,
+            num_experts=shape.num_experts,
+            num_experts_per_tok=shape.topk,
             norm_topk_prob=True,
             max_position_embeddings=max_context,
             tie_word_embeddings=False,

@@ -7,7 +7,8 @@ from typing import TextIO
 
 from ..loop.watch.stall_text import late_text, ms, stall_text
 from ..records.lag import LagStats, LateWindow, Stall
-from .report import EvalDone, RunProgress, StepDone
+from ..records.situation import CoreView
+from .report import EvalDone, StepDone
 
 CLEAR = "\r\x1b[2K"
 
@@ -65,14 +66,15 @@ def lag_line(lags: Mapping[str, LagStats]) -> str:
     )  # fmt: skip
 
 
-def status_line(progress: RunProgress, max_steps: int, lags: Mapping[str, LagStats]) -> str:
-    worst = max(lags.items(), key=lambda one: one[1].max, default=("-", LagStats()))
-    full = " (at its budget: starting nothing)" if progress.held_back else ""
+def status_line(core: CoreView, max_steps: int, lags: Mapping[str, LagStats]) -> str:
+    """Describe where the run is, for the last line of a terminal."""
+    process, lag = max(lags.items(), key=lambda item: item[1].max, default=("-", LagStats()))
+    full = " (at its budget: starting nothing)" if core.is_held_back else ""
     return (
-        f"step {min(progress.step, max_steps)}/{max_steps} · {progress.ready}/{progress.batch_size} "
-        f"rollouts ready · {progress.in_flight} in flight · "
-        f"{progress.live_bytes / 1e6:.1f} MB payload{full} · engine at version {progress.version} · "
-        f"worst lag now: {worst[0]} {ms(worst[1].max)} ms"
+        f"step {min(core.step, max_steps)}/{max_steps} · {core.ready}/{core.batch_size} rollouts ready "
+        "· "
+        f"{core.in_flight} in flight · {core.live_bytes / 1e6:.1f} MB payload{full} · engine at version "
+        f"{core.version} · worst lag now: {process} {ms(lag.max)} ms"
     )
 
 

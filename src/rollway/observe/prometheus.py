@@ -8,10 +8,12 @@ from aiohttp import web
 from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 
+from ..config.sections import PrometheusConfig
 from ..loop.processes.port import claimed
 from ..records.lag import LAG_STATS, ProcessStats
+from ..records.situation import CoreView
 from .declared import DECLARED, LABEL, Metric
-from .report import EvalDone, RunProgress, StepDone
+from .report import EvalDone, StepDone
 from .step_metrics import stall_metrics
 
 UNITS = {"s": "seconds", "bytes": "bytes", "fraction": "ratio"}
@@ -77,12 +79,12 @@ class PrometheusExporter:
             **stall_metrics({process: stats.stalls}),
         })  # fmt: skip
 
-    def on_progress(self, progress: RunProgress) -> None:
+    def on_progress(self, core: CoreView) -> None:
         self._set(self._live, {
-            "in_flight": progress.in_flight,
-            "ready": progress.ready,
-            "payload/live_bytes": progress.live_bytes,
-            "payload/held_back": float(progress.held_back),
+            "in_flight": core.in_flight,
+            "ready": core.ready,
+            "payload/live_bytes": core.live_bytes,
+            "payload/held_back": float(core.is_held_back),
         })  # fmt: skip
 
     def on_step(self, done: StepDone) -> None:
@@ -103,9 +105,12 @@ class PrometheusExporter:
 
 
 @asynccontextmanager
-async def scrapable(host: str, port: int, render: Callable[[], bytes]) -> AsyncIterator[None]:
-    """Bind at once, or say which key to change; port 0 serves nothing."""
-    if not port:
+async def serve_metrics(
+    config: PrometheusConfig | None, render: Callable[[], bytes]
+) -> AsyncIterator[None]:
+    """Serve `/metrics` for the length of the block, if the run file asks for it. Rendering the metrics of 20
+    processes takes 1 ms."""
+    if config is None:
         yield
         return
 
@@ -117,7 +122,8 @@ async def scrapable(host: str, port: int, render: Callable[[], bytes]) -> AsyncI
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        await web.SockSite(runner, claimed("metrics.prometheus_port", host, port, zero="none")).start()
+        sock = claimed("metrics.prometheus.port", config.host, config.port)
+        await web.SockSite(runner, sock).start()
         yield
     finally:
         await runner.cleanup()

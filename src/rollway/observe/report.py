@@ -4,6 +4,7 @@ import msgspec
 from msgspec import Struct
 
 from ..records.lag import LagStats
+from ..records.situation import CoreView
 
 
 class StepDone(Struct, frozen=True, tag="step_done"):
@@ -24,13 +25,7 @@ class EvalDone(Struct, frozen=True, tag="eval_done"):
 class RunProgress(Struct, frozen=True, tag="progress"):
     """Where the run is, a few times a second."""
 
-    step: int
-    in_flight: int
-    ready: int
-    batch_size: int
-    version: int
-    live_bytes: int
-    held_back: bool = False
+    core: CoreView
 
 
 class Notice(Struct, frozen=True, tag="notice"):

@@ -7,8 +7,8 @@ MAX_LINES = 15
 
 def first_line(now: Situation) -> str:
     """The one thing to know."""
-    text = f"step {now.step} waits for {_waits_for(now)} ({now.ready} of {now.batch_size} ready, "
-    text += f"{now.in_flight} in flight)"
+    text = f"step {now.core.step} waits for {_waits_for(now)} ({now.core.ready} of {now.core.batch_size} ready, "
+    text += f"{now.core.in_flight} in flight)"
     silent = [
         (one.silent_s, name) for name, one in now.envs.items() if one.in_flight and one.silent_s > 10
     ]
@@ -23,8 +23,8 @@ def first_line(now: Situation) -> str:
 def _waits_for(now: Situation) -> str:
     """Rollouts cannot go on while no engine answers: that is what everything waits for then."""
     away = [f"the {engine(one)}" for one in now.engines if one.trouble]
-    is_cause = len(away) == len(now.engines) and not now.waits_for.startswith("the trainer")
-    return "; ".join(away if away and is_cause else [now.waits_for, *away])
+    is_cause = len(away) == len(now.engines) and not now.core.waits_for.startswith("the trainer")
+    return "; ".join(away if away and is_cause else [now.core.waits_for, *away])
 
 
 def engine(one: EngineState) -> str:
@@ -50,7 +50,9 @@ def held(one: WaitingRollout) -> str:
 
 def lines(now: Situation) -> list[str]:
     """Everything that is known, most important first."""
-    told = [f"{first_line(now)}; version {now.version}, {now.step_s:.0f} s since the last was published"]
+    told = [
+        f"{first_line(now)}; version {now.core.version}, {now.step_s:.0f} s since the last was published"
+    ]
     for name, one in sorted(now.envs.items(), key=lambda item: -item[1].silent_s):
         told.append(
             f"  environment '{name}': {one.in_flight} in flight, {one.num_settled} settled, the last "
@@ -59,5 +61,5 @@ def lines(now: Situation) -> list[str]:
     told += [f"  {engine(one)}" for one in now.engines]
     told += [f"  {held(one)}" for one in now.oldest[:MAX_LINES]]
     if len(now.oldest) > MAX_LINES:
-        told.append(f"  … and {now.in_flight - MAX_LINES} younger ones")
+        told.append(f"  … and {now.core.in_flight - MAX_LINES} younger ones")
     return told

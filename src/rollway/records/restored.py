@@ -53,7 +53,7 @@ class StartPoint(Struct, frozen=True):
 
     first_step: Step
     weights: str
-    optimizer: str
+    optimizer: str | None = None
     restored: Restored = Restored()
     generation: int = 0
     """How often the run was resumed."""

@@ -4,6 +4,7 @@ from msgspec import Struct
 
 from .engine import EngineLoad
 from .ids import GroupId, RolloutId, WorkerName
+from .task import Pool
 
 
 class WaitingRollout(Struct, frozen=True):
@@ -16,7 +17,7 @@ class WaitingRollout(Struct, frozen=True):
     age_s: float
     phase: str
     phase_s: float
-    worker: WorkerName
+    worker: WorkerName | None
     num_turns: int
     num_tokens: int
     heard_s: float
@@ -43,20 +44,38 @@ class EngineState(Struct, frozen=True):
     load: EngineLoad | None = None
 
 
+class CoreView(Struct, frozen=True):
+    """What the orchestrator's core knows of a run at one moment."""
+
+    step: int
+    """The step that ships next."""
+    version: int
+    """The version that the engines sample from."""
+    waits_for: str
+    """What the next step waits for, in words."""
+    in_flight: int
+    max_in_flight: int
+    ready: int
+    """Rollouts that wait for the rest of their batch."""
+    batch_size: int
+    live_bytes: int
+    """Payload that is written and not yet released."""
+    is_held_back: bool
+    """Whether the payload budget alone keeps the next group from starting."""
+    num_retries: int
+    pools: dict[Pool, dict[str, int]]
+    """Tasks in each pool, by environment."""
+    is_finished: bool = False
+    """Whether all steps are trained."""
+
+
 class Situation(Struct, frozen=True):
     """A run at one moment. `oldest` are the rollouts that have been running longest."""
 
     time_s: float
-    step: int
-    waits_for: str
-    in_flight: int
-    ready: int
-    batch_size: int
-    version: int
+    core: CoreView
     step_s: float
-    """Since the last version was published."""
+    """Seconds since the last version was published."""
     envs: dict[str, EnvState]
     oldest: tuple[WaitingRollout, ...] = ()
     engines: tuple[EngineState, ...] = ()
-    is_finished: bool = False
-    """All its steps are trained."""

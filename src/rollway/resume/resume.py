@@ -19,7 +19,7 @@ from .unreported import report_the_rest
 def start_point(config: RunConfig, run: RunDir, *, resume: bool) -> StartPoint:
     """From the model, or from where the run was; an existing run is never overwritten unasked."""
     if not run.exists:
-        return StartPoint(Step(1), str(Path(config.model.path).resolve()), "")
+        return StartPoint(Step(1), str(Path(config.model.path).resolve()))
     if not resume:
         raise RunDirError(f"{run.path} holds a run already: --resume goes on, --clean starts over")
     return resume_point(config, run)
@@ -66,13 +66,13 @@ def _weights(run: RunDir, version: PolicyVersion) -> Path:
     return ours if (ours / "config.json").exists() else Path(read_stable(run, version).path)
 
 
-def _optimizer(run: RunDir, published: PolicyVersion) -> str:
+def _optimizer(run: RunDir, published: PolicyVersion) -> str | None:
     """As it was at that version; of the last checkpoint if that is gone; none before the first step."""
     path = run.optimizer_of(published)
     if not path.exists():
         checkpoint = run.last_checkpoint()
         path = run.checkpoint(checkpoint) / "optimizer.pt" if checkpoint else path
-    return str(path) if path.exists() else ""
+    return str(path) if path.exists() else None
 
 
 def _check_envs(config: RunConfig, run: RunDir, restored: Restored) -> None:

@@ -10,7 +10,6 @@ from statistics import fmean
 import msgspec
 from msgspec import Struct
 
-from ..config.sections import SimulateConfig
 from ..errors import RunDirError
 from ..records.rollout import Scored, Settled
 from ..rundir.metrics_file import MetricsFile
@@ -43,7 +42,32 @@ class Durations(Struct, frozen=True):
     fails: float
 
 
-def from_config(wants: SimulateConfig, seed: int, count: int = 2000) -> Durations:
+class MeanDurations(Struct, frozen=True, kw_only=True):
+    """Mean durations of a run, for `rollway simulate` without a past run to take them from."""
+
+    turns: float = 1.0
+    """Turns of a rollout."""
+    turn_s: float = 5.0
+    """Seconds the engine takes for one turn."""
+    tool_s: float = 0.0
+    """Seconds the environment takes between two turns."""
+    scoring_s: float = 0.1
+    """Seconds the rewards take."""
+    train_s: float = 30.0
+    """Seconds from a batch being shipped to its weights being published."""
+    update_s: float = 2.0
+    """Seconds the engine takes to load weights."""
+    spread: float = 0.5
+    """How much all durations vary: the standard deviation of their logarithm."""
+    rollout_bytes: int = 1_000_000
+    """Payload of a rollout."""
+    rollout_tokens: int = 1000
+    """Tokens of a rollout, prompts included."""
+    failure_rate: float = 0.0
+    """Share of the rollouts that fail."""
+
+
+def around_means(means: MeanDurations, seed: int, count: int = 2000) -> Durations:
     """Turns, tools and scoring around their means, with the spread the config gives."""
     rng = random.Random(seed)
 
@@ -51,13 +75,13 @@ def from_config(wants: SimulateConfig, seed: int, count: int = 2000) -> Duration
         """Log-normal: never negative, with a tail."""
         if not mean:
             return 0.0
-        sigma = wants.spread
+        sigma = means.spread
         return mean * math.exp(rng.gauss(0, sigma) - sigma * sigma / 2)
 
     def rollout() -> float:
-        turns = max(1, round(around(wants.turns)))
-        return sum(around(wants.turn_s) + around(wants.tool_s) for _ in range(turns)) + around(
-            wants.scoring_s
+        turns = max(1, round(around(means.turns)))
+        return sum(around(means.turn_s) + around(means.tool_s) for _ in range(turns)) + around(
+            means.scoring_s
         )
 
     def group() -> list[SampledRollout]:
@@ -65,12 +89,12 @@ def from_config(wants: SimulateConfig, seed: int, count: int = 2000) -> Duration
 
     return Durations(
         groups=[group() for _ in range(count // GROUP)],
-        train_s=[around(wants.train_s) for _ in range(count)],
-        update_s=[around(wants.update_s) for _ in range(count)],
+        train_s=[around(means.train_s) for _ in range(count)],
+        update_s=[around(means.update_s) for _ in range(count)],
         ship_s=[0.01],
-        num_bytes=[wants.rollout_bytes],
-        num_tokens=[wants.rollout_tokens],
-        fails=wants.fails,
+        num_bytes=[means.rollout_bytes],
+        num_tokens=[means.rollout_tokens],
+        fails=means.failure_rate,
     )
 
 

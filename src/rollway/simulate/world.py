@@ -48,6 +48,11 @@ MAX_GROUPS = 10_000
 """Groups that are remembered: more than can be open."""
 
 
+class _QueuedRollout(Struct, frozen=True):
+    rollout_id: RolloutId
+    group_id: GroupId
+
+
 class SimulationTally(Struct):
     """What happened, for the report."""
 
@@ -78,8 +83,8 @@ class SimulatedWorld:
         self._rng = random.Random(seed)
         self._agenda: list[tuple[float, int, Callable[[], Event | None]]] = []
         self._order = count()
-        self._queue: deque[Dispatch] = deque()
-        self._running: dict[RolloutId, Dispatch] = {}
+        self._queue: deque[_QueuedRollout] = deque()
+        self._running: set[RolloutId] = set()
         self._manifests: deque[Ship] = deque()
         self._is_training = False
         self._version = 0
@@ -118,7 +123,7 @@ class SimulatedWorld:
             if answer is not None:
                 commands.extend(self._core.on_event(answer))
         self._fill_slots()
-        self.tally.most_bytes = max(self.tally.most_bytes, self._core.live_bytes)
+        self.tally.most_bytes = max(self.tally.most_bytes, self._core.admission.budget.live_bytes)
         self.tally.most_in_flight = max(self.tally.most_in_flight, self._core.num_in_flight)
 
     def _tick(self) -> Event:
@@ -132,8 +137,8 @@ class SimulatedWorld:
             case PullTasks(env=env, start=start, count=wanted, split=split):
                 tasks = tuple(Task(id=str(n), prompt="") for n in range(start, start + wanted))
                 return TasksArrived(env, start, tasks, split=split)
-            case Dispatch():
-                self._queue.append(command)
+            case Dispatch(rollout_ids=rollout_ids, group_id=group_id):
+                self._queue.extend(_QueuedRollout(rollout_id, group_id) for rollout_id in rollout_ids)
             case CancelRollout(rollout_id=id):
                 return self._cancel(id)
             case Credit(group_id=id, rewards=rewards):
@@ -160,18 +165,21 @@ class SimulatedWorld:
     def _fill_slots(self) -> None:
         while self._queue and len(self._running) < self._slots:
             order = self._queue.popleft()
-            self._running[order.rollout_id] = order
+            self._running.add(order.rollout_id)
             rolled = self._next_of(order.group_id)
-            self._later(rolled.seconds, partial(self._end, order, self._version, rolled.reward))
+            self._later(
+                rolled.seconds, partial(self._end, order.rollout_id, self._version, rolled.reward)
+            )
 
-    def _end(self, order: Dispatch, version: int, reward: float) -> Event | None:
-        if self._running.pop(order.rollout_id, None) is None:
+    def _end(self, rollout_id: RolloutId, version: int, reward: float) -> Event | None:
+        if rollout_id not in self._running:
             return None  # it was cancelled
+        self._running.remove(rollout_id)
         self.tally.num_settled += 1
         outcome: Outcome = Failed("env", "simulated")
         if self._rng.random() >= self._durations.fails:
             outcome = self._scored(version, reward)
-        return Settled(order.rollout_id, 1, NOBODY, outcome)
+        return Settled(rollout_id, 1, NOBODY, outcome)
 
     def _next_of(self, group: GroupId) -> SampledRollout:
         """Each rollout of a group takes the next of its draw; who finds none left draws anew."""
@@ -193,7 +201,7 @@ class SimulatedWorld:
         )  # fmt: skip
 
     def _cancel(self, id: RolloutId) -> Event | None:
-        self._running.pop(id, None)
+        self._running.discard(id)
         self._queue = deque(one for one in self._queue if one.rollout_id != id)
         return Settled(id, 1, NOBODY, Cancelled("simulated"))
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from ..config.sections import EnvConfig
+from ..config.sections import ServerConfig
 from ..envs.background_tasks import keep_track
 from ..envs.environment import Environment, check, needs_whole_groups
 from ..envs.in_lane import EnvSpec
@@ -94,14 +94,14 @@ def _copied(env: Environment) -> Environment:
 class Stage:
     """What rollouts of one environment share. `async with` closes toolsets of scope `worker`.
 
-    `limits` are keys of a run file's `[[env]]`: `rollout_deadline_s`, `scoring_deadline_s`,
+    `limits` are keys of a run file's `[env.server]`: `rollout_deadline_s`, `scoring_deadline_s`,
     `tool_deadline_s`.
     """
 
     def __init__(self, env: Environment, *, max_tokens: int = 1024, **limits: float) -> None:
         self._env = check(env, type(env).__name__)
-        self._config = msgspec.convert({"id": type(env).__name__, **limits}, EnvConfig)
-        spec, lane = _Given(self._config.id, b"{}", env.seed, _copied(env)), ThreadLane()
+        self._config = msgspec.convert(limits, ServerConfig)
+        spec, lane = _Given(type(env).__name__, b"{}", env.seed, _copied(env)), ThreadLane()
         self._sampling = Sampling(max_tokens)
         self._renderer = Renderer(rendering(), model(), lane)
         self._plain = PlainCode(spec, lane, self._config.rollout_deadline_s)

@@ -3,33 +3,26 @@
 import math
 
 import numpy as np
-from msgspec import Struct
 
 from ..records.rollout import Detection
 from ..records.turn import Floats, Ints
 
-
-class Signs(Struct, frozen=True):
-    """What counts as a sign.
-
-    Gibberish: a token from the rare end of the vocabulary, drawn where it was very unlikely. Repetition:
-    so many tokens in a row that were each almost certain.
-    """
-
-    rare_from: int
-    unlikely_below: float
-    """Log-probability."""
-    run_length: int
-    certain_above: float
-    """Probability."""
+RARE_FROM = 100_000
+"""Token ids from here on are rare: vocabularies are sorted by how often their merges occur."""
+UNLIKELY_BELOW = -14.0
+"""A log-probability below this is very unlikely."""
+LOOP_TOKENS = 3_000
+"""A text that goes round in circles has at least this many tokens in a row that were almost certain."""
+CERTAIN_ABOVE = math.log(0.99)
+"""A log-probability above this is almost certain."""
 
 
-def detect(token_ids: Ints, logprobs: Floats, signs: Signs) -> tuple[Detection, ...]:
+def detect(token_ids: Ints, logprobs: Floats) -> tuple[Detection, ...]:
     """The signs in one row's drawn tokens. A few passes over small columns."""
     found: list[Detection] = []
-    if bool(((token_ids >= signs.rare_from) & (logprobs < signs.unlikely_below)).any()):
+    if bool(((token_ids >= RARE_FROM) & (logprobs < UNLIKELY_BELOW)).any()):
         found.append("gibberish")
-    if longest_run(logprobs > math.log(signs.certain_above)) >= signs.run_length:
+    if longest_run(logprobs > CERTAIN_ABOVE) >= LOOP_TOKENS:
         found.append("repetition")
     return tuple(found)
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ..records.rollout import RowSummary
 from ..records.turn import Floats, Ints, Routes, Turn
-from .detect import Signs, detect
+from .detect import detect
 from .extra import laid_out
 from .routes import check_routes, new_routes
 
@@ -31,11 +31,11 @@ class Row(Struct, frozen=True):
     routes: Chunks | None
     extra: dict[str, Chunks] = field(default_factory=dict)
 
-    def summary(self, signs: Signs) -> RowSummary:
+    def summary(self) -> RowSummary:
         """Its size, and what of the signs its drawn tokens show."""
         (ids,), (mask,), (logprobs,) = self.token_ids, self.loss_mask, self.logprobs
         drawn = mask.astype(bool)
-        detected = detect(ids[drawn], logprobs[drawn], signs)
+        detected = detect(ids[drawn], logprobs[drawn])
         return RowSummary(self.num_tokens, self.num_trainable, detected)
 
     def columns(self) -> dict[str, Chunks]:

@@ -15,11 +15,11 @@ from .rank_processes import RankProcesses, start_ranks
 
 def batches_of(part: TrainerSpec, address: str) -> AbstractAsyncContextManager[Batches]:
     """At the address of the orchestrator, or in the run directory if it has none."""
-    wants, run = part.transport, RunDir(part.run_dir)
-    if not address:
+    zmq, run = part.transport.zmq, RunDir(part.run_dir)
+    if not address or zmq is None:
         return open_batches(run.path, first=part.first_step)
-    landing = run.landing if wants.payload == "frames" else None
-    return open_batches(address, first=part.first_step, landing=landing, keys=wants.trainer_keys)
+    landing = run.landing if zmq.payload == "frames" else None
+    return open_batches(address, first=part.first_step, landing=landing, keys=zmq.trainer_keys)
 
 
 async def train_all(part: TrainerSpec, cores: RankProcesses, address: str) -> None:

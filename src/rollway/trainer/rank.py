@@ -56,7 +56,7 @@ class Rank:
         self._save_model(folder)
         self._save_optimizer(batch.version)
         every = self._part.trainer.checkpoint_every
-        if batch.step == self._part.max_steps or (every and batch.step % every == 0):
+        if batch.step == self._part.max_steps or batch.step % every == 0:
             self._checkpoint(batch.step)
         metrics["time/open"] = max(0.0, waited_s)
         metrics["time/train"] = trained_s - start_s

@@ -21,6 +21,8 @@ from .messages import MAX_TRAINER_BYTES
 from .zmq_sender import ZmqSender
 
 MAX_UNREAD = 1000
+WINDOW_BYTES = 64 << 20
+"""Payload on its way to the trainer at any time."""
 UNBOUNDED = 0
 """Messages unsent: what they hold is bounded, by the window and by the batches shipped ahead."""
 LAST_WORDS_MS = 1000
@@ -30,17 +32,18 @@ LAST_WORDS_MS = 1000
 @contextmanager
 def open_shipping(run: RunDir, wants: TransportConfig, first: Step, last: int) -> Iterator[BatchSender]:
     """The orchestrator's side of the transport that the run file names."""
-    if wants.manifests == "files":
+    zmq_config = wants.zmq
+    if zmq_config is None:
         yield FileSender(run)
         return
     with ExitStack() as stack:
         context = stack.enter_context(zmq.asyncio.Context())
         port = open_port(
-            context, stack, wants.bind, wants.keys,
+            context, stack, zmq_config.bind, zmq_config.keys,
             max_bytes=MAX_TRAINER_BYTES, max_unread=MAX_UNREAD, max_unsent=UNBOUNDED,
         )  # fmt: skip
         port.wire.setsockopt(zmq.LINGER, LAST_WORDS_MS)
-        yield ZmqSender(run, port, wants.frames_mb << 20, first, last)
+        yield ZmqSender(run, port, WINDOW_BYTES, first, last)
 
 
 @asynccontextmanager

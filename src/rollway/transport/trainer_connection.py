@@ -61,7 +61,8 @@ class TrainerConnection:
             await asyncio.sleep(AGAIN_S)
 
     async def _connection(self, hear: Hearer, deadline_s: float) -> bool:
-        """One connection, until it is lost. Whether there was a TrainerWelcome, which must come in time."""
+        """One connection, until it is lost. Whether there was a TrainerWelcome, which must come in "
+        "time."""
         has_keys = self._keys is not None
         with self._context.socket(zmq.DEALER) as wire:
             self._prepare(wire)

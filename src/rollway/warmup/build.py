@@ -3,7 +3,7 @@
 import msgspec
 
 from ..config.sections import RunConfig
-from ..config.specs import WarmupSpec
+from ..config.specs import WarmupSpec, watch_spec
 from ..errors import ModelError, PartDied
 from ..loop.processes import child
 from ..loop.processes.part import last_words_in
@@ -23,7 +23,7 @@ def warmup_spec(config: RunConfig) -> WarmupSpec | None:
         env=config.env[0],
         max_context=config.engine.max_context,
         seed=config.seed,
-        watch=config.watch,
+        watch=watch_spec(config.watch),
     )
 
 

@@ -20,7 +20,7 @@ from ..errors import ConfigError, ModelError, RollwayError
 from ..inference.rendering.rendering import SyncRenderer
 from ..inference.rendering.tokenizer import Tokenizer
 from ..model.load import save_weights
-from ..model.tiny import tiny_model, write_tokenizer
+from ..model.tiny import TinyShape, tiny_model, write_tokenizer
 from ..records.task import Message
 from ..wire.pipe import BlockingPipe
 from .recipe import RECIPE, WarmupEnded, WarmupProgress, recipe
@@ -41,7 +41,7 @@ def warm_up(part: WarmupSpec, pipe: BlockingPipe) -> None:
         vocab_size = write_tokenizer(partial)
         torch.manual_seed(part.seed)
         eos_id = Tokenizer(str(partial)).convert_tokens_to_ids("<|im_end|>")
-        model = tiny_model(part.warmup, vocab_size, eos_id, part.max_context)
+        model = tiny_model(TinyShape(), vocab_size, eos_id, part.max_context)
         _imitate(model, _examples(part, str(partial)), part, pipe)
         save_weights(model, partial)
         (partial / RECIPE).write_bytes(recipe(part))

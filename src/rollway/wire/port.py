@@ -35,7 +35,7 @@ def open_router(context: Any, stack: ExitStack) -> Any:
 
 
 def open_port(
-    context: Any, stack: ExitStack, bind: str, keys: str, *, max_bytes: int, max_unread: int,
+    context: Any, stack: ExitStack, bind: str, keys: str | None, *, max_bytes: int, max_unread: int,
     max_unsent: int,
 ) -> BoundPort:  # fmt: skip
     """Bind a ROUTER. A message of one peer has at most `max_bytes`; so many of its messages may lie here

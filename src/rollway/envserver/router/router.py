@@ -13,7 +13,6 @@ import zmq
 import zmq.asyncio
 
 from ...config.address import check_bind
-from ...config.sections import EnvConfig
 from ...config.specs import RouterSpec
 from ...errors import ProtocolError
 from ...loop.coroutines import FairLoop
@@ -195,14 +194,15 @@ class Router:
         return True
 
 
-def bounds(env: EnvConfig) -> Bounds:
+def bounds(spec: RouterSpec) -> Bounds:
+    server, limits = spec.env.local, spec.limits
     return Bounds(
-        lease_s=env.lease_s,
-        client_lease_s=env.client_lease_s,
-        max_waiting=env.max_waiting,
-        min_workers=env.min_workers or env.workers,
-        max_workers=env.workers,
-        idle_s=env.idle_s,
+        lease_s=server.lease_s,
+        client_lease_s=limits.client_lease_s,
+        max_waiting=limits.max_waiting,
+        min_workers=server.min_workers or server.workers,
+        max_workers=server.workers,
+        idle_s=limits.idle_s,
     )
 
 
@@ -215,8 +215,8 @@ async def router(part: RouterSpec, parent: Parent) -> None:
         context = stack.enter_context(zmq.asyncio.Context())
         clients = open_clients(context, stack, part.bind, part.keys)
         workers = open_workers(context, stack)
-        supervisor, limits = Supervisor(part, workers.address), bounds(part.env)
-        listener = parent if part.tells_parent else None
+        supervisor, limits = Supervisor(part, workers.address), bounds(part)
+        listener = parent if part.reports_to_parent else None
         core = Routing(part.env.id, limits)
         me = Router(core, clients.wire, workers.wire, supervisor, listener)
         parent.in_flight, parent.on_stats = lambda: me.num_owed, me.tell_stats
@@ -233,7 +233,7 @@ async def router(part: RouterSpec, parent: Parent) -> None:
             for _ in range(limits.min_workers):
                 supervisor.open_place()
             await parent.ready(clients.address)
-            await _until_told_to_end(me, parent, signals, part.env.drain_s)
+            await _until_told_to_end(me, parent, signals, part.limits.drain_s)
             for task in running:
                 task.cancel()
 
@@ -275,7 +275,7 @@ def open_workers(context: Any, stack: ExitStack) -> BoundPort:
     return BoundPort(wire, address)
 
 
-def open_clients(context: Any, stack: ExitStack, bind: str, keys: str) -> BoundPort:
+def open_clients(context: Any, stack: ExitStack, bind: str, keys: str | None) -> BoundPort:
     """Where clients connect. What one may send, and what may wait for it, is bounded; beyond this
     machine there must be keys."""
     check_bind(bind, keys)

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 from msgspec import Struct
 
-from ...config.sections import EnvConfig
+from ...config.sections import ServerConfig
 from ...envs.background_tasks import no_strays
 from ...envs.chat import Chat, Speaker, stop_in
 from ...envs.environment import Environment
@@ -40,7 +40,7 @@ class Attempt:
     """Runs user code for one rollout. Whatever that does, the end is Finished or Failed."""
 
     def __init__(
-        self, config: EnvConfig, env: Environment, task: Task, talk: Talk,
+        self, config: ServerConfig, env: Environment, task: Task, talk: Talk,
         plain: PlainCode, scoring: Scoring, keeper: OpenToolsets, group: str | None,
     ) -> None:  # fmt: skip
         self._config = config

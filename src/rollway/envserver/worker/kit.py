@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 
-from ...config.sections import FiltersConfig
 from ...config.specs import RouterSpec, WorkerSpec
 from ...envs.environment import Environment
 from ...envs.in_lane import EnvSpec, load_shared
@@ -16,7 +15,6 @@ from ...loop.watch.run import LoopWatch
 from ...payload.store import FrameStore, PayloadStore
 from ...payload.writer import SegmentWriter
 from ...records.ids import WorkerName
-from ...trace.detect import Signs
 from .plain_code import PlainCode
 from .rewards import Scoring
 from .rollout import RolloutRunner
@@ -47,17 +45,18 @@ async def open_runner(
     stack: AsyncExitStack,
 ) -> RolloutRunner:
     """The lanes for user code, and what runs rollouts with them."""
-    name, spec, config = prepared.part.name, prepared.spec, prepared.part.server.env
+    name, spec = prepared.part.name, prepared.spec
+    config, limits = prepared.part.server.env.local, prepared.part.server.limits
     waiting = 4 * config.concurrency
     score_lane = await stack.enter_async_context(
         ProcessLane(
             f"{name}.score", config.scoring_processes, what="reward", watch=watch,
-            warm=(bounded, config.scoring_memory_mb, "env.scoring_memory_mb", load_shared, spec),
+            warm=(bounded, limits.scoring_memory_mb, "its bound", load_shared, spec),
             max_waiting=config.concurrency,
         )
     )  # fmt: skip
     plain_lane = await stack.enter_async_context(
-        ProcessLane(f"{name}.plain", config.plain_processes, what="plain code", max_waiting=waiting)
+        ProcessLane(f"{name}.plain", limits.plain_processes, what="plain code", max_waiting=waiting)
     )
     return RolloutRunner(
         config,
@@ -67,16 +66,6 @@ async def open_runner(
         Scoring(config, spec, prepared.env, score_lane),
         await stack.enter_async_context(OpenToolsets()),
         store,
-        signs_of(prepared.part.server.filters),
-    )
-
-
-def signs_of(filters: FiltersConfig) -> Signs:
-    return Signs(
-        rare_from=filters.gibberish_rare_from,
-        unlikely_below=filters.gibberish_logprob,
-        run_length=filters.repetition_tokens,
-        certain_above=filters.repetition_probability,
     )
 
 
@@ -84,7 +73,7 @@ def open_store(server: RouterSpec, name: WorkerName) -> AbstractContextManager[P
     """Where this worker's payload goes."""
     wants = server.payload
     if wants.store == "frames":
-        return nullcontext(FrameStore(wants.frames_mb << 20))
+        return nullcontext(FrameStore(server.limits.frames_mb << 20))
     folder = Path(server.payload_dir)
     mine = f"r{server.generation}.{name}" if server.generation else name
-    return SegmentWriter(folder, mine, wants.segment_mb << 20, wants.durability)
+    return SegmentWriter(folder, mine, server.limits.segment_mb << 20, wants.durability)

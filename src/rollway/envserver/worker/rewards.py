@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from ...config.sections import EnvConfig
+from ...config.sections import ServerConfig
 from ...envs.chat import Chat
 from ...envs.environment import Environment
 from ...envs.in_lane import EnvSpec, as_score, as_scores, score, score_group
@@ -21,7 +21,7 @@ Scores = dict[str, float]
 class Scoring:
     """One environment's rewards and metrics."""
 
-    def __init__(self, config: EnvConfig, spec: EnvSpec, env: Environment, lane: Lane) -> None:
+    def __init__(self, config: ServerConfig, spec: EnvSpec, env: Environment, lane: Lane) -> None:
         self._limit_s = config.scoring_deadline_s
         self._queue_s = config.rollout_deadline_s
         self._spec = spec

@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 
-from ...config.sections import EnvConfig
+from ...config.sections import ServerConfig
 from ...envs.environment import Environment
 from ...envs.rewards import told_apart, total
 from ...envs.rollout import Rollout
@@ -12,7 +12,6 @@ from ...payload.blob import Blob, build, row_columns
 from ...payload.store import PayloadStore
 from ...records.ids import PolicyVersion
 from ...records.rollout import Failed, Outcome, Scored
-from ...trace.detect import Signs
 from ...trace.row import Row
 from ...wire.messages import Run
 from ..core.open_runs import group_number
@@ -30,8 +29,8 @@ class RolloutRunner:
     """What rollouts of one worker share: the environment, the policy, the lanes, tools, the store."""
 
     def __init__(
-        self, config: EnvConfig, env: Environment, policy: SpeakerFactory,
-        plain: PlainCode, scoring: Scoring, keeper: OpenToolsets, store: PayloadStore, signs: Signs,
+        self, config: ServerConfig, env: Environment, policy: SpeakerFactory,
+        plain: PlainCode, scoring: Scoring, keeper: OpenToolsets, store: PayloadStore,
     ) -> None:  # fmt: skip
         self._config = config
         self._env = env
@@ -40,7 +39,6 @@ class RolloutRunner:
         self._scoring = scoring
         self._keeper = keeper
         self._store = store
-        self._signs = signs
 
     def group_of(self, runs: tuple[Run, ...]) -> LiveGroup:
         """For rollouts that are told to run together."""
@@ -75,7 +73,7 @@ class RolloutRunner:
             reward=total(kind, rewards),
             rewards=rewards,
             metrics=metrics,
-            rows=tuple(row.summary(self._signs) for row in rows),
+            rows=tuple(row.summary() for row in rows),
             ref=ref,
             num_turns=done.rollout.num_turns,
             stop=done.rollout.stop,

@@ -80,7 +80,7 @@ class Speech(Struct, frozen=True):
 
 def load_speech(server: RouterSpec) -> Speech | None:
     """None for an endpoint of messages, which needs neither tokenizer nor model folder."""
-    if server.engine.speaks == "messages":
+    if server.speaks == "messages":
         return None
     return Speech(SyncRenderer(server.model), route_shape(server.model.path))
 
@@ -90,10 +90,10 @@ async def open_policy(
     name: str, server: RouterSpec, speech: Speech | None, watch: LoopWatch, *, is_patient: bool = False
 ) -> AsyncIterator[SpeakerFactory]:
     """The policy, if it answers; with `is_patient`, once it does."""
-    wants, key = server.engine, os.environ.get(server.engine.key_var, "")
+    wants, key = server.engine, os.environ.get(server.engine.key_var or "", "")
     if speech is None:
         deadline_s = wants.request_deadline_s
-        with ChatClient(server.engine_urls[0], wants.model, key, deadline_s=deadline_s) as client:
+        with ChatClient(server.engine_urls[0], wants.model or "", key, deadline_s=deadline_s) as client:
             await client.check()
             yield MessageSpeakers(client)
         return
@@ -101,7 +101,7 @@ async def open_policy(
         render_lane = await stack.enter_async_context(
             ProcessLane(
                 f"{name}.render", size=1, what="rendering", watch=watch,
-                max_waiting=4 * server.env.concurrency,
+                max_waiting=4 * server.env.local.concurrency,
             )
         )  # fmt: skip
         reply_lane = await stack.enter_async_context(
@@ -117,7 +117,7 @@ def pool_config(server: RouterSpec, shape: RouteShape | None, key: str) -> PoolC
     wants = server.engine
     return PoolConfig(
         urls=server.engine_urls,
-        model=wants.model,
+        model=wants.model or "",
         key=key,
         routes=wants.routes,
         shape=shape,

@@ -32,12 +32,12 @@ class Decoder:
     """The model, its scheduler, and what clients may ask of them."""
 
     def __init__(self, part: EngineSpec) -> None:
-        torch.set_num_threads(part.engine.threads)
+        torch.set_num_threads(part.engine.local.threads)
         self._config = part
-        self._model = load_model(part.weights, part.engine.dtype)
+        self._model = load_model(part.weights, part.engine.local.dtype)
         self._tokenizer = Tokenizer(part.model.path)
         self._rendering: SyncRenderer | None = None
-        slots = SlotModel(self._model, part.engine.max_batch, part.engine.max_context)
+        slots = SlotModel(self._model, part.engine.local.max_batch, part.engine.max_context)
         self._scheduler = Scheduler(slots, part.seed)
         self._scheduler.version = part.version
         self._replies: dict[int, Callable[[TokenSequence], DecoderAnswer]] = {}
@@ -170,7 +170,7 @@ class Decoder:
         return {
             "running": self._scheduler.num_running,
             "waiting": self._scheduler.num_waiting,
-            "slots": self._config.engine.max_batch,
+            "slots": self._config.engine.local.max_batch,
             "generated": self._num_generated,
         }
 

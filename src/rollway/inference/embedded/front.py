@@ -177,9 +177,9 @@ async def _listening(app: web.Application, sock: socket.socket) -> AsyncIterator
 
 
 def _socket(part: EngineSpec) -> socket.socket:
-    if part.listen_fd >= 0:
+    if part.listen_fd is not None:
         return socket.socket(fileno=part.listen_fd)
-    return claimed("engine.port", "127.0.0.1", part.engine.port, zero="any")
+    return claimed("engine.embedded.port", "127.0.0.1", part.engine.local.port)
 
 
 async def engine(part: EngineSpec, parent: Parent) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from ...config.sections import WatchConfig
+from ...config.specs import WatchSpec
 from ...errors import PartDied, RollwayError
 from ...records.lag import ProcessStats
 from ...wire.pipe import AsyncPipe, BlockingPipe
@@ -61,7 +61,7 @@ class PartSpec(Protocol):
     """What a part is given; it always says how the part's loop is watched."""
 
     @property
-    def watch(self) -> WatchConfig: ...
+    def watch(self) -> WatchSpec: ...
 
 
 C = TypeVar("C", bound=PartSpec)

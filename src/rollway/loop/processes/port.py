@@ -5,16 +5,15 @@ import socket
 from ...errors import PortError
 
 
-def claimed(key: str, host: str, port: int, zero: str) -> socket.socket:
-    """A socket bound to the port that the config's `key` names; `zero` says what 0 would mean."""
+def claimed(key: str, host: str, port: int | None) -> socket.socket:
+    """Return a socket bound to the port that the run file's `key` names, or to any free port."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        sock.bind((host, port))
+        sock.bind((host, port or 0))
     except OSError as error:
         sock.close()
         raise PortError(
-            f"{key} {port} cannot be bound at {host}: {error.strerror or error}; "
-            f"choose another, or 0 for {zero}"
+            f"'{key}' = {port} cannot be bound at {host}: {error.strerror or error}; choose another port"
         ) from None
     return sock

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from ...config.sections import WatchConfig
+from ...config.specs import WatchSpec
 from ...records.lag import LagStats, LateWindow, Stall
 from .rarely import is_news
 
@@ -120,7 +120,7 @@ def _bucket(lag: float) -> int:
 class Lateness:
     """Counts windows that were too late, and says which of them are worth a warning."""
 
-    def __init__(self, config: WatchConfig) -> None:
+    def __init__(self, config: WatchSpec) -> None:
         limits_ms = {"p90": config.warn_p90_ms, "p99": config.warn_p99_ms, "max": config.warn_max_ms}
         self._limits_s = {stat: limit / 1000 for stat, limit in limits_ms.items() if limit}
         self._num_windows = 0

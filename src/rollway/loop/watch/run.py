@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
-from ...config.sections import WatchConfig
+from ...config.specs import WatchSpec
 from ...records.lag import ProcessStats, Stall
 from ..lanes.memory import recycle_buffers
 from .lag import LagMonitor, Lateness
@@ -37,7 +37,7 @@ GC_THRESHOLDS = 5_000, 10, 100
 class LoopWatch:
     """What a process knows of its own loop, and of the calls in its lanes."""
 
-    def __init__(self, name: str, config: WatchConfig, lag: LagMonitor, stalls: StallWatch) -> None:
+    def __init__(self, name: str, config: WatchSpec, lag: LagMonitor, stalls: StallWatch) -> None:
         self.name = name
         self.budget_s = config.stall_ms / 1000
         self._lag = lag
@@ -73,7 +73,7 @@ class LoopWatch:
         )
 
 
-def run(name: str, config: WatchConfig, main: Callable[[LoopWatch], Coroutine[Any, Any, T]]) -> T:
+def run(name: str, config: WatchSpec, main: Callable[[LoopWatch], Coroutine[Any, Any, T]]) -> T:
     """Run `main` to its end on a loop of our own, watched from its first callback to its last."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     recycle_buffers()
@@ -84,7 +84,7 @@ def run(name: str, config: WatchConfig, main: Callable[[LoopWatch], Coroutine[An
 
 
 async def _watched(
-    name: str, config: WatchConfig, main: Callable[[LoopWatch], Coroutine[Any, Any, T]]
+    name: str, config: WatchSpec, main: Callable[[LoopWatch], Coroutine[Any, Any, T]]
 ) -> T:
     asyncio.get_running_loop().set_default_executor(polite_threads())
     tick_s, budget_s = config.tick_ms / 1000, config.stall_ms / 1000

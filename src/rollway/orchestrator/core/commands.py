@@ -1,4 +1,4 @@
-"""What the core wants done. A command's result comes back as an event."""
+"""What the core wants done. The result of a command comes back as an event."""
 
 from msgspec import Struct
 
@@ -10,7 +10,7 @@ from ...records.task import Pool, Split, Task
 
 
 class PullTasks(Struct, frozen=True):
-    """Get `count` tasks of an environment from position `start`."""
+    """Ask an environment for `count` tasks from position `start`."""
 
     env: str
     start: int
@@ -19,11 +19,14 @@ class PullTasks(Struct, frozen=True):
 
 
 class Dispatch(Struct, frozen=True):
-    """Start one rollout of `task` under `version`; `position` is that of the environment's next task."""
+    """Start rollouts of one group under `version`: all of them, or one that runs again.
+
+    `position` is the position of the environment's next task, from which a restart continues.
+    """
 
     env: str
     group_id: GroupId
-    rollout_id: RolloutId
+    rollout_ids: tuple[RolloutId, ...]
     task: Task
     version: PolicyVersion
     position: int
@@ -39,7 +42,7 @@ class CancelRollout(Struct, frozen=True):
 
 
 class Credit(Struct, frozen=True):
-    """Ask the user's own function for a group's advantages, from what its rollouts gave and took."""
+    """Ask the advantage function of the user for a group's advantages."""
 
     group_id: GroupId
     rewards: tuple[float, ...]
@@ -48,34 +51,34 @@ class Credit(Struct, frozen=True):
 
 
 class Ship(Struct, frozen=True):
-    """Hand a batch to the trainer; `closed` are all groups that closed since the last one."""
+    """Hand a batch to the trainer. `closed` are all groups that closed since the last batch."""
 
     manifest: BatchManifest
     closed: tuple[ClosedGroup, ...]
 
 
 class UpdateWeights(Struct, frozen=True):
-    """Make the engine sample from `version`."""
+    """Make all engines sample from `version`."""
 
     version: PolicyVersion
     path: str
 
 
 class DiscardGroup(Struct, frozen=True):
-    """A group that closed before `step` shipped will not train: keep its record, free its payload."""
+    """Save a group that will not train, report it with `step`, and free its payload."""
 
     step: Step
     closed: ClosedGroup
 
 
 class ReleasePayload(Struct, frozen=True):
-    """These are trained; nobody will read them any more."""
+    """Free the payload of rollouts that are trained."""
 
     refs: tuple[PayloadRef, ...]
 
 
 class PoolTask(Struct, frozen=True):
-    """A task is in this pool now; None: it is normal again."""
+    """Note that a task moved to a pool; None means that it is an ordinary task again."""
 
     env: str
     task: Task
@@ -83,25 +86,25 @@ class PoolTask(Struct, frozen=True):
 
 
 class RecordEvalGroup(Struct, frozen=True):
-    """All rollouts of one task of an evaluation have settled: keep its record, free its payload."""
+    """Save a group of an evaluation, and free its payload."""
 
     version: PolicyVersion
     closed: ClosedGroup
 
 
 class ReportEval(Struct, frozen=True):
-    """An evaluation is over: `closed` are all its groups."""
+    """Report an evaluation that has ended, with all its groups."""
 
     version: PolicyVersion
     closed: tuple[ClosedGroup, ...]
 
 
 class Finish(Struct, frozen=True):
-    """All steps are trained."""
+    """End the run: all steps are trained."""
 
 
 class GiveUp(Struct, frozen=True):
-    """The next step can no longer complete."""
+    """End the run with an error: the next step can no longer complete."""
 
     reason: str
 

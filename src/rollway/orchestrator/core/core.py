@@ -1,14 +1,20 @@
-"""The orchestrator's decisions: what runs, when a group counts, what ships, what is stale."""
+"""The orchestrator's decisions: what runs, when a group closes, what ships, what is too old."""
 
+from collections.abc import Mapping
+
+from ...config.specs import CoreSpec
 from ...records.engine import EngineLoad
 from ...records.group import ClosedGroup, Group
-from ...records.ids import PolicyVersion, Step
+from ...records.ids import GroupId, PolicyVersion, RolloutId, Step, rollout_id
 from ...records.payload import PayloadRef
 from ...records.restored import Restored, RestoredGroup
-from ...records.rollout import Scored, Settled
-from ...records.task import Pool, Task
+from ...records.rollout import Cancelled, Scored, Settled
+from ...records.situation import CoreView
+from ...records.task import Split, Task
+from . import state
 from .batches.closer import MIN_SCORED, GroupCloser
 from .batches.shipping import Shipping, WeightVersions
+from .batches.staleness import oldest_trainable
 from .commands import (
     CancelRollout,
     Command,
@@ -29,294 +35,287 @@ from .events import (
     WeightsApplied,
     WorkerLag,
 )
-from .limits import Limits
-from .rollouts.patience import UselessStreak
-from .rollouts.starting import Demand, Starting
+from .rollouts.admission import Admission
+from .rollouts.evals import Evaluations
+from .rollouts.groups import OpenGroup, OpenGroups, Stragglers
+from .rollouts.patience import Patience, UselessStreak
+from .rollouts.retries import Retries
+from .rollouts.tasks import TaskMix
 
 
 class Core:
-    """The state of a run. Every dispatched rollout is in flight, in a group, in a batch, or gone."""
+    """The state of a run. Every dispatched rollout is in flight, in a group, in a batch, or gone.
 
-    def __init__(
-        self, limits: Limits, ratios: dict[str, float], first_step: Step, cursors: dict[str, int]
-    ) -> None:
-        self._limits = limits
-        self._starting = Starting(limits, ratios, cursors)
-        self._closing = GroupCloser(limits)
-        self._shipping = Shipping(limits, first_step)
-        self._weights = WeightVersions(PolicyVersion(first_step - 1))
-        self._fruitless = UselessStreak(limits.max_fruitless_groups)
+    `on_event` is the only way in. Each noun below owns one rule, and only the core calls them.
+    """
+
+    def __init__(self, spec: CoreSpec, first_step: Step, cursors: Mapping[str, int]) -> None:
+        settings = spec.orchestrator
+        tasks_ahead = 2 * max(1, spec.max_outstanding // settings.group_size)
+        self.spec = spec
+        self.tasks = TaskMix(spec.ratios, cursors, tasks_ahead, spec.difficulty)
+        self.admission = Admission(spec)
+        self.groups = OpenGroups()
+        self.stragglers = Stragglers(settings.stragglers_after)
+        self.evals = Evaluations(spec)
+        self.retries = Retries(spec.retries)
+        self.patience = Patience(settings.env_patience_s)
+        self.useless = UselessStreak(settings.max_useless_groups)
+        self.closer = GroupCloser(spec)
+        self.shipping = Shipping(spec, first_step)
+        self.weights = WeightVersions(PolicyVersion(first_step - 1))
         self.finished = False
+        self._whole_groups: frozenset[str] = frozenset()
+        self._next_group = GroupId(0)
 
     @property
     def num_in_flight(self) -> int:
-        return self._starting.num_in_flight
-
-    @property
-    def max_in_flight(self) -> int:
-        """As many may run now."""
-        return self._starting.concurrency.limit
-
-    @property
-    def is_held_back(self) -> bool:
-        """Whether the payload budget alone keeps the next group from starting."""
-        return self._starting.is_held_back
-
-    @property
-    def silent_envs(self) -> tuple[str, ...]:
-        """Environments that others do not wait for."""
-        return self._starting.silent_envs
-
-    @property
-    def live_bytes(self) -> int:
-        """Payload written and not yet released."""
-        return self._starting.governor.live_bytes
-
-    @property
-    def num_retries(self) -> int:
-        return self._starting.retries.num_made
-
-    @property
-    def num_ready(self) -> int:
-        """Rollouts that wait to be shipped."""
-        return self._shipping.ready.num_rollouts
-
-    @property
-    def rollouts_a_batch(self) -> int:
-        return self._shipping.ready.rollouts_a_batch
-
-    @property
-    def is_full(self) -> bool:
-        """Whether a batch is complete, shipped or not."""
-        return self._shipping.ready.is_full
-
-    @property
-    def next_step(self) -> Step:
-        return self._shipping.next_step
-
-    @property
-    def applied_version(self) -> PolicyVersion:
-        return self._weights.applied
-
-    def pooled(self, pool: Pool) -> dict[str, int]:
-        """How many tasks of each environment are in a pool."""
-        return self._starting.tasks.pooled(pool)
+        return self.groups.num_in_flight + self.evals.num_in_flight
 
     @property
     def waits_for(self) -> str:
-        """What the next step is waiting for, in words."""
-        if self._shipping.is_over:
-            return self._waits_for_the_end
-        if self.is_full:
-            return f"the trainer: it has published version {self._weights.published}"
-        if self._closing.num_groups:
-            return f"advantages of {self._closing.num_groups} groups"
-        if self.is_held_back:
-            return "payload to be trained: payload.budget_mb is used up"
-        if self._starting.groups.num_in_flight:
-            return "rollouts"
-        if self._weights.updating is not None:
-            return f"the engine to load version {self._weights.updating}"
-        if self._shipping.num_shipped:
-            return "the trainer"
-        if not self._starting.rate.allows:
-            return "its turn: orchestrator.rollouts_a_minute is used up"
-        return "tasks of the environments"
+        """What the next step waits for, in words."""
+        return state.waits_for(self)
 
-    @property
-    def _waits_for_the_end(self) -> str:
-        if self._weights.published < self._limits.max_steps:
-            return "the trainer: the last batch is shipped"
-        if self._weights.updating is not None:
-            return f"the engine to load version {self._weights.updating}"
-        return self._starting.evals.waits_for or "rollouts that were cancelled"
+    def view(self) -> CoreView:
+        """Return the numbers that people and metrics look at."""
+        return state.view(self)
 
     def on_event(self, event: Event) -> list[Command]:
         if self.finished:
             return []
         commands = self._on(event) + self._ship()
-        return commands + self._starting.start(self._demand) + self._check()
+        return commands + self._start() + self._end_if_over()
 
     def _on(self, event: Event) -> list[Command]:
-        starting = self._starting
         match event:
             case Started(restored=restored, whole_groups=whole_groups):
-                starting.whole_groups = whole_groups
-                return [*self._restore(restored), *starting.evals.applied(starting.version)]
+                self._whole_groups = whole_groups
+                return [*self._restore(restored), *self.evals.applied(self.weights.applied)]
             case Tick(now_s=now_s):
-                return starting.tick(now_s)
+                return self._on_tick(now_s)
             case TasksArrived():
-                return [*starting.arrived(event)]
+                return self._on_tasks(event)
             case Settled():
                 return self._on_settled(event)
-            case Credited(group_id=id, advantages=credit):
-                closed = self._closing.credited(id, credit)
+            case Credited(group_id=group_id, advantages=advantages):
+                closed = self.closer.credited(group_id, advantages)
                 return self._keep(closed) if closed else []
             case VersionPublished():
                 return self._on_published(event)
             case WeightsApplied(version=version):
-                return self._on_applied(version)
+                self.patience.note_change()
+                return [*self.weights.on_applied(version), *self.evals.applied(version)]
             case EngineLoad():
-                starting.concurrency.engine_load(event, self.num_in_flight)
+                self.admission.concurrency.on_engine_load(event, self.num_in_flight)
             case WorkerLag(p90_s=lag_s):
-                starting.concurrency.worker_lag(lag_s)
+                self.admission.concurrency.on_worker_lag(lag_s)
         return []
 
-    @property
-    def _demand(self) -> Demand:
-        a_batch = self._shipping.ready.rollouts_a_batch
-        return Demand(
-            settled=self._closing.num_rollouts + self._shipping.ready.worth,
-            training=(self._shipping.next_step - 1 - self._weights.applied) * a_batch,
-            a_batch=a_batch,
-            steps_left=self._shipping.steps_left,
-        )
-
     def _restore(self, restored: Restored) -> list[Command]:
-        """Go on where a run was: its batches train, what settled is used, the rest runs again."""
-        self._starting.version = self._weights.applied
-        self._starting.next_group = restored.next_group
-        self._starting.evals.done_before(restored.evaluated)
-        for one in restored.pooled:
-            self._starting.tasks.put(one.env, one.task, one.pool)
+        """Continue an interrupted run: its batches train, what has settled is used, the rest runs
+        again."""
+        self._next_group = restored.next_group
+        self.evals.restore(restored.evaluated)
+        for pooled in restored.pooled:
+            self.tasks.put(pooled.env, pooled.task, pooled.pool)
         for batch in restored.batches:
-            self._shipping.restore(batch)
+            self.shipping.restore(batch)
             for closed in batch.closed:
                 for member in closed.group.members:
-                    self._starting.governor.hold(member.scored.ref.length)
+                    self.admission.budget.hold(member.scored.ref.length)
         return [command for group in restored.groups for command in self._reopen(group)]
 
     def _reopen(self, group: RestoredGroup) -> list[Command]:
-        commands: list[Command] = [*self._starting.reopen(group)]
-        for settled in group.settled:
-            commands += self._on_settled(settled, may_retry=False)
+        self._open(group.id, group.env, group.task, list(group.ids))
+        settled = {end.rollout_id for end in group.settled}
+        missing = [rollout_id for rollout_id in group.ids if rollout_id not in settled]
+        commands = self._dispatch(group.env, group.id, missing, group.task) if missing else []
+        for end in group.settled:
+            commands += self._on_settled(end, may_retry=False)
         return commands
 
+    def _on_tick(self, now_s: float) -> list[Command]:
+        """Time passes: cancel what has been waited for long enough."""
+        self.patience.tick(now_s)
+        self.admission.rate.tick(now_s)
+        commands: list[Command] = [
+            CancelRollout(self.groups.env_of(group_id), rollout_id, "the rest of its group has settled")
+            for group_id in self.stragglers.take_due(now_s)
+            for rollout_id in self.groups.waiting_in(group_id)
+        ]
+        patience_s = self.spec.orchestrator.env_patience_s
+        reason = f"no rollout of the environment settled for {patience_s:g} s"
+        for env in state.silent_envs(self):
+            abandoned = self.evals.abandon(env)
+            commands += [CancelRollout(env, rollout_id, reason) for rollout_id in abandoned]
+        return commands
+
+    def _on_tasks(self, event: TasksArrived) -> list[Command]:
+        self.patience.answered(event.env, owes_more=self.groups.in_flight_of(event.env) > 0)
+        if event.split == "eval":
+            return [*self.evals.arrived(event.env, event.start, event.tasks, event.exhausted)]
+        self.tasks.arrived(event.env, event.start, event.tasks, event.exhausted)
+        return []
+
     def _on_settled(self, event: Settled, *, may_retry: bool = True) -> list[Command]:
-        starting = self._starting
-        group = starting.groups.group_of(event.rollout_id)
-        is_eval = starting.evals.waits_for_rollout(event.rollout_id)
-        if group is None and not is_eval:
+        group = self.groups.group_of(event.rollout_id)
+        if group is None and not self.evals.waits_for_rollout(event.rollout_id):
             return []  # a duplicate
         if isinstance(event.outcome, Scored):
-            starting.governor.hold(event.outcome.ref.length)
+            self.admission.budget.hold(event.outcome.ref.length)
         if group is None:
             return self._on_evaluated(event)
-        may_retry = may_retry and not self._shipping.is_over
-        next = starting.settle(event, may_retry=may_retry)
-        if isinstance(next, Dispatch):
-            return [next]
-        return self._close(next, group.task) if next else []
+        retry = None
+        if may_retry and not self.shipping.is_over and group.env not in self._whole_groups:
+            retry = self.retries.next_id(event.rollout_id, event.outcome)
+        settled_group = self.groups.settle(event, retry)
+        self._note_answer(group.env, event)
+        self.stragglers.settled(group, self.patience.now_s)
+        if retry is not None:
+            return self._dispatch(group.env, group.id, [retry], group.task)
+        return self._close(settled_group, group.task) if settled_group else []
+
+    def _note_answer(self, env: str, event: Settled) -> None:
+        owes_more = self.groups.in_flight_of(env) > 0 or self.tasks.is_waiting_for(env)
+        if not isinstance(event.outcome, Cancelled):
+            self.patience.answered(env, owes_more=owes_more)
+        elif not owes_more:
+            self.patience.cancelled(env)
 
     def _on_evaluated(self, event: Settled) -> list[Command]:
-        self._starting.patience.moved()
-        commands = self._starting.evals.settle(event)
-        for one in commands:
-            if isinstance(one, RecordEvalGroup):
-                self._release(one.closed)
+        self.patience.note_change()
+        commands = self.evals.settle(event)
+        for command in commands:
+            if isinstance(command, RecordEvalGroup):
+                self._release(command.closed)
         return [*commands]
 
     def _close(self, group: Group, task: Task) -> list[Command]:
         """All rollouts of a group have settled."""
         rewards = [member.scored.reward for member in group.members]
         judged = rewards if len(rewards) >= MIN_SCORED and not group.cancelled else []
-        moved = self._starting.tasks.closed(group.env, task, judged)
-        closed = self._closing.close(group)
+        moved = self.tasks.closed(group.env, task, judged)
+        closed = self.closer.close(group)
         return [*moved, *(self._keep(closed) if isinstance(closed, ClosedGroup) else [closed])]
 
     def _keep(self, closed: ClosedGroup) -> list[Command]:
-        """Keep a group for a batch, or let it go."""
-        self._fruitless.closed(closed)
+        """Keep a group for a batch, or discard it."""
+        self.useless.closed(closed)
         if closed.fate != "trained":
             return self._discard(closed)
-        self._shipping.ready.add(closed)
+        self.shipping.ready.add(closed)
         return []
 
     def _discard(self, closed: ClosedGroup) -> list[Command]:
-        self._starting.tasks.useless(closed.group.env)
+        self.tasks.did_not_train(closed.group.env)
         self._release(closed)
-        return [DiscardGroup(self._shipping.discard(closed), closed)]
+        return [DiscardGroup(self.shipping.discard(closed), closed)]
 
     def _release(self, closed: ClosedGroup) -> None:
         for member in closed.group.members:
-            self._starting.governor.release(member.scored.ref.length)
+            self.admission.budget.release(member.scored.ref.length)
 
     def _on_published(self, event: VersionPublished) -> list[Command]:
-        """The batch of that step is consumed; what is in flight may have become too old."""
-        self._starting.patience.moved()
-        self._weights.published = event.version
-        trained = self._shipping.published(event.version)
-        for one in trained:
-            self._release(one)
+        """The batch of that step is trained, and what is in flight may have become too old."""
+        self.patience.note_change()
+        self.weights.published = event.version
+        trained = self.shipping.published(event.version)
+        for closed in trained:
+            self._release(closed)
         commands: list[Command] = [ReleasePayload(_refs(trained))]
-        is_last = event.version == self._limits.max_steps
-        if is_last and not self._starting.evals.is_due(event.version):
+        is_last = event.version == self.spec.max_steps
+        if is_last and not self.evals.is_due(event.version):
             return commands
-        oldest = event.version - self._limits.max_off_policy_steps
+        next_step = Step(event.version + 1)
+        oldest = oldest_trainable(next_step, self.spec.orchestrator.max_off_policy_steps)
         reason = f"older than version {oldest}, the oldest that may still train"
-        old = self._starting.groups.older_than(oldest)
-        commands += [CancelRollout(env, id, reason) for env, id in old]
-        return [*commands, *self._weights.wants(event)]
-
-    def _on_applied(self, version: PolicyVersion) -> list[Command]:
-        self._starting.patience.moved()
-        self._starting.version = version
-        return [*self._weights.on_applied(version), *self._starting.evals.applied(version)]
+        commands += [
+            CancelRollout(env, rollout_id, reason) for env, rollout_id in self.groups.older_than(oldest)
+        ]
+        return [*commands, *self.weights.update_to(event)]
 
     def _ship(self) -> list[Command]:
         """Ship batches while there are enough rollouts and the trainer is not too far behind."""
         commands: list[Command] = []
         while True:
-            for closed in self._shipping.take_stale():
+            for closed in self.shipping.take_stale():
                 commands += self._discard(closed)
-            ship = self._shipping.take_batch(self._weights.published)
+            ship = self.shipping.take_batch(self.weights.published)
             if ship is None:
                 return commands
             commands.append(ship)
-            if self._shipping.is_over:
-                reason, running = "the last batch is shipped", self._starting.groups.all_in_flight()
-                commands += [CancelRollout(env, id, reason) for env, id in running]
+            if self.shipping.is_over:
+                reason, running = "the last batch is shipped", self.groups.all_in_flight()
+                commands += [CancelRollout(env, rollout_id, reason) for env, rollout_id in running]
 
-    def _check(self) -> list[Command]:
-        """Finish when all is trained and settled; give up instead of waiting for what cannot be."""
-        evals, published = self._starting.evals, self._weights.published
-        waits = self.num_in_flight or self._closing.num_groups or evals.is_running
-        if published == self._limits.max_steps and not waits and not evals.is_due(published):
+    def _start(self) -> list[Command]:
+        """Start what every bound leaves room for. Evaluations come first: they have a share to
+        themselves."""
+        commands = self._start_evals()
+        silent = state.silent_envs(self)
+        while self.admission.allows_group(state.demand(self, silent)):
+            taken = self.tasks.take(silent, state.full_envs(self))
+            if taken is None:
+                break
+            env, task = taken
+            group_id, rollout_ids = self._new_group(self.spec.orchestrator.group_size)
+            self._open(group_id, env, task, rollout_ids)
+            self.admission.rate.started(len(rollout_ids))
+            self.retries.started(len(rollout_ids))
+            commands += self._dispatch(env, group_id, rollout_ids, task)
+        if self.shipping.steps_left:
+            for pull in self.tasks.pull():
+                self.patience.asked(pull.env)
+                commands.append(pull)
+        return commands
+
+    def _start_evals(self) -> list[Command]:
+        commands: list[Command] = []
+        limit = self.admission.concurrency.limit
+        while self.num_in_flight + self.evals.group_size <= limit:
+            taken = self.evals.take(limit)
+            if taken is None:
+                break
+            env, task = taken
+            group_id, rollout_ids = self._new_group(self.evals.group_size)
+            self.evals.open(OpenGroup(group_id, env, task, self.weights.applied, set(rollout_ids)))
+            commands += self._dispatch(env, group_id, rollout_ids, task, "eval")
+        return commands
+
+    def _new_group(self, size: int) -> tuple[GroupId, list[RolloutId]]:
+        group_id = self._next_group
+        self._next_group = GroupId(group_id + 1)
+        return group_id, [rollout_id(group_id, member) for member in range(size)]
+
+    def _open(self, group_id: GroupId, env: str, task: Task, rollout_ids: list[RolloutId]) -> None:
+        self.patience.asked(env)
+        self.groups.open(OpenGroup(group_id, env, task, self.weights.applied, set(rollout_ids)))
+
+    def _dispatch(
+        self,
+        env: str,
+        group_id: GroupId,
+        rollout_ids: list[RolloutId],
+        task: Task,
+        split: Split = "train",
+    ) -> list[Command]:
+        version, position = self.weights.applied, self.tasks.position(env)
+        return [Dispatch(env, group_id, tuple(rollout_ids), task, version, position, split)]
+
+    def _end_if_over(self) -> list[Command]:
+        """Finish when everything is trained and settled. Give up instead of waiting for what cannot
+        come."""
+        published = self.weights.published
+        waits = self.num_in_flight or self.closer.num_groups or self.evals.is_running
+        if published == self.spec.max_steps and not waits and not self.evals.is_due(published):
             self.finished = True
             return [Finish()]
-        reason = self._why_stuck()
-        if not reason:
-            return []
-        self.finished = True
-        return [GiveUp(reason)]
-
-    def _why_stuck(self) -> str:
-        if env := self._starting.tasks.empty_env:
-            return f"environment '{env}' has no tasks"
-        if self._is_starved():
-            governor = self._starting.governor
-            return (
-                f"a batch does not fit into payload.budget_mb: {self.num_ready} rollouts wait for "
-                f"others with {governor.live_bytes} bytes, a rollout has about "
-                f"{governor.mean_bytes:.0f}; raise it or lower orchestrator.batch_size"
-            )
-        if self._starting.patience.is_stuck:
-            return (
-                f"nothing has moved for {self._limits.quiet_s:g} s (orchestrator.max_quiet_s): step "
-                f"{self.next_step} waits for {self.waits_for}"
-            )
-        return self._fruitless.reason
-
-    def _is_starved(self) -> bool:
-        """Nothing runs, nothing trains, and the payload budget lets nothing start."""
-        waits_for_others = (
-            self.num_in_flight or self._closing.num_groups or self._shipping.num_shipped
-            or self._weights.updating
-        )  # fmt: skip
-        full = not self._starting.governor.has_room(self._limits.group_size)
-        return not waits_for_others and full and not self._shipping.is_over
+        reason = state.why_stuck(self)
+        self.finished = bool(reason)
+        return [GiveUp(reason)] if reason else []
 
 
-def _refs(closed: list[ClosedGroup]) -> tuple[PayloadRef, ...]:
-    """Of all members: those that were left out were kept for the record."""
-    return tuple(member.scored.ref for one in closed for member in one.group.members)
+def _refs(groups: list[ClosedGroup]) -> tuple[PayloadRef, ...]:
+    """Return the refs of all members, also of those that a filter left out."""
+    return tuple(member.scored.ref for closed in groups for member in closed.group.members)

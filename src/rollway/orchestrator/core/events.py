@@ -1,4 +1,4 @@
-"""What the core hears."""
+"""What happens to the core. Every input of a decision, time included, arrives in an event."""
 
 from msgspec import Struct
 
@@ -10,7 +10,7 @@ from ...records.task import Split, Task
 
 
 class TasksArrived(Struct, frozen=True):
-    """Tasks of an environment from position `start`; `exhausted` when there are no more."""
+    """An environment sent tasks from position `start`; `exhausted` if there are no more."""
 
     env: str
     start: int
@@ -20,27 +20,27 @@ class TasksArrived(Struct, frozen=True):
 
 
 class Credited(Struct, frozen=True):
-    """The advantages of a group that was asked about, in its members' order."""
+    """The user's function returned the advantages of a group, in the order of its members."""
 
     group_id: GroupId
     advantages: tuple[float, ...]
 
 
 class VersionPublished(Struct, frozen=True):
-    """The trainer has consumed the batch of step `version` and written its weights to `path`."""
+    """The trainer has trained the batch of step `version` and written its weights to `path`."""
 
     version: PolicyVersion
     path: str
 
 
 class WeightsApplied(Struct, frozen=True):
-    """The engine samples from `version` now."""
+    """The engines sample from `version` now."""
 
     version: PolicyVersion
 
 
 class WorkerLag(Struct, frozen=True):
-    """How late an env worker's loop was in nine of ten moments of the last second."""
+    """The 90th percentile of a worker's loop lag over the last second."""
 
     p90_s: float
 
@@ -52,14 +52,21 @@ class Tick(Struct, frozen=True):
 
 
 class Started(Struct, frozen=True):
-    """Everything is up: go, from where the run was before."""
+    """Every process is up. The run starts from `restored`, which is empty for a new run."""
 
     restored: Restored = Restored()
     whole_groups: frozenset[str] = frozenset()
-    """Environments that run a group as one: none of its rollouts can be run again alone."""
+    """Environments that need all rollouts of a group in one worker: none of them can run again alone."""
 
 
 Event = (
-    Started | Tick | TasksArrived | Settled | Credited | VersionPublished | WeightsApplied | EngineLoad
+    Started
+    | Tick
+    | TasksArrived
+    | Settled
+    | Credited
+    | VersionPublished
+    | WeightsApplied
+    | EngineLoad
     | WorkerLag
-)  # fmt: skip
+)

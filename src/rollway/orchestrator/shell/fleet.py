@@ -1,4 +1,4 @@
-"""The engines of a run: each is looked at once a second, and all are given the newest weights."""
+"""The engines of a run: each is checked once a second, and all are given the newest weights."""
 
 import asyncio
 import logging
@@ -25,8 +25,20 @@ LOOK_EVERY_S = 1.0
 Say = Callable[[str], Awaitable[None]]
 
 
+class FleetRules(Struct, frozen=True):
+    """How a fleet treats engines that do not answer, and whom it tells."""
+
+    patience_s: float
+    say: Say
+    is_needed: Callable[[], bool]
+    """Returns whether the run still has something to sample."""
+    must_push: bool = False
+    """Load the first weights whatever version an engine reports."""
+    look_every_s: float = LOOK_EVERY_S
+
+
 class WantedWeights(Struct, frozen=True):
-    """A version, and the folder it lies in."""
+    """A version, and the folder that holds it."""
 
     version: PolicyVersion
     path: str
@@ -35,14 +47,13 @@ class WantedWeights(Struct, frozen=True):
 class _FleetEngine:
     """One engine, and what is known of it."""
 
-    def __init__(self, open_control: EngineControl, version: PolicyVersion, *, must_load: bool) -> None:
-        self.control = open_control
+    def __init__(self, control: EngineControl, version: PolicyVersion, *, must_load: bool) -> None:
+        self.control = control
         self.version = version
-        """The one it was given last; what it has, if it does not say."""
+        """The version it was given last. If the engine reports none, this is what it has."""
         self.must_load = must_load
-        """Whether what it says of its version does not count."""
-        self.is_mute = False
-        """Whether it does not say which version it has."""
+        """Load the wanted weights whatever version the engine reports."""
+        self.reports_version = True
         self.updating = asyncio.Lock()
         self.heard_s = time.monotonic()
         self.trouble = ""
@@ -62,162 +73,181 @@ class _FleetEngine:
 
 
 class EngineFleet:
-    """Keeps every engine at the wanted version: the newest, once `update` was told of it."""
+    """Keeps every engine at the wanted version, which is the newest that `update` was called with."""
 
     def __init__(
-        self, controls: Sequence[EngineControl], wanted: WantedWeights, patience_s: float, say: Say,
-        is_needed: Callable[[], bool], *, must_push: bool,
-    ) -> None:  # fmt: skip
-        """`is_needed` says whether the run still has something to draw."""
-        self._kept = [_FleetEngine(one, wanted.version, must_load=must_push) for one in controls]
+        self, controls: Sequence[EngineControl], wanted: WantedWeights, rules: FleetRules
+    ) -> None:
+        self._engines = [
+            _FleetEngine(control, wanted.version, must_load=rules.must_push) for control in controls
+        ]
         self._wanted = wanted
-        self._patience_s = patience_s
-        self._say = say
-        self._is_needed = is_needed
+        self._rules = rules
         self._changed = asyncio.Condition()
-        self._told: set[str] = set()
+        self._said: set[str] = set()
 
     @property
     def load(self) -> EngineLoad | None:
-        """Of all that answer and say how busy they are."""
-        return all_of([one.load for one in self._kept if one.load is not None and not one.trouble])
+        """The load of all engines that answer and report it."""
+        return all_of(
+            [engine.load for engine in self._engines if engine.load is not None and not engine.trouble]
+        )
 
     def states(self) -> tuple[EngineState, ...]:
-        return tuple(one.state() for one in self._kept)
+        return tuple(engine.state() for engine in self._engines)
 
     async def begin(self) -> None:
-        """Give the first weights to engines that do not have them; one that is away is an error."""
-        for one in self._kept:
-            await self._bring(one)
+        """Load the first weights into engines that do not have them. An engine that does not answer is
+        an error."""
+        for engine in self._engines:
+            await self._bring_up_to_date(engine)
 
     async def update(self, version: PolicyVersion, path: str) -> None:
-        """Until every engine that answers has this version, and at least one does, if one is needed."""
+        """Wait until every engine that answers has this version, and until at least one does if one is
+        needed."""
         self._wanted = WantedWeights(version, path)
         async with asyncio.TaskGroup() as tasks:
-            for one in self._kept:
-                if not one.trouble:
-                    tasks.create_task(self._look_after(one))
+            for engine in self._engines:
+                if not engine.trouble:
+                    tasks.create_task(self._look_after(engine))
         async with self._changed:
-            await self._changed.wait_for(self._can_go_on)
+            await self._changed.wait_for(self._can_continue)
 
-    def _can_go_on(self) -> bool:
+    def _can_continue(self) -> bool:
         version = self._wanted.version
-        ready = [one for one in self._kept if one.version >= version and not one.must_load]
-        return any(not one.trouble for one in ready) or not self._is_needed()
+        ready = [
+            engine
+            for engine in self._engines
+            if engine.version >= version and not engine.must_load and not engine.trouble
+        ]
+        return bool(ready) or not self._rules.is_needed()
 
     async def watch(self) -> None:
-        """For ever: hear how every engine does, and give those that come back what they missed."""
+        """Check every engine forever, and load into those that come back what they missed."""
         async with asyncio.TaskGroup() as tasks:
-            for one in self._kept:
-                tasks.create_task(self._watch(one), name=one.url)
+            for engine in self._engines:
+                tasks.create_task(self._watch(engine), name=engine.url)
 
-    async def _watch(self, one: _FleetEngine) -> None:
+    async def _watch(self, engine: _FleetEngine) -> None:
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            if not one.updating.locked():
-                await self._look_after(one)
+            await asyncio.sleep(self._rules.look_every_s)
+            if not engine.updating.locked():
+                await self._look_after(engine)
 
-    async def _look_after(self, one: _FleetEngine) -> None:
-        """One look: is it there, how busy is it, has it the right weights?"""
+    async def _look_after(self, engine: _FleetEngine) -> None:
+        """Check one engine: does it answer, how busy is it, does it have the right weights?"""
         try:
-            one.load = await one.control.load()
-            await self._bring(one)
+            engine.load = await engine.control.load()
+            await self._bring_up_to_date(engine)
         except (EngineAway, EngineLate) as error:
-            await self._is_away(one, str(error).removeprefix(one.url))
+            await self._note_silence(engine, str(error).removeprefix(engine.url))
         else:
-            await self._is_there(one)
+            await self._note_answer(engine)
         async with self._changed:
             self._changed.notify_all()
 
-    async def _bring(self, one: _FleetEngine) -> None:
-        """Give an engine the wanted weights unless it has them, and see that it does."""
-        async with one.updating:
+    async def _bring_up_to_date(self, engine: _FleetEngine) -> None:
+        """Load the wanted weights unless the engine has them."""
+        async with engine.updating:
             wanted = self._wanted
-            said = await one.control.weight_version()
-            one.is_mute = not said
-            if not one.must_load and is_at(said or str(one.version), wanted.version):
-                one.version = wanted.version
+            reported = await engine.control.weight_version()
+            engine.reports_version = bool(reported)
+            if not engine.must_load and is_at(reported or str(engine.version), wanted.version):
+                engine.version = wanted.version
                 return
-            one.must_load = True
+            engine.must_load = True
             try:
-                await self._load(one, wanted)
+                await self._load(engine, wanted)
             except (EngineAway, EngineLate):
                 raise
             except EngineError:
                 if self._wanted is wanted:
                     raise
                 return  # there is a newer version, and this one may be gone from the disk
-            one.version, one.must_load = wanted.version, False
+            engine.version, engine.must_load = wanted.version, False
 
-    async def _load(self, one: _FleetEngine, wanted: WantedWeights) -> None:
-        await one.control.update_weights(wanted.path, wanted.version)
-        said = await one.control.weight_version()
-        if not said:
-            await self._tell_that_mute(one)
-        elif not is_at(said, wanted.version):
+    async def _load(self, engine: _FleetEngine, wanted: WantedWeights) -> None:
+        await engine.control.update_weights(wanted.path, wanted.version)
+        reported = await engine.control.weight_version()
+        if not reported:
+            await self._say_once(
+                f"The engine at {engine.url} does not report which weights it has, so rollway cannot "
+                "check that it loads the weights it is given"
+            )
+        elif not is_at(reported, wanted.version):
             raise EngineError(
-                f"the engine at {one.url} was given version {wanted.version} and says that it has "
-                f"'{said}': it does not load what it is given, or somebody else gives it weights too"
+                f"the engine at {engine.url} was given version {wanted.version} and reports "
+                f"'{reported}': it does "
+                "not load what it is given, or something else gives it weights too"
             )
 
-    async def _tell_that_mute(self, one: _FleetEngine) -> None:
-        """Once for each engine."""
-        text = f"The engine at {one.url} does not say which weights it has: that it loads those it is "
-        text += "given is believed, not checked"
-        if text not in self._told:
-            self._told.add(text)
-            await self._say(text)
+    async def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            await self._rules.say(text)
 
-    async def _is_there(self, one: _FleetEngine) -> None:
-        silent_s, one.trouble = one.silent_s, ""
-        one.heard_s = time.monotonic()
+    async def _note_answer(self, engine: _FleetEngine) -> None:
+        silent_s, engine.trouble = engine.silent_s, ""
+        engine.heard_s = time.monotonic()
         if silent_s:
-            await self._say(f"The engine at {one.url} is back after {silent_s:.0f} s, at version "
-                            f"{one.version}")  # fmt: skip
-        if one.load is None and one.url not in self._told:
-            self._told.add(one.url)
-            log.warning("the engine at %s does not say how busy it is", one.url)
+            await self._rules.say(
+                f"The engine at {engine.url} is back after {silent_s:.0f} s, at version {engine.version}"
+            )
+        if engine.load is None and engine.url not in self._said:
+            self._said.add(engine.url)
+            log.warning("the engine at %s does not report how busy it is", engine.url)
 
-    async def _is_away(self, one: _FleetEngine, trouble: str) -> None:
-        was_there, one.trouble = not one.trouble, trouble
-        one.must_load |= one.is_mute and one.version > 0  # it may be another process that comes back
-        if was_there:
-            others = [other for other in self._kept if not other.trouble]
-            then = "the others take its rollouts" if others else "rollouts wait for it"
-            await self._say(f"No answer from the engine at {one.url} ({trouble}); {then}")
-        shortest_s = min(other.silent_s for other in self._kept)
-        if shortest_s >= self._patience_s and self._is_needed():
-            raise EngineError(self._nobody_answers())
+    async def _note_silence(self, engine: _FleetEngine, trouble: str) -> None:
+        was_answering, engine.trouble = not engine.trouble, trouble
+        if not engine.reports_version and engine.version > 0:
+            engine.must_load = (
+                True  # another process may come back, with the weights it was started from
+            )
+        if was_answering:
+            others = [other for other in self._engines if not other.trouble]
+            effect = "the others take its rollouts" if others else "rollouts wait for it"
+            await self._rules.say(f"No answer from the engine at {engine.url} ({trouble}); {effect}")
+        shortest_s = min(other.silent_s for other in self._engines)
+        if shortest_s >= self._rules.patience_s and self._rules.is_needed():
+            raise EngineError(self._no_engine_answers())
 
-    def _nobody_answers(self) -> str:
-        if len(self._kept) == 1:
-            (one,) = self._kept
-            who = f"no answer from the engine at {one.url} for {one.silent_s:.0f} s ({one.trouble})"
+    def _no_engine_answers(self) -> str:
+        silences = [
+            f"{engine.url} for {engine.silent_s:.0f} s ({engine.trouble})" for engine in self._engines
+        ]
+        if len(silences) == 1:
+            summary = f"no answer from the engine at {silences[0]}"
         else:
-            each = "; ".join(f"{one.url} for {one.silent_s:.0f} s, {one.trouble}" for one in self._kept)
-            who = f"none of the {len(self._kept)} engines answers ({each})"
+            summary = f"none of the {len(silences)} engines answers: {'; '.join(silences)}"
         return (
-            f"{who}, and engine.patience_s is {self._patience_s:g}: start it again, then --resume goes "
-            "on from here"
+            f"{summary}, and engine.patience_s is {self._rules.patience_s:g}: start it again, then "
+            "--resume continues from here"
         )
 
 
 @asynccontextmanager
 async def open_fleet(
-    part: OrchestratorSpec, say: Say, is_needed: Callable[[], bool]
+    spec: OrchestratorSpec,
+    say: Say,
+    is_needed: Callable[[], bool],
+    look_every_s: float = LOOK_EVERY_S,
 ) -> AsyncIterator[EngineFleet]:
-    """The run's engines, all there, alike, and with the weights the run goes on from."""
-    wants = part.engine
-    key = os.environ.get(wants.key_var, "")
+    """Connect to the run's engines. All must answer, serve the same model, and load the weights that the
+    run starts from."""
+    config = spec.engine
+    key = os.environ.get(config.key_var or "", "")
     async with AsyncExitStack() as stack:
         controls = [
             await stack.enter_async_context(
-                open_control(url, model=wants.model, key=key, deadline_s=wants.request_deadline_s)
+                open_control(
+                    url, model=config.model or "", key=key, deadline_s=config.request_deadline_s
+                )
             )
-            for url in part.engine_urls
+            for url in spec.engine_urls
         ]
-        check_alike([(one.url, one.served) for one in controls])
-        first = WantedWeights(PolicyVersion(part.first_step - 1), part.weights)
-        fleet = EngineFleet(controls, first, wants.patience_s, say, is_needed, must_push=part.must_push)
+        check_alike([(control.url, control.served) for control in controls])
+        first = WantedWeights(PolicyVersion(spec.first_step - 1), spec.weights)
+        rules = FleetRules(config.patience_s, say, is_needed, spec.must_push, look_every_s)
+        fleet = EngineFleet(controls, first, rules)
         await fleet.begin()
         yield fleet

@@ -1,18 +1,17 @@
-"""The orchestrator's process: wires sources, core and performer, and drives them."""
+"""The orchestrator's process: connects sources, core and performer, and drives them."""
 
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from ...config.plan import env_name
-from ...config.specs import EnvAddress, OrchestratorSpec
-from ...envserver import client as envs
+from ...config.specs import EnvAddress, OrchestratorSpec, ServerLimits
+from ...envserver import client as env_client
 from ...errors import ProtocolError
 from ...ledger.ledger import open_ledger
 from ...loop.lanes.lanes import thread
@@ -23,21 +22,20 @@ from ...payload.reuse import drop_all, drop_spares
 from ...payload.writer import SegmentWriter
 from ...records.ids import PolicyVersion
 from ...records.lag import ProcessStats
-from ...records.task import Pool, Split
+from ...records.task import Split
 from ...records.turn import Sampling
 from ...rundir.rundir import RunDir, write_whole
 from ...transport.choose import open_shipping
 from ...wire.keys import client_keys
 from ...wire.messages import NewPolicy
-from ..core.commands import Command, Dispatch
 from ..core.core import Core
 from ..core.events import Event, Started, Tick
 from .advantage import credit_lane
+from .bookkeeper import Bookkeeper
 from .fleet import open_fleet
-from .limits import limits
-from .perform import Performer, together
+from .perform import Peers, Performer
 from .sources import Events, from_engines, from_env, from_parent, from_trainer
-from .step_log import StepLog, StepPhases
+from .step_log import StepLog
 from .tracker import RolloutTracker
 
 MAX_EVENTS = 10_000
@@ -45,122 +43,114 @@ PROGRESS_EVERY_S = 0.25
 LOOK_EVERY_S = 1.0
 
 
-async def drive(
-    core: Core, events: Events, phases: StepPhases,
-    perform: Callable[[Command | tuple[Dispatch, ...]], Coroutine[Any, Any, None]],
-) -> None:  # fmt: skip
-    """Events in, commands out, until the core has finished."""
+async def drive(core: Core, events: Events, performer: Performer, steps: StepLog) -> None:
+    """Feed events to the core and carry out its commands, until the core has finished."""
     async with asyncio.TaskGroup() as tasks:
         while not core.finished:
             event: Event = await events.get()
             commands = core.on_event(event)
-            phases.look(core)
-            for command in together(commands):
-                tasks.create_task(perform(command), name=type(command).__name__)
+            if core.shipping.ready.is_full:
+                steps.phases.note_full()
+            for command in commands:
+                tasks.create_task(performer.perform(command), name=type(command).__name__)
 
 
-async def orchestrator(part: OrchestratorSpec, parent: Parent) -> None:
-    """One run's rollouts, from the first task to the last batch."""
-    run, lags, phases = RunDir(part.run_dir), Lags(), StepPhases()
+async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
+    """Run one run's rollouts, from the first task to the last batch."""
+    run, lags = RunDir(spec.run_dir), Lags()
     events: Events = asyncio.Queue(MAX_EVENTS)
-    ratios = {env.id: env.ratio for env in part.envs}
-    core = Core(limits(part), ratios, part.first_step, part.restored.cursors)
+    core = Core(spec.core, spec.first_step, spec.restored.cursors)
     async with AsyncExitStack() as stack:
-        enter = stack.enter_async_context
-        ledger = await enter(open_ledger(run.ledger))
-        fleet = await enter(
-            open_fleet(
-                part, lambda text: parent.say(Notice(text)), lambda: core.next_step <= part.max_steps
-            )
-        )
-        clients = {
-            env.id: await enter(connected(part, env, stack.enter_context(landing(run, part, env.id))))
-            for env in part.envs
-        }
-        max_groups = part.max_outstanding
-        credit = await enter(credit_lane(part.orchestrator, parent.watch, max_groups))
-        lookout = RolloutTracker(core, fleet.states)
-        steps = StepLog(run, parent, lags, lambda: gauges(core), phases, part.orchestrator.correct_at)
-        shipping = stack.enter_context(
-            open_shipping(run, part.transport, part.first_step, part.max_steps)
-        )
-        performer = Performer(
-            run, clients, fleet, shipping, ledger, events, samplings(part), part.orchestrator, credit,
-            phases, lookout, steps,
-        )  # fmt: skip
-        parent.in_flight, parent.on_stats = lambda: core.num_in_flight, tell_stats(parent, lags)
-        await parent.ready(shipping.address)
+        ledger = await stack.enter_async_context(open_ledger(run.ledger))
+        peers = await _connect(spec, core, parent, stack)
+        tracker = RolloutTracker(core.view, peers.fleet.states)
+        steps = StepLog(run, parent, lags, core.view, spec.core.orchestrator.correct_at)
+        books = Bookkeeper(run, ledger, tracker, steps, spec.core.orchestrator)
+        performer = Performer(peers, books, events, _samplings(spec))
+        parent.in_flight, parent.on_stats = lambda: core.num_in_flight, _stats_teller(parent, lags)
+        await parent.ready(peers.trainer.address)
         async with asyncio.TaskGroup() as tasks:
+            all_steps = range(spec.first_step, spec.core.max_steps + 1)
             sources = [
-                *(from_env(id, one, events, performer, lags, parent) for id, one in clients.items()),
-                shipping.serve(),
-                from_trainer(shipping, part.first_step, part.max_steps, events, performer, steps),
-                from_engines(fleet, events),
-                fleet.watch(),
-                tell_progress(core, parent),
-                look_out(run, lookout, events, parent),
+                *(
+                    from_env(env, client, events, books, lags, parent)
+                    for env, client in peers.clients.items()
+                ),
+                peers.trainer.serve(),
+                from_trainer(peers.trainer, all_steps, events, books),
+                from_engines(peers.fleet, events),
+                peers.fleet.watch(),
+                _report_progress(core, parent),
+                _look_out(run, tracker, events, parent),
             ]
             running = [tasks.create_task(source) for source in sources]
-            driving = tasks.create_task(drive(core, events, phases, performer.perform))
+            driving = tasks.create_task(drive(core, events, performer, steps))
             listening = tasks.create_task(from_parent(parent, lags))
-            await performer.resume(part.restored)
-            whole = frozenset(id for id, one in clients.items() if one.whole_groups)
-            await events.put(Started(part.restored, whole))
+            await performer.resume(spec.restored)
+            whole_groups = [env for env, client in peers.clients.items() if client.whole_groups]
+            await events.put(Started(spec.restored, frozenset(whole_groups)))
             await asyncio.wait([driving, listening], return_when=asyncio.FIRST_COMPLETED)
             for task in (*running, driving, listening):
                 task.cancel()
         if core.finished:
-            await draw(run, lookout)
+            await _write_situation(run, tracker)
         await thread(drop_all if core.finished else drop_spares, run.payload)
 
 
+async def _connect(spec: OrchestratorSpec, core: Core, parent: Parent, stack: AsyncExitStack) -> Peers:
+    """Connect to engines, env servers and trainer, and start the process for advantages if one is
+    needed."""
+    run, enter = RunDir(spec.run_dir), stack.enter_async_context
+
+    def is_engine_needed() -> bool:
+        return not core.shipping.is_over
+
+    fleet = await enter(open_fleet(spec, lambda text: parent.say(Notice(text)), is_engine_needed))
+    clients = {
+        env.id: await enter(_connect_env(spec, env, stack.enter_context(_landing(run, spec, env.id))))
+        for env in spec.envs
+    }
+    max_groups = spec.core.max_outstanding
+    credit = await enter(credit_lane(spec.core.orchestrator, parent.watch, max_groups))
+    trainer = stack.enter_context(
+        open_shipping(run, spec.transport, spec.first_step, spec.core.max_steps)
+    )
+    return Peers(clients, fleet, trainer, credit)
+
+
 @asynccontextmanager
-async def connected(
-    part: OrchestratorSpec, env: EnvAddress, landing: SegmentWriter
-) -> AsyncIterator[envs.EnvClient]:
-    """A client of the environment's server, if it is that environment which is served there. A server
-    that served other runs before is told where this one stands."""
+async def _connect_env(
+    spec: OrchestratorSpec, env: EnvAddress, landing: SegmentWriter
+) -> AsyncIterator[env_client.EnvClient]:
+    """Connect to an env server, check that it serves the right environment, and tell it the version: it
+    may have served other runs before."""
     keys = client_keys(Path(env.keys)) if env.keys else None
-    async with envs.connect(env.address, landing, keys, must_land=env.must_land) as client:
+    async with env_client.connect(env.address, landing, keys, must_land=env.needs_frames) as client:
         if env_name(client.env) != env_name(env.id):
             raise ProtocolError(
-                f"the server at {env.address} serves '{client.env}', the run wants '{env.id}'"
+                f"the server at {env.address} serves '{client.env}', but the run wants '{env.id}': "
+                "correct the address or the id"
             )
-        await client.send(NewPolicy(PolicyVersion(part.first_step - 1)))
+        await client.send(NewPolicy(PolicyVersion(spec.first_step - 1)))
         yield client
 
 
-def landing(run: RunDir, part: OrchestratorSpec, env: str) -> SegmentWriter:
-    """Where payload of workers that share no file system with this run is written."""
-    wants = part.payload
-    name = f"r{part.generation}.{env_name(env)}.in.0" if part.generation else f"{env_name(env)}.in.0"
-    return SegmentWriter(run.payload, name, wants.segment_mb << 20, wants.durability)
+def _landing(run: RunDir, spec: OrchestratorSpec, env: str) -> SegmentWriter:
+    """Return the writer for payload that arrives as frames."""
+    name = f"{env_name(env)}.in.0"
+    if spec.generation:
+        name = f"r{spec.generation}.{name}"
+    return SegmentWriter(run.payload, name, ServerLimits().segment_mb << 20, spec.payload.durability)
 
 
-def samplings(part: OrchestratorSpec) -> dict[Split, Sampling]:
-    train, wants = part.sampling, part.eval
-    return {"train": train, "eval": Sampling(wants.max_tokens or train.max_tokens, wants.temperature)}
+def _samplings(spec: OrchestratorSpec) -> dict[Split, Sampling]:
+    train, config = spec.sampling, spec.core.eval
+    if config is None:
+        return {"train": train}
+    return {"train": train, "eval": Sampling(config.max_tokens or train.max_tokens, config.temperature)}
 
 
-def gauges(core: Core) -> dict[str, float]:
-    pools: tuple[Pool, ...] = ("easy", "hard")
-    return {
-        **{
-            f"pool/{env_name(env)}/{pool}": count
-            for pool in pools
-            for env, count in core.pooled(pool).items()
-            if count
-        },
-        "in_flight": core.num_in_flight,
-        "max_in_flight": core.max_in_flight,
-        "retries": core.num_retries,
-        "ready": core.num_ready,
-        "payload/live_bytes": core.live_bytes,
-        "payload/held_back": float(core.is_held_back),
-    }
-
-
-def tell_stats(parent: Parent, lags: Lags) -> Callable[[ProcessStats], Awaitable[None]]:
+def _stats_teller(parent: Parent, lags: Lags) -> Callable[[ProcessStats], Awaitable[None]]:
     async def tell(stats: ProcessStats) -> None:
         lags.add(stats)
         await parent.stats(stats)
@@ -168,30 +158,24 @@ def tell_stats(parent: Parent, lags: Lags) -> Callable[[ProcessStats], Awaitable
     return tell
 
 
-async def tell_progress(core: Core, parent: Parent) -> None:
+async def _report_progress(core: Core, parent: Parent) -> None:
     while True:
         await asyncio.sleep(PROGRESS_EVERY_S)
-        await parent.mention(
-            RunProgress(
-                step=core.next_step, in_flight=core.num_in_flight, ready=core.num_ready,
-                batch_size=core.rollouts_a_batch, version=core.applied_version,
-                live_bytes=core.live_bytes, held_back=core.is_held_back,
-            )
-        )  # fmt: skip
+        await parent.mention(RunProgress(core.view()))
 
 
-async def draw(run: RunDir, lookout: RolloutTracker) -> None:
-    """The picture that `rollway why` reads."""
-    await thread(write_whole, run.now, msgspec.json.encode(lookout.situation()))
+async def _write_situation(run: RunDir, tracker: RolloutTracker) -> None:
+    """Write the picture that `rollway why` reads."""
+    await thread(write_whole, run.now, msgspec.json.encode(tracker.situation()))
 
 
-async def look_out(run: RunDir, lookout: RolloutTracker, events: Events, parent: Parent) -> None:
-    """Keep the picture up to date, and speak up when a step takes long."""
+async def _look_out(run: RunDir, tracker: RolloutTracker, events: Events, parent: Parent) -> None:
+    """Keep that picture up to date, and say what the run waits for when a step takes long."""
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
-        await draw(run, lookout)
+        await _write_situation(run, tracker)
         await events.put(Tick(time.monotonic()))
-        if remark := lookout.remark():
+        if remark := tracker.remark():
             await parent.say(Notice(remark))
 
 

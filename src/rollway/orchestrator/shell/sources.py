@@ -1,4 +1,4 @@
-"""Where events come from: env servers, engines, the trainer, the parent."""
+"""Where events come from: env servers, engines, the trainer, the parent process."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ import msgspec
 
 from ...envserver.client import EnvClient
 from ...envserver.failures import FailureLog
-from ...errors import RunStuck
+from ...errors import ConfigError, RunStuck
 from ...loop.processes.part import Parent
 from ...observe.health import Lags
 from ...observe.report import Notice
@@ -14,40 +14,40 @@ from ...records.ids import PolicyVersion, Step
 from ...records.lag import ProcessStats
 from ...records.rollout import Failed, Scored, Settled
 from ...transport.batch import BatchSender
-from ...wire.messages import ServerStats, Tasks, WorkerLost
-from ...wire.messages import WorkerProgress as EnvProgress
+from ...wire.messages import ServerStats, Tasks, WorkerLost, WorkerProgress
 from ..core.events import Event, TasksArrived, VersionPublished, WorkerLag
+from .bookkeeper import Bookkeeper
 from .fleet import LOOK_EVERY_S, EngineFleet
-from .perform import Performer
-from .step_log import StepLog
 
 Events = asyncio.Queue[Event]
 
 
 async def from_env(
-    env: str, client: EnvClient, events: Events, performer: Performer, lags: Lags, parent: Parent
+    env: str, client: EnvClient, events: Events, books: Bookkeeper, lags: Lags, parent: Parent
 ) -> None:
-    """What one env server says."""
+    """Pass on what one env server sends."""
     failures = FailureLog()
     while True:
         match await client.receive():
             case Settled(outcome=Scored(rows=())) as settled:
-                raise RunStuck(
-                    f"environment '{client.env}' gives rollouts without token ids ({settled.worker}): "
-                    "its engine speaks messages only, and nothing can be trained from those"
+                raise ConfigError(
+                    f"environment '{client.env}' returns rollouts without token ids ({settled.worker}): "
+                    "its "
+                    "engine is a chat endpoint, and nothing can be trained from messages alone; serve "
+                    "the environment with a vLLM or SGLang engine"
                 )
             case Settled() as settled:
                 if isinstance(settled.outcome, Failed):
                     whose = f"environment '{env}', attempt {settled.attempt}, {settled.worker}"
                     failures.add(settled.rollout_id, settled.outcome, whose)
-                await performer.settled(settled)
+                await books.settled(settled)
                 await events.put(settled)
             case Tasks(error=error) if error:
                 raise RunStuck(f"environment '{env}' cannot give tasks: {error}")
             case Tasks(start=start, tasks=tasks, exhausted=exhausted, split=split):
                 await events.put(TasksArrived(env, start, tasks, exhausted, split))
-            case EnvProgress() as moved:
-                performer.moved(moved)
+            case WorkerProgress() as progress:
+                books.progressed(progress)
             case ServerStats(stats=stats):
                 lags.add(stats)
                 await parent.stats(stats)
@@ -57,25 +57,22 @@ async def from_env(
 
 
 async def from_engines(fleet: EngineFleet, events: Events) -> None:
-    """How busy the engines are, once a second, while they say so."""
+    """Pass on how busy the engines are, once a second, while they report it."""
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
         if (load := fleet.load) is not None:
             await events.put(load)
 
 
-async def from_trainer(
-    shipping: BatchSender, first: Step, last: int, events: Events, performer: Performer, steps: StepLog
-) -> None:
-    """Every version, in order, once its weights are complete and its rollouts are saved."""
-    for step in range(first, last + 1):
-        published = await shipping.next_version(PolicyVersion(step))
-        batch = await performer.published(Step(step))
-        await steps.done(Step(step), batch, published.metrics)
+async def from_trainer(trainer: BatchSender, steps: range, events: Events, books: Bookkeeper) -> None:
+    """Pass on every version, in order, once its weights are complete and its rollouts are saved."""
+    for step in steps:
+        published = await trainer.next_version(PolicyVersion(step))
+        await books.published(Step(step), published.metrics)
         await events.put(VersionPublished(published.version, published.path))
 
 
 async def from_parent(parent: Parent, lags: Lags) -> None:
-    """The lag of processes the orchestrator has no wire to; ends when the parent is gone."""
+    """Take in the lag of processes that this one has no connection to. Ends when the parent is gone."""
     while (body := await parent.told()) is not None:
         lags.add(msgspec.msgpack.decode(body, type=ProcessStats))

@@ -1,4 +1,4 @@
-"""Keeps an eye on every rollout in flight, and says what the current step waits for."""
+"""Tracks every rollout in flight, and says what the current step waits for."""
 
 import heapq
 import statistics
@@ -11,20 +11,20 @@ from msgspec import Struct
 from ...observe.why import first_line
 from ...records.ids import GroupId, RolloutId, WorkerName
 from ...records.rollout import Cancelled, Outcome
-from ...records.situation import EngineState, EnvState, Situation, WaitingRollout
+from ...records.situation import CoreView, EngineState, EnvState, Situation, WaitingRollout
 from ...records.task import Task
 from ...wire.messages import WorkerProgress
-from ..core.core import Core
 
 MAX_OLDEST = 50
 RECENT_STEPS = 10
-SLOW = 4.0
-"""A step that takes so many times as long as the recent ones is remarked upon …"""
-SLOW_AFTER_S = 20.0
-"""… if it takes at least this."""
+SLOW_FACTOR, SLOW_AFTER_S = 4.0, 20.0
+"""A step is remarked on once it takes this many times as long as the recent steps, and at least this
+long."""
 
 
-class _Seen(Struct):
+class _InFlight(Struct):
+    """What is known of a rollout that has not settled."""
+
     group_id: GroupId
     env: str
     task_id: str
@@ -32,102 +32,102 @@ class _Seen(Struct):
     heard_s: float
     phase: str = "queued"
     phase_since_s: float = 0.0
-    worker: WorkerName = WorkerName("")
+    worker: WorkerName | None = None
     num_turns: int = 0
     num_tokens: int = 0
 
 
-class _Env(Struct):
+class _EnvCount(Struct):
     num_settled: int = 0
     last_s: float = 0.0
 
 
 class RolloutTracker:
-    """Told what starts, moves and settles; asked for the picture."""
+    """Hears what starts, progresses and settles. `situation` returns the whole picture."""
 
-    def __init__(self, core: Core, engines: Callable[[], tuple[EngineState, ...]]) -> None:
-        self._core = core
+    def __init__(
+        self, view: Callable[[], CoreView], engines: Callable[[], tuple[EngineState, ...]]
+    ) -> None:
+        self._view = view
         self._engines = engines
-        self._seen: dict[RolloutId, _Seen] = {}
-        self._envs: dict[str, _Env] = {}
+        self._in_flight: dict[RolloutId, _InFlight] = {}
+        self._envs: dict[str, _EnvCount] = {}
         self._published_s = time.monotonic()
-        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._recent_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._remarked_s = 0.0
 
-    def started(self, id: RolloutId, group_id: GroupId, env: str, task: Task) -> None:
+    def started(self, rollout_id: RolloutId, group_id: GroupId, env: str, task: Task) -> None:
         now_s = time.monotonic()
-        self._envs.setdefault(env, _Env(last_s=now_s))
-        self._seen[id] = _Seen(group_id, env, task.id, now_s, now_s, phase_since_s=now_s)
+        self._envs.setdefault(env, _EnvCount(last_s=now_s))
+        self._in_flight[rollout_id] = _InFlight(
+            group_id, env, task.id, now_s, now_s, phase_since_s=now_s
+        )
 
-    def moved(self, progress: WorkerProgress) -> None:
+    def progressed(self, progress: WorkerProgress) -> None:
         now_s = time.monotonic()
-        for one in progress.rollouts:
-            seen = self._seen.get(one.rollout_id)
-            if seen is not None:
-                seen.phase, seen.phase_since_s = one.phase, now_s - one.since_s
-                seen.num_turns, seen.num_tokens = one.num_turns, one.num_tokens
-                seen.worker, seen.heard_s = progress.worker, now_s
+        for report in progress.rollouts:
+            rollout = self._in_flight.get(report.rollout_id)
+            if rollout is not None:
+                rollout.phase, rollout.phase_since_s = report.phase, now_s - report.since_s
+                rollout.num_turns, rollout.num_tokens = report.num_turns, report.num_tokens
+                rollout.worker, rollout.heard_s = progress.worker, now_s
 
-    def settled(self, id: RolloutId, outcome: Outcome) -> None:
-        """That it was cancelled is no sign of life."""
-        seen = self._seen.pop(id, None)
-        if seen is not None and not isinstance(outcome, Cancelled):
-            env = self._envs[seen.env]
+    def settled(self, rollout_id: RolloutId, outcome: Outcome) -> None:
+        """Forget a rollout. A cancelled one does not count as a sign of life of its environment."""
+        rollout = self._in_flight.pop(rollout_id, None)
+        if rollout is not None and not isinstance(outcome, Cancelled):
+            env = self._envs[rollout.env]
             env.num_settled, env.last_s = env.num_settled + 1, time.monotonic()
 
     def published(self) -> None:
         now_s = time.monotonic()
-        self._recent.append(now_s - self._published_s)
+        self._recent_s.append(now_s - self._published_s)
         self._published_s, self._remarked_s = now_s, 0.0
 
     def situation(self) -> Situation:
-        now_s, core = time.monotonic(), self._core
-        oldest = heapq.nsmallest(MAX_OLDEST, self._seen.items(), key=lambda one: one[1].since_s)
+        now_s = time.monotonic()
+        by_age = heapq.nsmallest(MAX_OLDEST, self._in_flight.items(), key=lambda item: item[1].since_s)
         in_flight: dict[str, int] = dict.fromkeys(self._envs, 0)
-        for seen in self._seen.values():
-            in_flight[seen.env] += 1
+        for rollout in self._in_flight.values():
+            in_flight[rollout.env] += 1
         return Situation(
             time_s=time.time(),
-            step=core.next_step,
-            waits_for=core.waits_for,
-            in_flight=core.num_in_flight,
-            ready=core.num_ready,
-            batch_size=core.rollouts_a_batch,
-            version=core.applied_version,
+            core=self._view(),
             step_s=now_s - self._published_s,
             envs={
-                name: EnvState(in_flight[name], one.num_settled, now_s - one.last_s)
-                for name, one in self._envs.items()
+                name: EnvState(in_flight[name], env.num_settled, now_s - env.last_s)
+                for name, env in self._envs.items()
             },
-            oldest=tuple(_held(id, seen, now_s) for id, seen in oldest),
+            oldest=tuple(_waiting(rollout_id, rollout, now_s) for rollout_id, rollout in by_age),
             engines=self._engines(),
-            is_finished=core.finished,
         )
 
     def remark(self) -> str:
-        """What the step waits for, if it takes much longer than the recent ones; ever more seldom."""
+        """Return what the step waits for if it takes much longer than the recent ones, else an empty
+        text. Each remark on the same step needs twice the time of the one before."""
         step_s = time.monotonic() - self._published_s
-        usual_s = statistics.median(self._recent) if self._recent else 0.0
-        due_s = max(SLOW_AFTER_S, SLOW * usual_s, 2 * self._remarked_s)
-        if not self._recent or step_s < due_s:
+        usual_s = statistics.median(self._recent_s) if self._recent_s else 0.0
+        due_s = max(SLOW_AFTER_S, SLOW_FACTOR * usual_s, 2 * self._remarked_s)
+        if not self._recent_s or step_s < due_s:
             return ""
         self._remarked_s = step_s
         return (
-            f"Step takes {step_s:.0f} s so far, {usual_s:.1f} s is usual: {first_line(self.situation())}"
+            f"The step has taken {step_s:.0f} s so far, {usual_s:.1f} s is usual: "
+            f"{first_line(self.situation())}"
         )
 
 
-def _held(id: RolloutId, seen: _Seen, now_s: float) -> WaitingRollout:
+def _waiting(rollout_id: RolloutId, rollout: _InFlight, now_s: float) -> WaitingRollout:
     return WaitingRollout(
-        rollout_id=id,
-        group_id=seen.group_id,
-        env=seen.env,
-        task_id=seen.task_id,
-        age_s=now_s - seen.since_s,
-        phase=seen.phase,
-        phase_s=now_s - seen.phase_since_s,
-        worker=seen.worker,
-        num_turns=seen.num_turns,
-        num_tokens=seen.num_tokens,
-        heard_s=now_s - seen.heard_s,
+        rollout_id=rollout_id,
+        group_id=rollout.group_id,
+        env=rollout.env,
+        task_id=rollout.task_id,
+        age_s=now_s - rollout.since_s,
+        phase=rollout.phase,
+        phase_s=now_s - rollout.phase_since_s,
+        worker=rollout.worker,
+        num_turns=rollout.num_turns,
+        num_tokens=rollout.num_tokens,
+        heard_s=now_s - rollout.heard_s,
     )

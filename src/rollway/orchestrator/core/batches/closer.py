@@ -1,23 +1,26 @@
-"""What becomes of a group whose rollouts have all settled: its advantages, and its fate."""
+"""What becomes of a group whose rollouts have all settled: its advantages, and whether it trains."""
 
 from collections.abc import Collection, Sequence
 
+from ....config.specs import CoreSpec
 from ....records.group import ClosedGroup, Fate, Group
 from ....records.ids import GroupId, RolloutId
 from ....records.rollout import Detection
 from ..commands import Credit
-from ..limits import Limits
-from .credit import BASELINES, shortened
+from .credit import BASELINES, penalise_length
 
 MIN_SCORED = 2
-"""Fewer scored rollouts than this make no baseline."""
+"""Fewer scored rollouts than this give no baseline to compare with."""
+TINY = 1e-9
 
 
 class GroupCloser:
-    """Groups on their way from settled to credited."""
+    """Turns settled groups into closed ones. A group whose advantages come from a function of the user's
+    waits here until they arrive."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, spec: CoreSpec) -> None:
+        self._config = spec.orchestrator
+        self._filters = spec.filters
         self._waiting: dict[GroupId, Group] = {}
 
     @property
@@ -29,48 +32,52 @@ class GroupCloser:
         return sum(len(group.members) for group in self._waiting.values())
 
     def close(self, group: Group) -> ClosedGroup | Credit:
-        """Closed here, or once its advantages have come."""
-        limits = self._limits
+        """Close a group, or ask for its advantages first."""
         scored = [member.scored for member in group.members]
-        rewards = tuple(one.reward for one in scored)
-        tokens = tuple(one.num_trainable for one in scored)
-        turns = tuple(one.num_turns for one in scored)
-        if not limits.asks_for_credit or len(scored) < MIN_SCORED:
-            lengths = turns if limits.length_by_turns else tokens
-            worth = shortened(rewards, lengths, limits.length_penalty, limits.correct_at)
-            return self._judged(group, BASELINES[limits.baseline](worth))
-        self._waiting[group.id] = group
-        return Credit(group.id, rewards, tokens, turns)
+        rewards = tuple(rollout.reward for rollout in scored)
+        num_tokens = tuple(rollout.num_trainable for rollout in scored)
+        num_turns = tuple(rollout.num_turns for rollout in scored)
+        baseline = BASELINES.get(self._config.advantage)
+        if baseline is None and len(scored) >= MIN_SCORED:
+            self._waiting[group.id] = group
+            return Credit(group.id, rewards, num_tokens, num_turns)
+        penalty = self._config.length_penalty
+        if penalty is not None:
+            lengths = num_turns if penalty.by == "turns" else num_tokens
+            rewards = penalise_length(rewards, lengths, penalty.weight, self._config.correct_at)
+        return self._judge(group, (baseline or BASELINES["grpo"])(rewards))
 
-    def credited(self, id: GroupId, advantages: tuple[float, ...]) -> ClosedGroup | None:
-        """None for a group that does not wait for any: a duplicate."""
-        group = self._waiting.pop(id, None)
-        return self._judged(group, advantages) if group else None
+    def credited(self, group_id: GroupId, advantages: tuple[float, ...]) -> ClosedGroup | None:
+        """Close a group whose advantages have arrived; None if it does not wait for any: a duplicate."""
+        group = self._waiting.pop(group_id, None)
+        return self._judge(group, advantages) if group else None
 
-    def _judged(self, group: Group, credit: tuple[float, ...]) -> ClosedGroup:
+    def _judge(self, group: Group, advantages: tuple[float, ...]) -> ClosedGroup:
         fate: Fate = "trained"
-        filtered = left_out(group, self._limits.enforced)
+        filtered = filtered_rollouts(group, self._enforced())
         if len(group.members) < MIN_SCORED:
             fate = "too_few"
-        elif self._limits.drop_zero_advantage and is_flat(credit):
+        elif self._filters.zero_advantage == "enforce" and is_flat(advantages):
             fate = "zero_advantage"
         elif len(filtered) == len(group.members):
             fate = "filtered"
-        return ClosedGroup(group, credit, fate, filtered)
+        return ClosedGroup(group, advantages, fate, filtered)
 
-
-TINY = 1e-9
+    def _enforced(self) -> list[Detection]:
+        detections: tuple[Detection, ...] = ("gibberish", "repetition")
+        return [name for name in detections if getattr(self._filters, name) == "enforce"]
 
 
 def is_flat(advantages_G: Sequence[float]) -> bool:
-    """Whether no advantage differs from zero: such a group teaches nothing."""
+    """Return whether no advantage differs from zero: such a group teaches nothing."""
     return all(abs(advantage) < TINY for advantage in advantages_G)
 
 
-def left_out(group: Group, enforced: Collection[Detection]) -> tuple[RolloutId, ...]:
-    """Rollouts with an enforced sign in any of their rows. Their rewards still count in the baseline."""
+def filtered_rollouts(group: Group, enforced: Collection[Detection]) -> tuple[RolloutId, ...]:
+    """Return the rollouts in which an enforced filter detected something. Their rewards still count in
+    the baseline."""
     return tuple(
         member.rollout_id
         for member in group.members
-        if any(sign in enforced for row in member.scored.rows for sign in row.detected)
+        if any(name in enforced for row in member.scored.rows for name in row.detected)
     )

@@ -1,4 +1,4 @@
-"""Built-in advantages: what a reward is worth next to those of its group."""
+"""From a group's rewards to its rollouts' advantages: the built-in ways, and the length penalty."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ TINY = 1e-9
 
 
 def grpo(rewards_G: Sequence[float]) -> Advantages:
-    """A reward above the mean of its group. They sum to zero."""
+    """Reward minus the mean of its group. The advantages of a group sum to zero."""
     if not rewards_G:
         return ()
     mean = math.fsum(rewards_G) / len(rewards_G)
@@ -17,7 +17,7 @@ def grpo(rewards_G: Sequence[float]) -> Advantages:
 
 
 def rloo(rewards_G: Sequence[float]) -> Advantages:
-    """A reward above the mean of the others: unbiased, as no reward is in its own baseline."""
+    """Reward minus the mean of the others. It is unbiased, as no reward is part of its own baseline."""
     others = len(rewards_G) - 1
     if others < 1:
         return (0.0,) * len(rewards_G)
@@ -25,32 +25,37 @@ def rloo(rewards_G: Sequence[float]) -> Advantages:
 
 
 def grpo_std(rewards_G: Sequence[float]) -> Advantages:
-    """GRPO divided by the standard deviation: easy and hard tasks pull equally hard."""
-    above = grpo(rewards_G)
-    spread = math.sqrt(math.fsum(one * one for one in above) / max(1, len(above)))
-    return _scaled(above, spread)
+    """GRPO divided by the standard deviation of the group: easy and hard tasks pull equally hard."""
+    deviations_G = grpo(rewards_G)
+    squares = math.fsum(deviation * deviation for deviation in deviations_G)
+    return _scale(deviations_G, math.sqrt(squares / max(1, len(deviations_G))))
 
 
 def grpo_max(rewards_G: Sequence[float]) -> Advantages:
-    """GRPO divided by the largest deviation: from -1 to 1, whatever the rewards' scale."""
-    above = grpo(rewards_G)
-    return _scaled(above, max(map(abs, above), default=0.0))
+    """GRPO divided by the largest deviation of the group: from -1 to 1, whatever the scale of the
+    rewards."""
+    deviations_G = grpo(rewards_G)
+    return _scale(deviations_G, max(map(abs, deviations_G), default=0.0))
 
 
-def _scaled(above_G: Advantages, by: float) -> Advantages:
-    return tuple(one / by if by > TINY else 0.0 for one in above_G)
+def _scale(deviations_G: Advantages, by: float) -> Advantages:
+    return tuple(deviation / by if by > TINY else 0.0 for deviation in deviations_G)
 
 
 BASELINES: dict[str, Callable[[Sequence[float]], Advantages]] = {
-    "grpo": grpo, "rloo": rloo, "grpo_std": grpo_std, "grpo_max": grpo_max
-}  # fmt: skip
+    "grpo": grpo,
+    "rloo": rloo,
+    "grpo_std": grpo_std,
+    "grpo_max": grpo_max,
+}
 
 
-def shortened(
+def penalise_length(
     rewards_G: Sequence[float], lengths_G: Sequence[int], weight: float, correct_at: float
 ) -> tuple[float, ...]:
-    """Rewards with up to `weight` taken off the longest right answer of the group, nothing off the
-    shortest, and nothing off answers that are not right: below `correct_at`."""
+    """Return the rewards, less for long right answers: the longest right answer of the group loses
+    `weight`, the shortest nothing. An answer is right from `correct_at` on; wrong answers are not
+    changed."""
     right = [length for reward, length in zip(rewards_G, lengths_G, strict=True) if reward >= correct_at]
     if not weight or len(right) < 2 or min(right) == max(right):
         return tuple(rewards_G)

@@ -1,4 +1,5 @@
-"""Rows into micro-batches of the trainer's ranks: balanced by cost, every rank as many as any other."""
+"""Packs the rows of a batch into micro-batches for the trainer's ranks, balanced by what they cost to
+train."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
@@ -11,20 +12,20 @@ from ....records.ids import PolicyVersion, Step
 MicroBatch = tuple[int, ...]
 
 ATTENTION_TOKENS = 24_000
-"""A row of so many tokens costs as much in attention as in all else: six times a width of 4,000."""
+"""A row of this length costs as much in attention as in everything else: six times a width of 4,000."""
 
 
 def cost(num_tokens: int) -> float:
-    """What a row takes to train: linear in its tokens, and quadratic where it attends to itself."""
+    """Return what a row costs to train: linear in its tokens, plus the quadratic part of attention."""
     return num_tokens * (1 + num_tokens / ATTENTION_TOKENS)
 
 
 def plan_ranks(lengths: Sequence[int], budget: int, ranks: int) -> tuple[tuple[MicroBatch, ...], ...]:
-    """For each rank its micro-batches, as indices of `lengths`. Every index appears exactly once.
+    """Return the micro-batches of each rank, as indices of `lengths`. Every index appears exactly once.
 
-    All ranks have as many micro-batches, so that what they do together lines up: one with fewer splits
-    some, and one that has fewer rows than that gets empty ones at its end. No rank is without a row as
-    long as there is one for each.
+    All ranks get the same number of micro-batches, because they sum gradients together. A rank with
+    fewer splits some of its own, and a rank with too few rows gets empty ones at the end. Every rank
+    gets a row as long as there are enough rows.
     """
     packed = [_pack(lengths, rows, budget) for rows in _shares(lengths, range(len(lengths)), ranks)]
     count = max(len(bins) for bins in packed)
@@ -32,19 +33,19 @@ def plan_ranks(lengths: Sequence[int], budget: int, ranks: int) -> tuple[tuple[M
 
 
 def _shares(lengths: Sequence[int], rows: Sequence[int], num_shares: int) -> list[list[int]]:
-    """Rows in shares of about the same cost: the costliest first, each to the share with least."""
+    """Split rows into shares of about the same cost: the costliest first, each to the cheapest share."""
     shares: list[list[int]] = [[] for _ in range(num_shares)]
-    least_first = [(0.0, share) for share in range(num_shares)]
+    cheapest_first = [(0.0, share) for share in range(num_shares)]
     for row in _costliest_first(lengths, rows):
-        so_far, share = least_first[0]
+        share_cost, share = cheapest_first[0]
         shares[share].append(row)
-        heapreplace(least_first, (so_far + cost(lengths[row]), share))
+        heapreplace(cheapest_first, (share_cost + cost(lengths[row]), share))
     return shares
 
 
 def _pack(lengths: Sequence[int], rows: Sequence[int], budget: int) -> list[list[int]]:
-    """Bins of at most `budget` tokens, longest row first, each to the fullest bin that has room for it;
-    a row longer than that gets a bin of its own."""
+    """Pack rows into bins of at most `budget` tokens: the longest row first, each into the fullest bin
+    with room for it. A row that is longer than the budget gets a bin to itself."""
     bins: list[list[int]] = []
     room: list[tuple[int, int]] = []
     for row in _costliest_first(lengths, rows):
@@ -60,15 +61,13 @@ def _pack(lengths: Sequence[int], rows: Sequence[int], budget: int) -> list[list
 
 
 def _spread(lengths: Sequence[int], bins: list[list[int]], count: int) -> tuple[MicroBatch, ...]:
-    """The same rows in `count` bins: the costliest that can be are halved, the rest is padding."""
-    while len(bins) < count and any(len(one) > 1 for one in bins):
-        costliest = max(
-            (one for one in bins if len(one) > 1), key=lambda one: sum(cost(lengths[row]) for row in one)
-        )
+    """Spread the same rows over `count` bins: halve the costliest bins, then pad with empty ones."""
+    while splittable := [rows for rows in bins if len(rows) > 1 and len(bins) < count]:
+        costliest = max(splittable, key=lambda rows: sum(cost(lengths[row]) for row in rows))
         bins.remove(costliest)
         bins += _shares(lengths, costliest, 2)
     padding: list[list[int]] = [[]] * (count - len(bins))
-    return tuple(tuple(sorted(one)) for one in bins + padding)
+    return tuple(tuple(sorted(rows)) for rows in bins + padding)
 
 
 def _costliest_first(lengths: Sequence[int], rows: Sequence[int]) -> list[int]:
@@ -78,7 +77,8 @@ def _costliest_first(lengths: Sequence[int], rows: Sequence[int]) -> list[int]:
 def plan_batch(
     step: Step, groups: Iterable[ClosedGroup], micro_batch_tokens: int, ranks: int = 1
 ) -> BatchManifest:
-    """Rows of `groups`, in order, with each rollout's advantage on all its rows, packed for `ranks`."""
+    """Make the manifest of a step: every row of every trained rollout with its advantage, and the
+    packing."""
     rows = tuple(
         BatchRow(
             rollout_id=member.rollout_id,
@@ -88,9 +88,9 @@ def plan_batch(
             num_trainable=row.num_trainable,
             advantage=advantage,
         )
-        for one in groups
-        for member, advantage in zip(one.group.members, one.advantages, strict=True)
-        if member.rollout_id not in one.left_out
+        for closed in groups
+        for member, advantage in zip(closed.group.members, closed.advantages, strict=True)
+        if member.rollout_id not in closed.left_out
         for index, row in enumerate(member.scored.rows)
     )
     return BatchManifest(

@@ -1,83 +1,24 @@
-"""Batches: what waits for the next one, what the trainer has, and when the next one goes."""
+"""Batches: groups that wait for one, batches that the trainer has, and the weights that come back."""
 
 from collections import deque
 
 import msgspec
 
+from ....config.specs import CoreSpec
 from ....records.group import ClosedGroup
 from ....records.ids import PolicyVersion, Step
 from ....records.restored import RestoredBatch
 from ..commands import Ship, UpdateWeights
 from ..events import VersionPublished
-from ..limits import Limits
 from .packing import plan_batch
-
-
-class Shipping:
-    """Step n trains version n − 1 into version n. A rollout may train at step n if its first token was
-    drawn by version n − 1 − max_off_policy_steps or later."""
-
-    def __init__(self, limits: Limits, first_step: Step) -> None:
-        self._limits = limits
-        self._discarded: list[ClosedGroup] = []
-        self._shipped: dict[Step, Ship] = {}
-        self.ready = ReadyGroups(limits.batch_size, limits.batch_tokens)
-        self.next_step = first_step
-
-    @property
-    def is_over(self) -> bool:
-        """The last batch is shipped."""
-        return self.next_step > self._limits.max_steps
-
-    @property
-    def steps_left(self) -> int:
-        return self._limits.max_steps - self.next_step + 1
-
-    @property
-    def num_shipped(self) -> int:
-        """Batches the trainer has not finished."""
-        return len(self._shipped)
-
-    def restore(self, batch: RestoredBatch) -> None:
-        """A batch that was shipped before a restart, and is trained after it."""
-        step = batch.manifest.step
-        self._shipped[step] = Ship(batch.manifest, batch.closed)
-        self.next_step = Step(step + 1)
-
-    def discard(self, closed: ClosedGroup) -> Step:
-        """Note a group that will not train; the step before whose batch it closed."""
-        self._discarded.append(closed)
-        return Step(min(self.next_step, self._limits.max_steps))
-
-    def take_stale(self) -> list[ClosedGroup]:
-        """What became too old for the next batch while it waited."""
-        oldest = self.next_step - 1 - self._limits.max_off_policy_steps
-        stale = [] if self.is_over else self.ready.take_older_than(oldest)
-        return [msgspec.structs.replace(one, fate="stale") for one in stale]
-
-    def take_batch(self, published: PolicyVersion) -> Ship | None:
-        """The next batch, if it is full and the trainer is not too far behind."""
-        behind = self.next_step - 1 - published
-        if self.is_over or behind > self._limits.max_off_policy_steps or not self.ready.is_full:
-            return None
-        taken = self.ready.take_batch()
-        limits = self._limits
-        manifest = plan_batch(self.next_step, taken, limits.micro_batch_tokens, limits.ranks)
-        closed, self._discarded = (*self._discarded, *taken), []
-        ship = self._shipped[self.next_step] = Ship(manifest, closed)
-        self.next_step = Step(self.next_step + 1)
-        return ship
-
-    def published(self, version: PolicyVersion) -> list[ClosedGroup]:
-        """The groups that made this version."""
-        ship = self._shipped.pop(Step(version))
-        return [one for one in ship.closed if one.fate == "trained"]
+from .staleness import is_trainer_behind, oldest_trainable
 
 
 class ReadyGroups:
-    """In the order they closed. A batch is full by rollouts; by tokens where `batch_tokens` is set."""
+    """Groups that will train, in the order they closed. A batch is full by its number of rollouts, or by
+    its number of tokens if `batch_tokens` is set."""
 
-    def __init__(self, batch_size: int, batch_tokens: int) -> None:
+    def __init__(self, batch_size: int, batch_tokens: int | None) -> None:
         self._batch_size = batch_size
         self._batch_tokens = batch_tokens
         self._groups: deque[ClosedGroup] = deque()
@@ -88,18 +29,18 @@ class ReadyGroups:
 
     @property
     def is_full(self) -> bool:
-        return self._fills(self.num_rollouts, self.num_tokens)
+        return self._fills_batch(self.num_rollouts, self.num_tokens)
 
     @property
     def rollouts_a_batch(self) -> int:
-        """As many as are asked for; with `batch_tokens`, as many as their mean length so far makes."""
+        """Rollouts of one batch; with `batch_tokens`, an estimate from the mean length so far."""
         if not self._batch_tokens or not self._tokens_seen:
             return self._batch_size
         return max(1, round(self._batch_tokens * self._rollouts_seen / self._tokens_seen))
 
     @property
     def worth(self) -> float:
-        """In rollouts; with `batch_tokens`, in rollouts of mean length."""
+        """How far the next batch is, in rollouts; with `batch_tokens`, in rollouts of mean length."""
         if not self._batch_tokens or not self.num_tokens:
             return self.num_rollouts
         return self.num_tokens * self._rollouts_seen / self._tokens_seen
@@ -111,36 +52,98 @@ class ReadyGroups:
         self._tokens_seen += closed.num_tokens
 
     def take_batch(self) -> list[ClosedGroup]:
-        """The oldest groups that fill a batch."""
-        taken: list[ClosedGroup] = []
-        rollouts = tokens = 0
-        while not self._fills(rollouts, tokens):
-            one = self._groups.popleft()
-            self._count(one, -1)
-            taken.append(one)
-            rollouts, tokens = rollouts + one.num_trained, tokens + one.num_tokens
-        return taken
+        """Take the oldest groups that fill a batch."""
+        batch: list[ClosedGroup] = []
+        num_rollouts = num_tokens = 0
+        while not self._fills_batch(num_rollouts, num_tokens):
+            closed = self._groups.popleft()
+            self._count(closed, -1)
+            batch.append(closed)
+            num_rollouts += closed.num_trained
+            num_tokens += closed.num_tokens
+        return batch
 
     def take_older_than(self, version: int) -> list[ClosedGroup]:
-        """Groups in which a rollout began under a version before `version`."""
-        stale = [one for one in self._groups if one.first_version < version]
-        for one in stale:
-            self._groups.remove(one)
-            self._count(one, -1)
+        """Take the groups in which a rollout began under a version before `version`."""
+        stale = [closed for closed in self._groups if closed.first_version < version]
+        for closed in stale:
+            self._groups.remove(closed)
+            self._count(closed, -1)
         return stale
 
-    def _fills(self, rollouts: int, tokens: int) -> bool:
+    def _fills_batch(self, num_rollouts: int, num_tokens: int) -> bool:
         if self._batch_tokens:
-            return tokens >= self._batch_tokens
-        return rollouts >= self._batch_size
+            return num_tokens >= self._batch_tokens
+        return num_rollouts >= self._batch_size
 
     def _count(self, closed: ClosedGroup, sign: int) -> None:
         self.num_rollouts += sign * closed.num_trained
         self.num_tokens += sign * closed.num_tokens
 
 
+class Shipping:
+    """Decides which groups make the next batch and when it ships, by the rule in `staleness.py`."""
+
+    def __init__(self, spec: CoreSpec, first_step: Step) -> None:
+        self._spec = spec
+        self._discarded: list[ClosedGroup] = []
+        self._shipped: dict[Step, Ship] = {}
+        self.ready = ReadyGroups(spec.orchestrator.batch_size, spec.orchestrator.batch_tokens)
+        self.next_step = first_step
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last batch is shipped."""
+        return self.next_step > self._spec.max_steps
+
+    @property
+    def steps_left(self) -> int:
+        return self._spec.max_steps - self.next_step + 1
+
+    @property
+    def num_shipped(self) -> int:
+        """Batches that the trainer has not finished."""
+        return len(self._shipped)
+
+    def restore(self, batch: RestoredBatch) -> None:
+        """Take in a batch that was shipped before a restart and is trained after it."""
+        step = batch.manifest.step
+        self._shipped[step] = Ship(batch.manifest, batch.closed)
+        self.next_step = Step(step + 1)
+
+    def discard(self, closed: ClosedGroup) -> Step:
+        """Note a group that will not train, and return the step whose batch reports it."""
+        self._discarded.append(closed)
+        return Step(min(self.next_step, self._spec.max_steps))
+
+    def take_stale(self) -> list[ClosedGroup]:
+        """Take the groups that became too old for the next batch while they waited."""
+        oldest = oldest_trainable(self.next_step, self._spec.orchestrator.max_off_policy_steps)
+        stale = [] if self.is_over else self.ready.take_older_than(oldest)
+        return [msgspec.structs.replace(closed, fate="stale") for closed in stale]
+
+    def take_batch(self, published: PolicyVersion) -> Ship | None:
+        """Return the next batch if it is full and the trainer is not too far behind."""
+        step, spec = self.next_step, self._spec
+        is_behind = is_trainer_behind(step, published, spec.orchestrator.max_off_policy_steps)
+        if self.is_over or is_behind or not self.ready.is_full:
+            return None
+        batch = self.ready.take_batch()
+        manifest = plan_batch(step, batch, spec.micro_batch_tokens, spec.ranks)
+        closed, self._discarded = (*self._discarded, *batch), []
+        ship = self._shipped[step] = Ship(manifest, closed)
+        self.next_step = Step(step + 1)
+        return ship
+
+    def published(self, version: PolicyVersion) -> list[ClosedGroup]:
+        """The trainer has published a version: return the groups that it was trained on."""
+        ship = self._shipped.pop(Step(version))
+        return [closed for closed in ship.closed if closed.fate == "trained"]
+
+
 class WeightVersions:
-    """One update at a time, always to the newest version."""
+    """Which version is published, and which one the engine samples from. There is one weight update at a
+    time, always to the newest version."""
 
     def __init__(self, version: PolicyVersion) -> None:
         self.published = version
@@ -148,8 +151,8 @@ class WeightVersions:
         self.updating: PolicyVersion | None = None
         self._newest: VersionPublished | None = None
 
-    def wants(self, published: VersionPublished) -> list[UpdateWeights]:
-        """The engine shall sample from this version, as soon as it can."""
+    def update_to(self, published: VersionPublished) -> list[UpdateWeights]:
+        """Make the engine sample from this version as soon as it can."""
         self._newest = published
         return self._update()
 

@@ -1,47 +1,82 @@
-"""How many rollouts may run at a time, from what engine and workers say of their load."""
+"""Whether the next group may start: every bound on how much runs at the same time.
 
+The core asks with numbers, and the answer is yes or no. Time arrives by `tick`.
+"""
+
+from msgspec import Struct
+
+from ....config.sections import OrchestratorConfig
+from ....config.specs import CoreSpec
 from ....records.engine import EngineLoad
 
 FULL_CACHE, FREE_CACHE = 0.95, 0.85
-"""Above the first an engine throws out requests to make room; below the second it has some."""
+"""Above the first an engine evicts requests to make room. Below the second it has room to spare."""
 LATE_S = 0.1
 """Workers whose loops are later than this have too much to do."""
 LESS = 0.9
+"""An overloaded engine or worker lowers the limit to this share of what runs."""
+RESERVED_SHARE = 1 / 4
+"""Of its share of `max_in_flight`, every environment keeps this part free from the others."""
 
 
 class Concurrency:
-    """Starts at the most there may be. Falls by a tenth at each report of overload; rises by a group at
-    each report that there is room, while it is this bound that binds. Without `adapts` it is the most,
-    always."""
+    """How many rollouts may run at the same time.
 
-    def __init__(self, most: int, step: int, *, adapts: bool) -> None:
-        self._most = most
-        self._step = step
-        self._adapts = adapts
+    The limit starts at `max_in_flight` and stays there unless `adapt_in_flight` is set. Then it falls by
+    a tenth at every report of overload, and rises by one group at every report of room while it is the
+    bound that keeps rollouts from starting.
+    """
+
+    def __init__(self, config: OrchestratorConfig) -> None:
+        self._config = config
         self._worker_lag_s = 0.0
-        self.limit = most
+        self.limit = config.max_in_flight
 
-    def worker_lag(self, lag_s: float) -> None:
-        """The worst since the engine's last report."""
+    def on_worker_lag(self, lag_s: float) -> None:
+        """Keep the worst lag since the engine's last report."""
         self._worker_lag_s = max(self._worker_lag_s, lag_s)
 
-    def engine_load(self, load: EngineLoad, in_flight: int) -> None:
+    def on_engine_load(self, load: EngineLoad, in_flight: int) -> None:
         lag_s, self._worker_lag_s = self._worker_lag_s, 0.0
-        if not self._adapts:
+        if not self._config.adapt_in_flight:
             return
+        size = self._config.group_size
         overloaded = load.waiting > load.running or load.cache_use > FULL_CACHE or lag_s > LATE_S
         has_room = not load.waiting and load.cache_use < FREE_CACHE and lag_s < LATE_S / 2
         if overloaded:
-            self.limit = max(self._step, int(min(self.limit, in_flight) * LESS))
-        elif has_room and in_flight + self._step > self.limit:
-            self.limit = min(self._most, self.limit + self._step)
+            self.limit = max(size, int(min(self.limit, in_flight) * LESS))
+        elif has_room and in_flight + size > self.limit:
+            self.limit = min(self._config.max_in_flight, self.limit + size)
+
+
+class StartRate:
+    """Spreads starts over time. Every rollout that starts takes its part of a minute, and until that
+    part is over no other starts. Without a limit everything may start."""
+
+    def __init__(self, rollouts_a_minute: float | None) -> None:
+        self._apart_s = 60 / rollouts_a_minute if rollouts_a_minute else 0.0
+        self._now_s: float | None = None
+        self._free_s = 0.0
+
+    def tick(self, now_s: float) -> None:
+        if self._now_s is None:
+            self._free_s += now_s
+        self._now_s = now_s
+
+    def started(self, count: int) -> None:
+        self._free_s = max(self._free_s, self._now_s or 0.0) + count * self._apart_s
+
+    @property
+    def allows(self) -> bool:
+        return not self._apart_s or self._free_s <= (self._now_s or 0.0)
 
 
 class PayloadBudget:
-    """Counts live bytes exactly and those of rollouts in flight by the mean of what has settled."""
+    """Bounds live payload. It counts the bytes of settled rollouts exactly, and expects every rollout in
+    flight to bring as many bytes as the mean of those that have settled."""
 
     def __init__(self, budget_bytes: int) -> None:
-        self.budget_bytes = budget_bytes
+        self._budget_bytes = budget_bytes
         self.live_bytes = 0
         self._num_seen = 0
         self._bytes_seen = 0
@@ -56,30 +91,62 @@ class PayloadBudget:
 
     @property
     def mean_bytes(self) -> float:
-        """Of a rollout; 0 before the first has settled."""
+        """The mean size of a rollout's payload; 0 before the first has settled."""
         return self._bytes_seen / self._num_seen if self._num_seen else 0.0
 
     def has_room(self, num_rollouts: int) -> bool:
-        """Whether so many rollouts, running or about to, will fit beside what is live."""
-        return self.live_bytes + num_rollouts * self.mean_bytes <= self.budget_bytes
+        """Return whether this many rollouts, running or about to run, fit beside what is live."""
+        return self.live_bytes + num_rollouts * self.mean_bytes <= self._budget_bytes
 
 
-class StartRate:
-    """Every rollout that starts takes its share of a minute; until that is over, none starts."""
+class Demand(Struct, frozen=True):
+    """How many rollouts are on their way to the trainer."""
 
-    def __init__(self, a_minute: float) -> None:
-        self._apart_s = 60 / a_minute
-        self._now_s: float | None = None
-        self._free_s = 0.0
+    in_flight: int
+    unshipped: float
+    """Rollouts of groups that are open, or closed and not yet shipped."""
+    training: int
+    """Rollouts of batches whose weights the engine does not sample from yet."""
+    rollouts_a_batch: int
+    steps_left: int
 
-    def tick(self, now_s: float) -> None:
-        if self._now_s is None:
-            self._free_s += now_s
-        self._now_s = now_s
 
-    def started(self, count: int) -> None:
-        self._free_s = max(self._free_s, self._now_s or 0.0) + count * self._apart_s
+class Admission:
+    """Says whether one more group may start."""
 
-    @property
-    def allows(self) -> bool:
-        return self._free_s <= (self._now_s or 0.0)
+    def __init__(self, spec: CoreSpec) -> None:
+        self._spec = spec
+        self.concurrency = Concurrency(spec.orchestrator)
+        self.rate = StartRate(spec.orchestrator.rollouts_a_minute)
+        self.budget = PayloadBudget(spec.payload_bytes)
+        self.env_limits = _env_limits(spec)
+        """The most rollouts of each environment that may be in flight."""
+        self.is_held_back = False
+        """Whether the payload budget alone keeps the next group from starting."""
+
+    def allows_group(self, demand: Demand) -> bool:
+        settings = self._spec.orchestrator
+        in_flight = demand.in_flight + settings.group_size
+        most_outstanding = self._spec.max_outstanding * demand.rollouts_a_batch / settings.batch_size
+        is_wanted = (
+            in_flight <= self.concurrency.limit
+            and demand.unshipped + demand.training < most_outstanding
+            and demand.unshipped < demand.steps_left * demand.rollouts_a_batch
+            and self.rate.allows
+        )
+        fits = self.budget.has_room(in_flight)
+        self.is_held_back = is_wanted and not fits
+        return is_wanted and fits
+
+
+def _env_limits(spec: CoreSpec) -> dict[str, int]:
+    """A slow environment needs more than its share of what runs, but leaves every other a quarter of
+    theirs: an environment that never answers must not take everything."""
+    size, most = spec.orchestrator.group_size, spec.orchestrator.max_in_flight
+    total = sum(spec.ratios.values())
+    reserved = {
+        env: max(size, int(most * ratio / total * RESERVED_SHARE) // size * size)
+        for env, ratio in spec.ratios.items()
+    }
+    free = most - sum(reserved.values())
+    return {env: max(size, free + reserved[env]) for env in spec.ratios}

@@ -1,55 +1,61 @@
-"""Tasks of one environment by how they go: those that are always solved, or never, seldom come up."""
+"""Tasks of one environment by difficulty: those that are always solved, or never, are drawn rarely."""
 
 from collections import Counter
 
+from ....config.sections import DifficultyConfig
 from ....records.task import Pool, Task
-from ..limits import DifficultyRule
 
 MAX_POOLED = 10_000
-"""Tasks in one pool; when there are more, the one that has been in it longest is normal again."""
+"""Tasks in one pool. When there are more, the task that has been in the pool longest is ordinary
+again."""
+SHARES: dict[Pool, float] = {"hard": 0.1, "easy": 0.05}
+"""The share of the groups that the tasks of each pool get. Hard tasks come first where both are due."""
 
 
 class Difficulty:
-    """A task is normal until a group of it was as good as `easy_at`, or as bad as `hard_at`. Out of its
-    pool it comes in turn, as often as the pool's share allows; one group that goes otherwise, and it is
-    normal again."""
+    """Keeps the pools of one environment.
 
-    def __init__(self, rule: DifficultyRule) -> None:
-        self._shares: dict[Pool, float] = {"hard": rule.hard_share, "easy": rule.easy_share}
-        self._rule = rule
+    A task is ordinary until a group of it has a mean reward of at least `easy_at` or at most `hard_at`.
+    Tasks of a pool are drawn in order, as often as the share of the pool allows. One group with another
+    result makes the task ordinary again.
+    """
+
+    def __init__(self, config: DifficultyConfig) -> None:
+        self._config = config
         self._waiting: dict[Pool, dict[str, Task]] = {"hard": {}, "easy": {}}
         self._pool_of: dict[str, Pool] = {}
+        self._num_pooled: Counter[Pool] = Counter()
         self._num_taken: Counter[Pool] = Counter()
         self._num_groups = 0
 
     def put(self, task: Task, pool: Pool) -> None:
         waiting = self._waiting[pool]
         waiting[task.id] = task
+        self._num_pooled[pool] += task.id not in self._pool_of
         self._pool_of[task.id] = pool
         if len(waiting) > MAX_POOLED:
-            oldest = next(iter(waiting))
-            del waiting[oldest], self._pool_of[oldest]
+            self._leave(next(iter(waiting)))
 
-    def is_normal(self, task: Task) -> bool:
+    def is_ordinary(self, task: Task) -> bool:
         return task.id not in self._pool_of
 
     def count(self, pool: Pool) -> int:
-        return sum(one == pool for one in self._pool_of.values())
+        return self._num_pooled[pool]
 
-    def began(self) -> None:
-        """A group starts, of whatever pool."""
+    def started(self) -> None:
+        """A group starts, whatever its pool."""
         self._num_groups += 1
 
     def take_due(self) -> Task | None:
-        """A task of a pool that has had less than its share of the groups."""
-        for pool, share in self._shares.items():
+        """Take a task of a pool that has had less than its share of the groups."""
+        for pool, share in SHARES.items():
             if self._waiting[pool] and self._num_taken[pool] < share * self._num_groups:
                 return self._take(pool)
         return None
 
     def take_any(self) -> Task | None:
-        """Where nothing is normal: the hard ones first."""
-        pool = next((pool for pool in self._shares if self._waiting[pool]), None)
+        """Take a task of any pool, for an environment that has no ordinary task left."""
+        pool = next((pool for pool in SHARES if self._waiting[pool]), None)
         return self._take(pool) if pool else None
 
     def _take(self, pool: Pool) -> Task:
@@ -61,22 +67,23 @@ class Difficulty:
         return self._pool_of.get(task.id)
 
     def closed(self, task: Task, rewards: list[float]) -> bool:
-        """A group of this task has closed: whether it is in another pool now. Without rewards it stays
-        where it was."""
+        """A group of this task has closed. Return whether the task is in another pool now; without
+        rewards it stays where it was."""
         was = self.pool_of(task)
-        pool = _pool(self._rule, rewards) if rewards else was
+        pool = self._judge(rewards) if rewards else was
         if was is not None:
             self._leave(task.id)
         if pool is not None:
             self.put(task, pool)
         return pool != was
 
-    def _leave(self, id: str) -> None:
-        self._waiting[self._pool_of.pop(id)].pop(id, None)
+    def _leave(self, task_id: str) -> None:
+        pool = self._pool_of.pop(task_id)
+        self._num_pooled[pool] -= 1
+        self._waiting[pool].pop(task_id, None)
 
-
-def _pool(rule: DifficultyRule, rewards: list[float]) -> Pool | None:
-    mean = sum(rewards) / len(rewards)
-    if mean >= rule.easy_at:
-        return "easy"
-    return "hard" if mean <= rule.hard_at else None
+    def _judge(self, rewards: list[float]) -> Pool | None:
+        mean, config = sum(rewards) / len(rewards), self._config
+        if config.easy_at is not None and mean >= config.easy_at:
+            return "easy"
+        return "hard" if config.hard_at is not None and mean <= config.hard_at else None

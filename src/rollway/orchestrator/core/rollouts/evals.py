@@ -1,26 +1,32 @@
-"""Evaluations between training: when one is due, what it still has to run, and when it is over."""
+"""Evaluations between the steps: when one is due, what it still has to run, and when it is over."""
 
 from collections import deque
 
+from ....config.specs import CoreSpec
 from ....records.group import ClosedGroup
-from ....records.ids import GroupId, PolicyVersion, RolloutId
+from ....records.ids import PolicyVersion, RolloutId
 from ....records.rollout import Settled
 from ....records.task import Task
 from ..commands import PullTasks, RecordEvalGroup, ReportEval
-from ..limits import EvalRule
-from .groups import OpenGroups
+from .groups import OpenGroup, OpenGroups
 
 PAGE = 64
 """Tasks asked for at a time."""
+SHARE = 0.25
+"""At most this part of what may run is evaluation, so that training goes on meanwhile."""
 
 
 class Evaluations:
-    """One evaluation at a time. If the next is due before this one is over, it follows; if two are, the
-    newer of them does. Weights may change meanwhile: the report says which versions were seen."""
+    """Runs one evaluation at a time.
 
-    def __init__(self, rule: EvalRule | None, max_steps: int) -> None:
-        self._rule = rule
-        self._max_steps = max_steps
+    An evaluation that becomes due while another runs starts after it; if two become due, only the newer
+    one runs. The weights may change during an evaluation, and its report says which versions it saw.
+    """
+
+    def __init__(self, spec: CoreSpec) -> None:
+        self._config = spec.eval
+        self._envs = (spec.eval and spec.eval.envs) or tuple(spec.ratios)
+        self._max_steps = spec.max_steps
         self._last: int | None = None
         self._next: PolicyVersion | None = None
         self._version: PolicyVersion | None = None
@@ -39,31 +45,34 @@ class Evaluations:
 
     @property
     def group_size(self) -> int:
-        return self._rule.num_rollouts if self._rule else 0
+        return self._config.num_rollouts if self._config else 0
 
     @property
     def waits_for(self) -> str:
-        """In words; empty if no evaluation runs."""
+        """What the running evaluation waits for, in words; empty if none runs."""
         if self._version is None:
             return ""
-        running, left = self.num_in_flight, len(self._pending)
-        return f"the evaluation of version {self._version}: {running} rollouts run, {left} tasks wait"
+        return (
+            f"the evaluation of version {self._version}: {self.num_in_flight} rollouts run, "
+            f"{len(self._pending)} tasks wait"
+        )
 
-    def done_before(self, version: int | None) -> None:
-        """What a run had evaluated before it was interrupted."""
+    def restore(self, version: int | None) -> None:
+        """Note the last version that the run had evaluated before it was interrupted."""
         self._last = version
 
     def is_due(self, version: int) -> bool:
-        """After every so many versions, counted from 0, and after the last one."""
-        rule = self._rule
-        if rule is None or (self._last is not None and version <= self._last):
+        """Return whether this version is to be evaluated: the first, one in every few, and the last."""
+        config = self._config
+        if config is None:
             return False
         if self._last is None:
-            return rule.at_start or version >= rule.every or version == self._max_steps
-        return version // rule.every > self._last // rule.every or version == self._max_steps
+            return True
+        is_last = version == self._max_steps
+        return version > self._last and (version // config.every > self._last // config.every or is_last)
 
     def applied(self, version: PolicyVersion) -> list[PullTasks]:
-        """The engine samples from this version now."""
+        """The engines sample from this version now."""
         if not self.is_due(version):
             return []
         self._last = version
@@ -71,39 +80,38 @@ class Evaluations:
         return self._begin()
 
     def _begin(self) -> list[PullTasks]:
-        if self._rule is None or self._next is None or self.is_running:
+        if self._config is None or self._next is None or self.is_running:
             return []
         self._version, self._next = self._next, None
-        self._pulling = set(self._rule.envs)
-        count = min(PAGE, self._rule.num_tasks)
-        return [PullTasks(env, 0, count, "eval") for env in self._rule.envs]
+        self._pulling = set(self._envs)
+        count = min(PAGE, self._config.num_tasks)
+        return [PullTasks(env, 0, count, "eval") for env in self._envs]
 
     def arrived(
         self, env: str, start: int, tasks: tuple[Task, ...], exhausted: bool
     ) -> list[PullTasks | ReportEval]:
-        if self._rule is None or env not in self._pulling:
+        if self._config is None or env not in self._pulling:
             return []
         self._pending.extend((env, task) for task in tasks)
         end = start + len(tasks)
-        if exhausted or not tasks or end >= self._rule.num_tasks:
+        if exhausted or not tasks or end >= self._config.num_tasks:
             self._pulling.discard(env)
             return self._finish()
-        return [PullTasks(env, end, min(PAGE, self._rule.num_tasks - end), "eval")]
+        return [PullTasks(env, end, min(PAGE, self._config.num_tasks - end), "eval")]
 
     def take(self, max_in_flight: int) -> tuple[str, Task] | None:
-        """The next task, if its rollouts fit into the share of what may run; one task always may."""
-        if self._rule is None or not self._pending:
+        """Take the next task if its rollouts fit into the share of evaluations. One task always fits."""
+        if self._config is None or not self._pending:
             return None
-        running = self._open.num_in_flight
-        most = max(self._rule.num_rollouts, int(self._rule.share * max_in_flight))
-        return self._pending.popleft() if running + self._rule.num_rollouts <= most else None
+        size = self._config.num_rollouts
+        most = max(size, int(SHARE * max_in_flight))
+        return self._pending.popleft() if self._open.num_in_flight + size <= most else None
 
-    def open(self, id: GroupId, env: str, task: Task, ids: list[RolloutId]) -> None:
-        assert self._version is not None
-        self._open.open(id, env, task, self._version, ids)
+    def open(self, group: OpenGroup) -> None:
+        self._open.open(group)
 
-    def waits_for_rollout(self, id: RolloutId) -> bool:
-        return self._open.group_of(id) is not None
+    def waits_for_rollout(self, rollout_id: RolloutId) -> bool:
+        return self._open.group_of(rollout_id) is not None
 
     def settle(self, settled: Settled) -> list[RecordEvalGroup | ReportEval | PullTasks]:
         group = self._open.settle(settled)
@@ -114,7 +122,7 @@ class Evaluations:
         return [RecordEvalGroup(self._version, closed), *self._finish()]
 
     def _finish(self) -> list[PullTasks | ReportEval]:
-        """Report once everything has settled, and go on with what is due."""
+        """Report once everything has settled, and begin the next evaluation if one is due."""
         if self._version is None or self._pulling or self._pending or self._open.num_in_flight:
             return []
         report = ReportEval(self._version, tuple(self._closed))
@@ -122,6 +130,7 @@ class Evaluations:
         return [report, *self._begin()]
 
     def abandon(self, env: str) -> list[RolloutId]:
-        """An environment gives no answers: what is to be cancelled of it, and the rest forgotten."""
-        self._pending = deque(one for one in self._pending if one[0] != env)
-        return [id for name, id in self._open.all_in_flight() if name == env]
+        """Give up on an environment that does not answer: drop its pending tasks, and return the
+        rollouts to cancel."""
+        self._pending = deque((name, task) for name, task in self._pending if name != env)
+        return [rollout_id for name, rollout_id in self._open.all_in_flight() if name == env]

@@ -1,6 +1,7 @@
-"""Groups that are still open: which rollouts they wait for."""
+"""Groups that are still open: which rollouts they wait for, and how long they wait for the last ones."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 from msgspec import Struct, field
 
@@ -8,11 +9,14 @@ from ....records.group import Group, Member
 from ....records.ids import GroupId, PolicyVersion, RolloutId
 from ....records.rollout import Cancelled, Failed, Scored, Settled
 from ....records.task import Task
-from ..limits import NEVER
+
+STRAGGLERS_WAIT_S = 30.0
+"""How long the rest of a group may run once `stragglers_after` of it has settled."""
+NEVER = float("inf")
 
 
 class OpenGroup(Struct):
-    """Its rollouts by whether they have settled."""
+    """A group, with the rollouts it waits for and those that have settled."""
 
     id: GroupId
     env: str
@@ -23,104 +27,101 @@ class OpenGroup(Struct):
 
 
 class OpenGroups:
-    """Rollouts in flight, by group. A group leaves when its last rollout settles."""
+    """All rollouts in flight, by group. A group leaves when its last rollout settles."""
 
     def __init__(self) -> None:
         self._open: dict[GroupId, OpenGroup] = {}
         self._group_of: dict[RolloutId, GroupId] = {}
-        self._by_env: Counter[str] = Counter()
+        self._in_flight_by_env: Counter[str] = Counter()
         self.num_rollouts = 0
-        """Of open groups, settled ones too."""
+        """Rollouts of open groups, settled ones included."""
 
     @property
     def num_in_flight(self) -> int:
         return len(self._group_of)
 
-    def open(
-        self, id: GroupId, env: str, task: Task, version: PolicyVersion, ids: list[RolloutId]
-    ) -> None:
-        self._open[id] = OpenGroup(id, env, task, version, set(ids))
-        self._group_of.update(dict.fromkeys(ids, id))
-        self._by_env[env] += len(ids)
-        self.num_rollouts += len(ids)
+    def open(self, group: OpenGroup) -> None:
+        self._open[group.id] = group
+        self._group_of.update(dict.fromkeys(group.waiting, group.id))
+        self._in_flight_by_env[group.env] += len(group.waiting)
+        self.num_rollouts += len(group.waiting)
 
     def in_flight_of(self, env: str) -> int:
-        return self._by_env[env]
+        return self._in_flight_by_env[env]
 
-    def group_of(self, id: RolloutId) -> OpenGroup | None:
-        """None if no group waits for this rollout."""
-        group_id = self._group_of.get(id)
+    def group_of(self, rollout_id: RolloutId) -> OpenGroup | None:
+        """Return the group that waits for this rollout, or None."""
+        group_id = self._group_of.get(rollout_id)
         return None if group_id is None else self._open[group_id]
 
-    def waiting_in(self, id: GroupId) -> list[RolloutId]:
-        return sorted(self._open[id].waiting)
+    def waiting_in(self, group_id: GroupId) -> list[RolloutId]:
+        return sorted(self._open[group_id].waiting)
 
-    def env_of(self, id: GroupId) -> str:
-        return self._open[id].env
+    def env_of(self, group_id: GroupId) -> str:
+        return self._open[group_id].env
 
-    def settle(self, settled: Settled, instead: RolloutId | None = None) -> Group | None:
-        """Take the end of a rollout in flight; the group if it was the last one it waited for. With
-        `instead` another rollout takes its place, and the group waits for that."""
+    def settle(self, settled: Settled, retry: RolloutId | None = None) -> Group | None:
+        """Note the end of a rollout in flight, and return its group if that was the last one. With
+        `retry` another rollout takes its place, and the group waits for that one."""
         group = self._open[self._group_of.pop(settled.rollout_id)]
         group.waiting.remove(settled.rollout_id)
         group.settled.append(settled)
-        if instead is not None:
-            group.waiting.add(instead)
-            self._group_of[instead] = group.id
+        if retry is not None:
+            group.waiting.add(retry)
+            self._group_of[retry] = group.id
             self.num_rollouts += 1
             return None
-        self._by_env[group.env] -= 1
+        self._in_flight_by_env[group.env] -= 1
         if group.waiting:
             return None
         del self._open[group.id]
         self.num_rollouts -= len(group.settled)
-        return _closed(group)
+        return _settled_group(group)
 
     def older_than(self, version: int) -> list[tuple[str, RolloutId]]:
-        """Environment and id of what was dispatched under a version before `version`."""
-        return [
-            (one.env, id)
-            for one in self._open.values() if one.version < version
-            for id in sorted(one.waiting)
-        ]  # fmt: skip
+        """Return environment and id of the rollouts dispatched under a version before `version`."""
+        return _in_flight(group for group in self._open.values() if group.version < version)
 
     def all_in_flight(self) -> list[tuple[str, RolloutId]]:
-        return [(one.env, id) for one in self._open.values() for id in sorted(one.waiting)]
+        return _in_flight(self._open.values())
 
 
-def _closed(group: OpenGroup) -> Group:
-    ends = sorted(group.settled, key=lambda one: one.rollout_id)
+def _in_flight(groups: Iterable[OpenGroup]) -> list[tuple[str, RolloutId]]:
+    return [(group.env, rollout_id) for group in groups for rollout_id in sorted(group.waiting)]
+
+
+def _settled_group(group: OpenGroup) -> Group:
+    ends = sorted(group.settled, key=lambda settled: settled.rollout_id)
+    outcomes = [(settled.rollout_id, settled.outcome) for settled in ends]
     return Group(
         id=group.id,
         env=group.env,
         task_id=group.task.id,
-        members=tuple(
-            Member(one.rollout_id, one.outcome) for one in ends if isinstance(one.outcome, Scored)
-        ),
-        failed=tuple((one.rollout_id, one.outcome) for one in ends if isinstance(one.outcome, Failed)),
-        cancelled=tuple(
-            (one.rollout_id, one.outcome) for one in ends if isinstance(one.outcome, Cancelled)
-        ),
+        members=tuple(Member(id, outcome) for id, outcome in outcomes if isinstance(outcome, Scored)),
+        failed=tuple((id, outcome) for id, outcome in outcomes if isinstance(outcome, Failed)),
+        cancelled=tuple((id, outcome) for id, outcome in outcomes if isinstance(outcome, Cancelled)),
     )
 
 
 class Stragglers:
-    """Once the share `after` of a group has settled, the rest has `wait_s` left."""
+    """Finds groups that wait only for their last rollouts. Once the share `after` of a group has
+    settled, the rest has `STRAGGLERS_WAIT_S` left. Without `after`, groups wait for all their
+    rollouts."""
 
-    def __init__(self, after: float, wait_s: float) -> None:
+    def __init__(self, after: float | None) -> None:
         self._after = after
-        self._wait_s = wait_s
         self._due_s: dict[GroupId, float] = {}
 
-    def settled(self, id: GroupId, num_settled: int, num_waiting: int, now_s: float) -> None:
-        """How far a group is."""
+    def settled(self, group: OpenGroup, now_s: float) -> None:
+        """Note that a rollout of this group has settled."""
+        num_settled, num_waiting = len(group.settled), len(group.waiting)
         if not num_waiting:
-            self._due_s.pop(id, None)
-        elif self._after < 1 and num_settled >= self._after * (num_settled + num_waiting):
-            self._due_s.setdefault(id, now_s + self._wait_s)
+            self._due_s.pop(group.id, None)
+        elif self._after and num_settled >= self._after * (num_settled + num_waiting):
+            self._due_s.setdefault(group.id, now_s + STRAGGLERS_WAIT_S)
 
     def take_due(self, now_s: float) -> list[GroupId]:
-        """Groups whose stragglers have had their time; each is named once."""
-        due = [id for id, at_s in self._due_s.items() if at_s <= now_s]
+        """Return the groups whose stragglers have had their time. Each is returned once."""
+        due = [group_id for group_id, due_s in self._due_s.items() if due_s <= now_s]
         self._due_s.update(dict.fromkeys(due, NEVER))
         return due

@@ -1,94 +1,104 @@
-"""Who has been silent for so long that nobody waits any more."""
+"""When to stop waiting: for an environment that does not answer, for a run in which nothing happens, and
+for groups that never train."""
 
 from collections import Counter
 
 from ....records.group import ClosedGroup
 
+MAX_QUIET_S = 3600.0
+"""A run in which no rollout settles, no version is published and no weights are loaded for this long
+stops and says what it waited for."""
+MAX_REASONS = 3
+"""The commonest reasons that a stuck run names."""
+
 
 class Patience:
-    """An environment is lost when it owes something and has given nothing for `patience_s`. That what it
-    owed was cancelled is no answer: it goes on where it was when it owes something again. A run is
-    stuck when nothing at all has moved for `quiet_s`."""
+    """Knows since when each environment has owed an answer, and when anything last happened.
 
-    def __init__(self, patience_s: float, quiet_s: float) -> None:
-        self._patience_s = patience_s
-        self._quiet_s = quiet_s
+    An environment is lost when it has owed an answer for `env_patience_s`. Cancelling what it owes does
+    not count as an answer: the clock stops, and continues when the environment owes something again.
+    """
+
+    def __init__(self, env_patience_s: float) -> None:
+        self._env_patience_s = env_patience_s
         self._now_s: float | None = None
         self._owes_since_s: dict[str, float] = {}
         self._owed_s: dict[str, float] = {}
-        """Of those that owe nothing now, and gave nothing when they did."""
-        self._moved_s = 0.0
+        """For environments that owe nothing now and answered nothing before: how long they had owed."""
+        self._last_change_s = 0.0
 
     def tick(self, now_s: float) -> None:
         if self._now_s is None:
             self._owes_since_s = dict.fromkeys(self._owes_since_s, now_s)
-            self._moved_s = now_s
+            self._last_change_s = now_s
         self._now_s = now_s
 
     @property
     def now_s(self) -> float:
-        """0 until the first tick."""
+        """The time of the last tick; 0 before the first."""
         return self._now_s or 0.0
 
-    def moved(self) -> None:
-        """Something has ended: a rollout, a step, an update of weights."""
-        self._moved_s = self.now_s
+    def note_change(self) -> None:
+        """Note that a rollout, a step or a weight update has ended."""
+        self._last_change_s = self.now_s
 
     @property
     def is_stuck(self) -> bool:
-        return self.now_s - self._moved_s >= self._quiet_s
+        return self.now_s - self._last_change_s >= MAX_QUIET_S
 
     def asked(self, env: str) -> None:
-        """It owes something from now on, if it did not before."""
+        """The environment owes an answer from now on, if it did not before."""
         self._owes_since_s.setdefault(env, self.now_s - self._owed_s.pop(env, 0.0))
 
-    def heard(self, env: str, *, owes: bool) -> None:
-        """It gave something; whether it owes more."""
-        self.moved()
+    def answered(self, env: str, *, owes_more: bool) -> None:
+        self.note_change()
         self._owed_s.pop(env, None)
         self._owes_since_s.pop(env, None)
-        if owes:
+        if owes_more:
             self._owes_since_s[env] = self.now_s
 
-    def let_off(self, env: str) -> None:
-        """What it owed was cancelled."""
+    def cancelled(self, env: str) -> None:
+        """All that the environment owed was cancelled."""
         since_s = self._owes_since_s.pop(env, None)
         if since_s is not None:
             self._owed_s[env] = self.now_s - since_s
 
-    def is_lost_with(self, env: str) -> bool:
+    def is_lost(self, env: str) -> bool:
         since_s = self._owes_since_s.get(env)
         if self._now_s is None or since_s is None:
             return False
-        return self._now_s - since_s >= self._patience_s
+        return self._now_s - since_s >= self._env_patience_s
 
 
 class UselessStreak:
-    """Counts them by reason; a group that trains ends the row, one that was cancelled does not count."""
+    """Counts groups in a row that gave nothing to train on, by reason. A group that trains ends the
+    streak; a group with cancelled rollouts does not count."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._count = 0
+    def __init__(self, max_groups: int) -> None:
+        self._max_groups = max_groups
+        self._num_groups = 0
         self._reasons: Counter[str] = Counter()
 
     def closed(self, closed: ClosedGroup) -> None:
         if closed.fate == "trained":
-            self._count = 0
+            self._num_groups = 0
             self._reasons.clear()
         elif not closed.group.cancelled:
-            self._count += 1
-            self._reasons[_why(closed)] += 1
+            self._num_groups += 1
+            self._reasons[_why_useless(closed)] += 1
 
     @property
     def reason(self) -> str:
         """Why the run is stuck; empty while it is not."""
-        if self._count < self._most:
+        if self._num_groups < self._max_groups:
             return ""
-        kinds = ", ".join(f"{count} × {why}" for why, count in self._reasons.most_common(3))
-        return f"{self._count} groups in a row gave nothing to train on: {kinds}"
+        reasons = ", ".join(
+            f"{count} × {reason}" for reason, count in self._reasons.most_common(MAX_REASONS)
+        )
+        return f"{self._num_groups} groups in a row gave nothing to train on: {reasons}"
 
 
-def _why(closed: ClosedGroup) -> str:
+def _why_useless(closed: ClosedGroup) -> str:
     if closed.fate == "zero_advantage":
         reward = closed.group.members[0].scored.reward
         return f"all rewards equal ({reward:g})"

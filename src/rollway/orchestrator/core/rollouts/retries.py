@@ -1,32 +1,35 @@
-"""Rollouts that failed by no fault of their own, run again under a new id."""
+"""Rollouts that failed through no fault of their own, and run again under a new id."""
 
+from ....config.sections import RetriesConfig
 from ....records.ids import RolloutId, num_retries, retried
 from ....records.rollout import Failed, Outcome
-from ..limits import RetryRule
 
+BUDGET = 0.1
+"""Retries never exceed this share of the rollouts started: where everything fails, running it all again
+would only add load."""
 MIN_BUDGET = 8
 """Retries that a run may always make: a share of few rollouts would be none."""
 
 
 class Retries:
-    """A rollout is tried again as often as its boundary allows, and while the budget lasts: where all
-    fail, trying everything again would only double the load."""
+    """Decides whether a failed rollout runs again: as often as `[retries]` allows for its boundary,
+    while the budget lasts. A boundary without a key there is never retried."""
 
-    def __init__(self, rule: RetryRule) -> None:
-        self._rule = rule
+    def __init__(self, config: RetriesConfig) -> None:
+        self._config = config
         self._num_started = 0
-        self.num_made = 0
+        self.num_retries = 0
 
     def started(self, count: int) -> None:
         self._num_started += count
 
-    def next_id(self, id: RolloutId, outcome: Outcome) -> RolloutId | None:
-        """Under which id to run it again; None to leave it at that."""
+    def next_id(self, rollout_id: RolloutId, outcome: Outcome) -> RolloutId | None:
+        """Return the id under which the rollout runs again, or None if it does not."""
         if not isinstance(outcome, Failed):
             return None
-        if num_retries(id) >= self._rule.times.get(outcome.boundary, 0):
+        if num_retries(rollout_id) >= getattr(self._config, outcome.boundary, 0):
             return None
-        if self.num_made >= max(MIN_BUDGET, self._rule.budget * self._num_started):
+        if self.num_retries >= max(MIN_BUDGET, BUDGET * self._num_started):
             return None
-        self.num_made += 1
-        return retried(id)
+        self.num_retries += 1
+        return retried(rollout_id)

@@ -1,4 +1,4 @@
-"""Credit and filters."""
+"""Advantages, the length penalty and the zero-advantage filter, as properties."""
 
 import math
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollway.orchestrator.core.batches.closer import is_flat
-from rollway.orchestrator.core.batches.credit import BASELINES, grpo, shortened
+from rollway.orchestrator.core.batches.credit import BASELINES, grpo, penalise_length
 
 rewards = st.lists(st.floats(-1e3, 1e3), max_size=32)
 
@@ -29,7 +29,7 @@ def test_baselines_are_what_they_say(values: list[float]) -> None:
         assert math.isclose(advantage, values[index] - sum(others) / len(others), abs_tol=1e-9)
     if max(values) - min(values) > 1e-3:
         spread = BASELINES["grpo_std"](values)
-        assert math.isclose(sum(one * one for one in spread) / len(spread), 1)
+        assert math.isclose(sum(advantage * advantage for advantage in spread) / len(spread), 1)
         assert math.isclose(max(map(abs, BASELINES["grpo_max"](values))), 1)
 
 
@@ -38,8 +38,8 @@ def test_baselines_are_what_they_say(values: list[float]) -> None:
     st.floats(0, 1),
 )
 def test_only_right_answers_pay_for_their_length(group: list[tuple[float, int]], weight: float) -> None:
-    values, lengths = [one[0] for one in group], [one[1] for one in group]
-    worth = shortened(values, lengths, weight, correct_at=1.0)
+    values, lengths = [reward for reward, _ in group], [length for _, length in group]
+    worth = penalise_length(values, lengths, weight, correct_at=1.0)
     right = [index for index, value in enumerate(values) if value >= 1.0]
     for index, value in enumerate(values):
         assert value - weight - 1e-12 <= worth[index] <= value

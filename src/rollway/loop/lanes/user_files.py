@@ -1,0 +1,29 @@
+"""Imports a Python file that a user names by its path: an environment, or an advantage function."""
+
+import hashlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+
+def import_file(path: Path) -> ModuleType:
+    """Import a file, once for each process.
+
+    The module's name contains a hash of the path, so that two files with the same stem do not collide. A
+    file that raises while it is imported leaves no half-loaded module behind.
+    """
+    name = f"rollway_file_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:  # whatever it raised: the module did not load
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,125 @@
+"""What the state of a core says: how much is on its way, which environments are silent, what the next
+step waits for, and why it can no longer complete. These functions only read."""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from ...records.situation import CoreView
+from ...records.task import Pool
+from .rollouts.admission import Demand
+from .rollouts.patience import MAX_QUIET_S
+
+if TYPE_CHECKING:
+    from .core import Core
+
+POOLS: tuple[Pool, ...] = ("easy", "hard")
+
+
+def view(core: "Core") -> CoreView:
+    """Return the numbers of a run that people and metrics look at."""
+    return CoreView(
+        step=core.shipping.next_step,
+        version=core.weights.applied,
+        waits_for=waits_for(core),
+        in_flight=core.num_in_flight,
+        max_in_flight=core.admission.concurrency.limit,
+        ready=core.shipping.ready.num_rollouts,
+        batch_size=core.shipping.ready.rollouts_a_batch,
+        live_bytes=core.admission.budget.live_bytes,
+        is_held_back=core.admission.is_held_back,
+        num_retries=core.retries.num_retries,
+        pools={pool: core.tasks.pooled(pool) for pool in POOLS},
+        is_finished=core.finished,
+    )
+
+
+def demand(core: "Core", silent: Collection[str]) -> Demand:
+    """Return how much is on its way to the trainer. Rollouts of silent environments do not count."""
+    ready = core.shipping.ready
+    lost = sum(core.groups.in_flight_of(env) for env in silent)
+    num_training = core.shipping.next_step - 1 - core.weights.applied
+    return Demand(
+        in_flight=core.num_in_flight,
+        unshipped=core.groups.num_rollouts - lost + core.closer.num_rollouts + ready.worth,
+        training=num_training * ready.rollouts_a_batch,
+        rollouts_a_batch=ready.rollouts_a_batch,
+        steps_left=core.shipping.steps_left,
+    )
+
+
+def silent_envs(core: "Core") -> tuple[str, ...]:
+    """Return the environments that have not answered for too long: the others do not wait for them."""
+    return tuple(
+        env
+        for env in core.spec.ratios
+        if (core.groups.in_flight_of(env) or core.tasks.is_waiting_for(env))
+        and core.patience.is_lost(env)
+    )
+
+
+def full_envs(core: "Core") -> tuple[str, ...]:
+    """Return the environments that have no room for another group."""
+    size, limits = core.spec.orchestrator.group_size, core.admission.env_limits
+    return tuple(env for env in limits if core.groups.in_flight_of(env) + size > limits[env])
+
+
+def waits_for(core: "Core") -> str:
+    """Say what the next step waits for."""
+    weights, shipping = core.weights, core.shipping
+    if shipping.is_over:
+        return _waits_for_at_the_end(core)
+    if shipping.ready.is_full:
+        return f"the trainer: it has published version {weights.published}"
+    if core.closer.num_groups:
+        return f"advantages of {core.closer.num_groups} groups"
+    if core.admission.is_held_back:
+        return "payload to be trained: payload.budget_mb is used up"
+    if core.groups.num_in_flight:
+        return "rollouts"
+    if weights.updating is not None:
+        return f"the engine to load version {weights.updating}"
+    if shipping.num_shipped:
+        return "the trainer"
+    if not core.admission.rate.allows:
+        return "the next minute: orchestrator.rollouts_a_minute is used up"
+    return "tasks of the environments"
+
+
+def _waits_for_at_the_end(core: "Core") -> str:
+    if core.weights.published < core.spec.max_steps:
+        return "the trainer: the last batch is shipped"
+    if core.weights.updating is not None:
+        return f"the engine to load version {core.weights.updating}"
+    return core.evals.waits_for or "rollouts that were cancelled"
+
+
+def why_stuck(core: "Core") -> str:
+    """Say why the run can no longer complete its next step; empty while it can."""
+    if env := core.tasks.empty_env:
+        return f"environment '{env}' has no tasks"
+    if _is_starved(core):
+        budget = core.admission.budget
+        return (
+            f"a batch does not fit into payload.budget_mb: {core.shipping.ready.num_rollouts} rollouts "
+            "wait "
+            f"for others with {budget.live_bytes} bytes, a rollout has about {budget.mean_bytes:.0f}; "
+            "raise payload.budget_mb or lower orchestrator.batch_size"
+        )
+    if core.patience.is_stuck:
+        return (
+            f"nothing has happened for {MAX_QUIET_S:g} s: step {core.shipping.next_step} waits for "
+            f"{waits_for(core)}"
+        )
+    return core.useless.reason
+
+
+def _is_starved(core: "Core") -> bool:
+    """Return whether nothing runs, nothing trains, and the payload budget lets nothing start."""
+    is_waiting = (
+        core.num_in_flight
+        or core.closer.num_groups
+        or core.shipping.num_shipped
+        or core.weights.updating is not None
+    )
+    has_room = core.admission.budget.has_room(core.spec.orchestrator.group_size)
+    return not is_waiting and not has_room and not core.shipping.is_over

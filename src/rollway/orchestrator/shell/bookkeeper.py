@@ -1,0 +1,181 @@
+"""Writes down what happens in a run: in the ledger, in saved rollouts, in metrics, and for `rollway
+why`."""
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from ...config.sections import OrchestratorConfig
+from ...ledger.ledger import Ledger
+from ...loop.coroutines import FairLoop
+from ...loop.lanes.lanes import thread
+from ...observe.step_metrics import StepTally
+from ...payload.in_use import SegmentKeeper
+from ...payload.reader import SegmentReader
+from ...records.group import ClosedGroup, Member
+from ...records.ids import PolicyVersion, Step
+from ...records.payload import PayloadRef
+from ...records.restored import Restored, RestoredBatch
+from ...records.rollout import Scored, Settled
+from ...records.task import Pool, Task
+from ...rundir.rundir import RunDir, write_whole
+from ...rundir.saved_rollouts import decode_saved, group_to_save
+from ...wire.messages import WorkerProgress
+from ..core.commands import Dispatch, Ship
+from .step_log import StepLog
+from .tracker import RolloutTracker
+
+
+class Bookkeeper:
+    """The memory of a run. What a step trains on is in the ledger before the trainer sees the batch; the
+    rest is written while the batch trains."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        ledger: Ledger,
+        tracker: RolloutTracker,
+        steps: StepLog,
+        config: OrchestratorConfig,
+    ) -> None:
+        self._run = run
+        self._ledger = ledger
+        self._tracker = tracker
+        self._config = config
+        self.steps = steps
+        self._segments = SegmentKeeper(SegmentReader(run.payload))
+        self._saving = asyncio.Lock()
+        self._reports: dict[int, asyncio.Future[dict[str, float]]] = {}
+
+    async def dispatched(self, order: Dispatch) -> None:
+        """Note rollouts that are about to start."""
+        await self._ledger.opened(
+            order.group_id, order.env, order.task, order.version, order.position, order.split
+        )
+        for rollout_id in order.rollout_ids:
+            await self._ledger.dispatched(
+                rollout_id, order.group_id, order.env, order.task.id, order.version
+            )
+            self._tracker.started(rollout_id, order.group_id, order.env, order.task)
+
+    async def settled(self, settled: Settled) -> None:
+        """Note a rollout's end before the core hears of it."""
+        self._tracker.settled(settled.rollout_id, settled.outcome)
+        if isinstance(settled.outcome, Scored):
+            await self._segments.hold(settled.outcome.ref)
+        await self._ledger.settled(settled)
+
+    def progressed(self, progress: WorkerProgress) -> None:
+        self._tracker.progressed(progress)
+
+    async def before_ship(self) -> None:
+        """Wait until everything that a batch is made of is in the ledger."""
+        await self._ledger.flush()
+
+    async def shipped(self, ship: Ship) -> None:
+        """Note a batch that the trainer has, and save its rollouts."""
+        await self._report_batch(ship, await self._tally(ship))
+
+    async def _tally(self, ship: Ship) -> dict[str, float]:
+        """Sum up a batch. Other coroutines get the loop in between, however large the batch is."""
+        tally, fair = StepTally(ship.manifest, self._config.correct_at), FairLoop()
+        for closed in ship.closed:
+            tally.add(closed)
+            await fair.let_others()
+        return tally.metrics()
+
+    async def _report_batch(self, ship: Ship, metrics: dict[str, float]) -> None:
+        step = ship.manifest.step
+        trained = dict.fromkeys(row.rollout_id for row in ship.manifest.rows)
+        await self._ledger.shipped(step, trained, metrics)
+        kept = [closed for closed in ship.closed if closed.fate == "trained"]
+        await self._save(self._run.saved_rollouts(step), kept)
+        self._report_of(step).set_result(metrics)
+
+    async def published(self, step: Step, trained: dict[str, float]) -> None:
+        """Report a trained step, once everything that reads its payload has done so."""
+        batch = await self._report_of(step)
+        del self._reports[step]
+        await self._ledger.published(step)
+        self._tracker.published()
+        await self.steps.report(step, batch, trained)
+
+    def _report_of(self, step: int) -> "asyncio.Future[dict[str, float]]":
+        """Return the metrics of a batch, which may be asked for before they are known."""
+        if step not in self._reports:
+            self._reports[step] = asyncio.get_running_loop().create_future()
+        return self._reports[step]
+
+    async def discarded(self, step: Step, closed: ClosedGroup) -> None:
+        await self._save(self._run.saved_rollouts(step), [closed])
+        await self._ledger.closed(closed.group.id, closed.fate)
+        await self.release(member.scored.ref for member in closed.group.members)
+
+    async def evaluated(self, version: PolicyVersion, closed: ClosedGroup) -> None:
+        await self._save(self._run.saved_evals(version), [closed])
+        await self.release(member.scored.ref for member in closed.group.members)
+
+    async def eval_ended(self, version: PolicyVersion, groups: tuple[ClosedGroup, ...]) -> None:
+        await self.steps.report_eval(version, groups)
+        await self._ledger.evaluated(version)
+
+    async def pooled(self, env: str, task: Task, pool: Pool | None) -> None:
+        await self._ledger.pooled(env, task, pool)
+
+    async def release(self, refs: Iterable[PayloadRef]) -> None:
+        await self._segments.release(refs)
+
+    async def prune_weights(self, applied: PolicyVersion) -> None:
+        """Remove versions that no engine will load again."""
+        await thread(self._run.prune_weights, applied - self._config.keep_weights)
+
+    def hold_restored(self, restored: Restored) -> None:
+        """Hold the payload that an interrupted run left. Its writers are gone."""
+        ends = [settled.outcome for group in restored.groups for settled in group.settled]
+        members = [
+            member.scored
+            for batch in restored.batches
+            for closed in batch.closed
+            for member in closed.group.members
+        ]
+        for scored in [*(end for end in ends if isinstance(end, Scored)), *members]:
+            self._segments.hold_old(scored.ref)
+
+    async def restored(self, batch: RestoredBatch) -> None:
+        """Note a batch that was shipped before a restart: its rollouts are saved again."""
+        await thread(_remove_trained, self._run.saved_rollouts(batch.manifest.step))
+        ship = Ship(batch.manifest, batch.closed)
+        await self._report_batch(ship, batch.metrics or await self._tally(ship))
+
+    async def _save(self, path: Path, groups: list[ClosedGroup]) -> None:
+        if self._config.save_rollouts:
+            async with self._saving:
+                await thread(_append_rollouts, self._run.payload, path, groups)
+
+
+def _append_rollouts(payload: Path, path: Path, groups: list[ClosedGroup]) -> None:
+    """Append a line for each rollout. Transcripts are copied from the payload as bytes, never parsed."""
+    reader = SegmentReader(payload)
+
+    def read_transcript(member: Member) -> msgspec.Raw:
+        return msgspec.Raw(reader.open(member.scored.ref)["transcript"].tobytes())
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        for closed in groups:
+            for rollout in group_to_save(closed, read_transcript):
+                file.write(msgspec.json.encode(rollout) + b"\n")
+
+
+def _remove_trained(path: Path) -> None:
+    """Remove the lines of a batch that is about to be saved again, and a torn last line."""
+    if path.exists():
+        lines = path.read_bytes().splitlines(keepends=True)
+        write_whole(path, b"".join(line for line in lines if _stays(line)))
+
+
+def _stays(line: bytes) -> bool:
+    rollout = decode_saved(line)
+    return rollout is not None and rollout.fate != "trained"
