@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 3
 
-.PHONY: help setup demo test lint docs bench clean
+.PHONY: help setup demo test quick lint docs bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -23,6 +23,9 @@ demo: $(READY)  ## Train a tiny Mixture-of-Experts on reverse-text (a few minute
 
 test: lint  ## Lint, then run all tests, JOBS of them at a time
 	$(BIN)/pytest -n $(JOBS) --dist worksteal
+
+quick: lint  ## Lint, then run all tests but those that start whole systems (under two minutes)
+	$(BIN)/pytest -n $(JOBS) --dist worksteal -m 'not system'
 
 lint: $(READY)  ## ruff and mypy --strict
 	$(BIN)/ruff check .
