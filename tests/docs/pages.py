@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
     ROOT / "ARCHITECTURE.md",
+    ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "examples").glob("*/README.md")),
 ]
@@ -30,7 +31,7 @@ class Block(Struct, frozen=True):
 
     @property
     def needs(self) -> str:
-        """Why it cannot be run here, as the reader is told: a comment `# needs …`."""
+        """Why the block cannot run here. The page says so with a comment `# needs …`."""
         found = re.search(r"# needs (.+)", self.text)
         return found[1] if found else ""
 
@@ -43,7 +44,7 @@ class Line(Struct, frozen=True):
 
     @property
     def program(self) -> str:
-        """Without variables that are set before it, and without its folder."""
+        """The program without its folder, and without variables set before it."""
         return next((word for word in self.words if "=" not in word), "").rpartition("/")[2]
 
     @property
@@ -71,7 +72,7 @@ def languages() -> set[str]:
 
 
 def commands() -> list[Line]:
-    """Every command of every bash block; lines that end with a backslash go on."""
+    """Every command of every bash block. A line that ends with a backslash continues."""
     found = []
     for block in blocks("bash"):
         for line in block.text.replace("\\\n", " ").splitlines():

@@ -2,8 +2,12 @@
 
 import ast
 import importlib
+import os
 import re
 import runpy
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -24,22 +28,24 @@ from rollway.records.ids import GroupId
 
 PLAYED = {"README.md", "docs/environments.md"}
 """Pages whose Python is environments: tests/envs/test_docs.py plays them."""
-SHELL = {"export", "tail", "make"}
+SHELL = {"export", "tail", "make", "source"}
 """Commands that need nothing but a shell."""
-LEAST = {"name": "least", "model": {"path": "m"}, "env": [{"id": "reverse-text"}]}
+MINIMAL = {"name": "minimal", "model": {"path": "m"}, "env": [{"id": "reverse-text"}]}
 """What every run file has, for blocks that show a part of one."""
 
 
-def label(one: Block | Line) -> str:
-    return one.label
+def label(item: Block | Line) -> str:
+    return item.label
 
 
-PYTHON = [one for one in blocks("python") if one.page not in PLAYED]
+PYTHON = [block for block in blocks("python") if block.page not in PLAYED]
 NEEDS = "# needs "
+NOT_RUN = [block for block in PYTHON if block.text.startswith(NEEDS)]
+RUN = [block for block in PYTHON if not block.text.startswith(NEEDS)]
 
 
-@pytest.mark.parametrize("block", [one for one in PYTHON if one.text.startswith(NEEDS)], ids=label)
-def test_python_that_needs_something_else_imports_what_there_is(block: Block) -> None:
+@pytest.mark.parametrize("block", NOT_RUN, ids=label)
+def test_python_that_cannot_run_here_imports_names_that_exist(block: Block) -> None:
     tree = ast.parse(block.text)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -47,16 +53,16 @@ def test_python_that_needs_something_else_imports_what_there_is(block: Block) ->
             assert all(hasattr(module, alias.name) for alias in node.names)
 
 
-@pytest.mark.parametrize("block", [one for one in PYTHON if not one.text.startswith(NEEDS)], ids=label)
+@pytest.mark.parametrize("block", RUN, ids=label)
 def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no environment is a function for advantages."""
+    """A block that is not an environment is an advantage function."""
     (tmp_path / "my_credit.py").write_text(block.text)
     (name,) = [
         name for name in runpy.run_path(str(tmp_path / "my_credit.py")) if not name.startswith("_")
     ]
     monkeypatch.chdir(tmp_path)
-    given = credit(f"my_credit.py:{name}", Credit(GroupId(0), (0.0, 1.0), (1000, 250), (1, 1)))
-    assert given == (-0.25, 0.5)
+    advantages = credit(f"my_credit.py:{name}", Credit(GroupId(0), (0.0, 1.0), (1000, 250), (1, 1)))
+    assert advantages == (-0.25, 0.5)
 
 
 @pytest.mark.parametrize("block", blocks("toml"), ids=label)
@@ -67,14 +73,13 @@ def test_toml_is_a_run_file_or_a_package(block: Block) -> None:
         ours = tomllib.loads((ROOT / "pyproject.toml").read_text())
         assert group in ours["project"]["entry-points"]
         return
-    config = check({**LEAST, **tree}, source=block.label)
-    if not any(env.address and env.keys for env in config.env):
-        plan(config)  # keys are looked for when a run starts
-    assert differs(config), "it shows nothing but defaults"
+    config = check({**MINIMAL, **tree}, source=block.label)
+    plan(config)
+    assert differs(config), "the block shows only defaults"
 
 
 def differs(config: RunConfig) -> bool:
-    return msgspec.to_builtins(config) != msgspec.to_builtins(check(LEAST, source="least"))
+    return msgspec.to_builtins(config) != msgspec.to_builtins(check(MINIMAL, source="minimal"))
 
 
 def rollway_commands() -> list[Line]:
@@ -83,7 +88,7 @@ def rollway_commands() -> list[Line]:
 
 @pytest.mark.parametrize("line", rollway_commands(), ids=label)
 def test_options_of_a_command_exist(line: Line) -> None:
-    """Parsed as the command line is, and not carried out."""
+    """The command is parsed and not run."""
     command: Any = get_command(app)
     args, context = line.args, None
     while hasattr(command, "commands"):
@@ -98,14 +103,32 @@ def test_options_of_a_command_exist(line: Line) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [one for one in commands() if one.program not in {"rollway", *SHELL}], ids=label
+    "line", [line for line in commands() if line.program not in {"rollway", *SHELL}], ids=label
 )
-def test_what_cannot_be_run_here_says_what_it_needs(line: Line) -> None:
+def test_a_command_that_cannot_run_here_says_what_it_needs(line: Line) -> None:
     assert line.block.needs, "say why with a comment '# needs …' in the block"
 
 
-def test_make_has_the_targets_that_are_named() -> None:
+def test_make_has_the_targets_that_pages_name() -> None:
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     named = [word for line in commands() if line.program == "make" for word in line.args]
     assert named
     assert {word for word in named if "=" not in word} <= set(targets)
+
+
+def test_the_diff_for_a_new_key_applies_and_is_enough(tmp_path: Path) -> None:
+    """CONTRIBUTING says that a key of the orchestrator touches two files: this is its example."""
+    (block,) = blocks("diff")
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=block.text, text=True, check=True)
+    assert len(re.findall(r"^\+\+\+ ", block.text, re.MULTILINE)) == 2
+    code = (
+        "from rollway.config.load import check;"
+        "tree = {'name': 'x', 'model': {'path': 'm'}, 'env': [{'id': 'e'}]};"
+        "print(check({**tree, 'orchestrator': {'min_scored': 3}}, 'x').orchestrator.min_scored)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "3"

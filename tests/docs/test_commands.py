@@ -1,7 +1,7 @@
-"""Commands of the documentation, carried out as printed, in a folder that has what they speak of.
+"""Commands of the documentation run as printed, in a folder that holds what they name.
 
-Evaluations are carried out with few rollouts against servers that answer by what is asked, training
-that takes minutes or needs an engine of its own as a dry run, everything else as it stands.
+Evaluations run with few rollouts against servers that answer by what they are asked. Training that takes
+minutes or needs an external engine is a dry run. Everything else runs as it is.
 """
 
 import asyncio
@@ -25,20 +25,20 @@ from tests.doubles.workspace import ENVS, Workspace
 pytestmark = [pytest.mark.anyio, pytest.mark.system, pytest.mark.timeout(180)]
 
 UNTIL_STOPPED = {"serve", "engine"}
-"""Commands that end by Ctrl-C only; tests/system starts them."""
+"""Commands that end only by Ctrl-C. Tests in tests/system start them."""
 FEWER = {"train": ["--dry-run"], "eval": ["-n", "2", "-r", "2", "--max-tokens", "8"],
          "simulate": ["--rollouts", "2000"]}  # fmt: skip
-"""What is added, so that a command takes seconds."""
+"""Options added so that a command takes seconds."""
 STOPPED_AFTER, STEPS = 2, 8
-"""Steps: so many, and rollout g4.2 has ended; and as many as the run file wants."""
+"""Steps: the run is stopped after the first number, when rollout g4.2 has settled, of the second."""
 
 
 def is_short_training(line: Line) -> bool:
-    return line.args[:2] == ["train", "run.toml"] and "engine.url" not in " ".join(line.args)
+    return line.args[:2] == ["train", "run.toml"] and "engine.external.url" not in " ".join(line.args)
 
 
 def command_lines() -> list[Line]:
-    """Each once, those that make what others use first."""
+    """Every command once; those that make what others use come first."""
     found: dict[tuple[str, ...], Line] = {}
     for line in commands():
         if line.program == "tail" or (line.program == "rollway" and line.args[0] not in UNTIL_STOPPED):
@@ -48,10 +48,10 @@ def command_lines() -> list[Line]:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny_moe: Path) -> Iterator[Path]:
-    """Where a reader would be: run files, environments, models, and a run that was stopped."""
+    """The folder of a reader: run files, environments, models, and a run that was stopped."""
     folder = tmp_path_factory.mktemp("reader")
     work = Workspace(folder, tiny_moe)
-    (run_file,) = [one.text for one in blocks("toml") if one.text.startswith("# run.toml\n")]
+    (run_file,) = [block.text for block in blocks("toml") if block.text.startswith("# run.toml\n")]
     env = 'args = { kind = "Lengths" }\nid = "reverse-text.py"'  # where random weights earn something
     work.file.write_text(run_file.replace('id = "reverse-text"', env))
     shutil.copy(ENVS, folder / "reverse-text.py")
@@ -72,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_moe: Path) -> Iterator
 
 
 class Servers(Struct, frozen=True):
-    """What stands where the documentation has an address or a model."""
+    """Real servers and folders for the addresses and models that the documentation names."""
 
     names: dict[str, str]
 
@@ -102,7 +102,7 @@ async def served(model: Path) -> AsyncIterator[Servers]:
 )
 async def test_a_command_does_what_it_says(line: Line, folder: Path, tiny_moe: Path) -> None:
     async with served(tiny_moe) as servers:
-        out = await carried_out(
+        out = await run_command(
             line.program, [*servers.words(line.args), *FEWER.get(line.args[0], [])], folder
         )
     assert out.strip() or line.program != "rollway"
@@ -114,19 +114,19 @@ async def test_a_command_does_what_it_says(line: Line, folder: Path, tiny_moe: P
     ids=lambda line: " ".join(line.args),
 )
 async def test_training_as_printed(line: Line, folder: Path, tmp_path: Path) -> None:
-    """Each in a folder of its own, where a run was stopped if the command speaks of one. The plain
-    command is what `folder` comes from."""
+    """Each command runs in a copy of the folder, with the stopped run if the command needs one. The plain
+    command made that folder."""
     reader = shutil.copytree(folder, tmp_path / "reader")
     run = reader / "outputs" / "my-run"
     if not {"--resume", "--clean"} & {*line.args}:
         shutil.rmtree(run)
-    await carried_out(line.program, line.args, reader)
+    await run_command(line.program, line.args, reader)
     if "--dry-run" not in line.args:
         assert len((run / "metrics.jsonl").read_text().splitlines()) == STEPS
 
 
-async def carried_out(program: str, args: list[str], folder: Path) -> str:
-    """What it printed; fails if it ends with an error."""
+async def run_command(program: str, args: list[str], folder: Path) -> str:
+    """Return what a command printed. Fails if the command does."""
     command = [sys.executable, "-m", "rollway"] if program == "rollway" else [program]
     process = await asyncio.create_subprocess_exec(
         *command, *args, cwd=folder, env={**os.environ, "OPENAI_API_KEY": "sesame"},

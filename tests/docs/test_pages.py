@@ -1,4 +1,4 @@
-"""Pages that are made from code are current, and what others quote and point to is there."""
+"""Pages made from code are current, quoted messages exist, and links lead somewhere."""
 
 import ast
 import importlib.util
@@ -25,13 +25,13 @@ def generator() -> ModuleType:
 
 
 @pytest.mark.parametrize("name", ["metrics.md", "configuration.md"])
-def test_a_page_that_is_made_from_code_is_current(name: str) -> None:
+def test_a_page_made_from_code_is_current(name: str) -> None:
     pages = generator().PAGES
     assert (DOCS / name).read_text() == pages[name](), "run 'make docs'"
     assert set(pages) == {"metrics.md", "configuration.md"}
 
 
-def test_every_key_and_every_metric_stands_in_its_page() -> None:
+def test_every_key_and_every_metric_is_on_its_page() -> None:
     configuration, metrics = ((DOCS / name).read_text() for name in ("configuration.md", "metrics.md"))
     for key in ("`[[env]]`", "`[warmup]`", "| `wandb_project` |", "| `max_off_policy_steps` |"):
         assert key in configuration
@@ -44,8 +44,8 @@ def test_every_key_and_every_metric_stands_in_its_page() -> None:
 
 
 @cache
-def said_in_source() -> list[str]:
-    """Every text in the source; what is filled in stands as …"""
+def texts_in_source() -> list[str]:
+    """Every text in the source, with … for what is filled in."""
     texts = []
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -53,9 +53,10 @@ def said_in_source() -> list[str]:
                 case ast.Constant(value=str(text)):
                     texts.append(text)
                 case ast.JoinedStr(values=values):
-                    texts.append("".join(
-                        str(one.value) if isinstance(one, ast.Constant) else "…" for one in values
-                    ))  # fmt: skip
+                    parts = [
+                        str(value.value) if isinstance(value, ast.Constant) else "…" for value in values
+                    ]
+                    texts.append("".join(parts))
     return texts
 
 
@@ -63,18 +64,18 @@ def quotes(page: Path) -> Iterator[str]:
     yield from re.findall(r"\*\*`([^`]+)`\*\*", page.read_text())
 
 
-def is_said(quote: str) -> bool:
-    """Whether the words of a quote, … standing for anything, are in one text of the source."""
+def is_in_source(quote: str) -> bool:
+    """Whether one text of the source has the words of the quote, in which … stands for anything."""
     parts = [re.escape(part.strip()) for part in quote.split("…")]
     pattern = re.compile(".*".join(parts), re.DOTALL)
-    return any(pattern.search(text) for text in said_in_source())
+    return any(pattern.search(text) for text in texts_in_source())
 
 
 @pytest.mark.parametrize("name", ["troubleshooting.md", "failures.md"])
-def test_what_a_page_says_that_rollway_says_it_says(name: str) -> None:
+def test_messages_that_a_page_quotes_are_messages_of_rollway(name: str) -> None:
     found = [quote for quote in quotes(DOCS / name) if quote != "like this"]
     assert found
-    assert not [quote for quote in found if not is_said(quote)]
+    assert not [quote for quote in found if not is_in_source(quote)]
 
 
 def anchors(page: Path) -> set[str]:
@@ -98,5 +99,14 @@ def test_the_readme_names_every_page() -> None:
     assert all(f"docs/{page.name}" in readme for page in DOCS.glob("*.md"))
 
 
-def test_languages_of_blocks_are_those_that_are_tested() -> None:
-    assert languages() <= {"python", "toml", "bash", "json"}
+def test_every_language_of_a_block_is_tested() -> None:
+    assert languages() <= {"python", "toml", "bash", "json", "diff"}
+
+
+def test_every_page_has_a_place_in_the_readme_and_starts_with_a_task() -> None:
+    """The first block of a page comes early: a reader came to do something."""
+    for page in DOCS.glob("*.md"):
+        lines = page.read_text().splitlines()
+        first = next((at for at, line in enumerate(lines) if line.startswith(("```", "|"))), None)
+        assert first is not None, page.name
+        assert first <= 20, f"{page.name} has its first block or table in line {first + 1}"
