@@ -1,1 +1,1 @@
-"""Hugging Face causal language models as engine and trainer use them. Needs the `local` extra."""
+"""Hugging Face language models, for the embedded engine and the trainer. Needs the `local` extra."""

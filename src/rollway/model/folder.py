@@ -1,4 +1,4 @@
-"""What can be said of a model folder without loading it."""
+"""Checks a model folder without loading it."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from ..errors import ModelError
 
 
 def check_folder(folder: str) -> None:
-    """Refuse at once what cannot be a model folder."""
+    """Raise ModelError if this cannot be a model folder."""
     path = Path(folder)
     if not path.is_dir():
         raise ModelError(f"no model folder '{folder}' (model.path)")

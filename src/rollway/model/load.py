@@ -1,4 +1,4 @@
-"""Opens model folders and writes weights, with errors that say which folder and what is wrong."""
+"""Loads models from folders and writes weights. Errors name the folder and the problem."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ transformers_logging.disable_progress_bar()
 
 
 def load_model(folder: str, dtype: str = "float32") -> Any:
-    """The model of a folder, on the best device there is."""
+    """Load the model in `folder` on the GPU if there is one, else on the CPU."""
     check_folder(folder)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -27,20 +27,21 @@ def load_model(folder: str, dtype: str = "float32") -> Any:
             attn_implementation="sdpa", experts_implementation=EXPERTS,
         )  # fmt: skip
     except (OSError, ValueError, SafetensorError, RuntimeError) as error:
-        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"cannot load model '{folder}': {line}") from None
+        text = str(error).strip()
+        reason = text.splitlines()[0] if text else type(error).__name__
+        raise ModelError(f"cannot load model '{folder}': {reason}") from None
     return model.to(device)
 
 
 def load_weights(model: Any, folder: str) -> None:
-    """Copy a folder's weights into a running model of the same shape, in place."""
+    """Copy the weights in `folder` into a model of the same shape, in place."""
     fresh = load_model(folder, str(model.dtype).removeprefix("torch."))
     try:
         model.load_state_dict(fresh.state_dict())
     except RuntimeError as error:
-        raise ModelError(f"weights of '{folder}' do not fit the model: {error}") from None
+        raise ModelError(f"the weights in '{folder}' do not fit the model: {error}") from None
 
 
 def save_weights(model: Any, folder: Path) -> None:
-    """Write a folder that any engine can load: config and weights in the hub's layout."""
+    """Write config and weights in the layout of the Hugging Face hub, which every engine can load."""
     model.save_pretrained(folder, safe_serialization=True)

@@ -1,9 +1,9 @@
-"""The routers of a Mixture-of-Experts: watch which experts they choose, or make them choose.
+"""Records which experts the routers of a Mixture-of-Experts choose, or makes them choose given ones.
 
-A router's forward gives `(logits, scores, indices)`, one line per token.
+A router's forward pass returns `(logits, scores, indices)`, each with one entry per token.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,14 +11,16 @@ import torch
 
 from ..errors import ModelError
 
-WITHOUT = "set trainer.replay_routes=false to train without"
+NO_REPLAY_HINT = "set trainer.replay_routes = false to train without replaying routes"
 ROUTER_SUFFIX = "topkrouter"
 TOLERANCE = 1e-4
 
 
 def find_routers(model: Any) -> list[torch.nn.Module]:
-    """The model's routers in the order of their layers; empty for a model without experts."""
-    return [one for one in model.modules() if type(one).__name__.lower().endswith(ROUTER_SUFFIX)]
+    """Return the model's routers in the order of their layers. A model without experts has none."""
+    return [
+        module for module in model.modules() if type(module).__name__.lower().endswith(ROUTER_SUFFIX)
+    ]
 
 
 def num_experts(model: Any) -> int:
@@ -27,52 +29,58 @@ def num_experts(model: Any) -> int:
 
 
 @contextmanager
-def capture(routers: list[torch.nn.Module]) -> Iterator[list[torch.Tensor]]:
-    """Collects each router's choice `[tokens, topk]` while the block runs, in layer order."""
-    chosen: list[torch.Tensor] = []
-    hooks = [one.register_forward_hook(lambda *call: chosen.append(call[2][2])) for one in routers]
+def _forward_hooks(routers: list[torch.nn.Module], hooks: Iterable[Any]) -> Iterator[None]:
+    """Register one hook at each router while the block runs."""
+    handles = [router.register_forward_hook(hook) for router, hook in zip(routers, hooks, strict=True)]
     try:
-        yield chosen
+        yield
     finally:
-        for hook in hooks:
-            hook.remove()
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def capture(routers: list[torch.nn.Module]) -> Iterator[list[torch.Tensor]]:
+    """Collect the choice `[tokens, topk]` of each router while the block runs, in layer order."""
+    chosen: list[torch.Tensor] = []
+
+    def note(router: Any, inputs: Any, output: tuple[torch.Tensor, ...]) -> None:
+        chosen.append(output[2])
+
+    with _forward_hooks(routers, [note] * len(routers)):
+        yield chosen
 
 
 @contextmanager
 def replay(routers: list[torch.nn.Module], routes: torch.Tensor) -> Iterator[None]:
-    """Makes the routers choose `routes` `[tokens, layers, topk]`; scores keep their gradient."""
-    hooks = [
-        one.register_forward_hook(_chooser(routes[:, layer].long())) for layer, one in enumerate(routers)
-    ]
-    try:
+    """Make the routers choose `routes` `[tokens, layers, topk]`. The scores keep their gradient."""
+    choosers = [_make_chooser(routes[:, layer].long()) for layer in range(len(routers))]
+    with _forward_hooks(routers, choosers):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def check_replay(model: Any) -> None:
-    """Refuse a model whose routers score otherwise than `replay` does: it would train another model."""
+    """Raise ModelError if the model's routers compute scores in another way than `replay` does: with
+    replayed routes the trainer would compute another model than the engine."""
     outputs: list[tuple[Any, Any]] = []
+
+    def note(router: Any, inputs: Any, output: Any) -> None:
+        outputs.append((router, output))
+
     routers = find_routers(model)
-    hooks = [
-        one.register_forward_hook(lambda *call: outputs.append((call[0], call[2]))) for one in routers
-    ]
-    try:
-        with torch.no_grad():
-            model(input_ids=torch.arange(8, device=model.device)[None], use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with torch.no_grad(), _forward_hooks(routers, [note] * len(routers)):
+        model(input_ids=torch.arange(8, device=model.device)[None], use_cache=False)
     for router, output in outputs:
         if not isinstance(output, tuple) or len(output) != 3:
-            raise ModelError(f"cannot replay routes in {type(router).__name__}; {WITHOUT}")
-        _, scores, _ = _chooser(output[2])(router, None, output)
+            raise ModelError(f"routes cannot be replayed in {type(router).__name__}: {NO_REPLAY_HINT}")
+        _, scores, _ = _make_chooser(output[2])(router, None, output)
         if scores.shape != output[1].shape or (scores - output[1]).abs().max() > TOLERANCE:
-            raise ModelError(f"{type(router).__name__} does not score by softmax; {WITHOUT}")
+            raise ModelError(f"{type(router).__name__} does not score by softmax: {NO_REPLAY_HINT}")
 
 
-def _chooser(indices: torch.Tensor) -> Any:
+def _make_chooser(indices: torch.Tensor) -> Any:
+    """Return a forward hook that makes a router choose `indices`."""
+
     def choose(router: Any, _: Any, output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         logits = output[0]
         scores = torch.softmax(logits, dtype=torch.float, dim=-1).gather(-1, indices)

@@ -1,4 +1,4 @@
-"""A tiny Mixture-of-Experts and a tokenizer of bytes, made here: nothing is downloaded.
+"""Creates a tiny Mixture-of-Experts and a tokenizer of bytes without downloading anything.
 
 Only the model needs the `local` extra.
 """
@@ -21,7 +21,8 @@ CHAT_TEMPLATE = (
 
 
 def write_tokenizer(folder: Path) -> int:
-    """One token per byte, and the special tokens of the Qwen3 family. Returns the vocabulary size."""
+    """Write a tokenizer with one token per byte and the special tokens of the Qwen3 family, and return
+    the size of its vocabulary."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {letter: index for index, letter in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
@@ -49,7 +50,7 @@ class TinyShape(Struct, frozen=True):
 
 
 def tiny_model(shape: TinyShape, vocab_size: int, eos_id: int, max_context: int) -> Any:
-    """A Qwen3-MoE of about a million parameters, with random weights."""
+    """Return a Qwen3-MoE of about a million parameters, with random weights."""
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
