@@ -1,4 +1,4 @@
-"""Messages to ids: what was sampled is never tokenised again."""
+"""Rendering messages to ids. Ids that were drawn are never encoded a second time."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 
 from rollway.config.sections import ModelConfig
 from rollway.errors import ConfigError, ModelError
-from rollway.inference.rendering.rendering import INLINE_CHARS, SEEN_TOKENS, Renderer, SyncRenderer
+from rollway.inference.rendering.rendering import INLINE_CHARS, TAIL_TOKENS, Renderer, SyncRenderer
 from rollway.inference.rendering.tokenizer import Tokenizer
 from rollway.loop.lanes.lanes import ProcessLane
 from rollway.records.task import Message
@@ -17,17 +17,19 @@ def qwen3(folder: Path) -> ModelConfig:
     return ModelConfig(path=str(folder), renderer="qwen3", template={"enable_thinking": False})
 
 
-def test_a_prompt_ends_where_the_policy_speaks(tiny_moe: Path) -> None:
+def test_a_prompt_ends_where_the_policy_starts_to_speak(tiny_moe: Path) -> None:
     text = Tokenizer(str(tiny_moe)).decode(SyncRenderer(qwen3(tiny_moe)).prompt([Message("user", "hi")]))
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_the_next_prompt_repeats_the_drawn_ids(tiny_moe: Path, ended: bool) -> None:
-    rendering = SyncRenderer(qwen3(tiny_moe))
-    prompt = rendering.prompt([Message("user", "hi")])
-    drawn = [5, 255, 17, 3] + rendering.stop_ids[:1] * ended  # 255 alone is no valid UTF-8
-    extended = rendering.extend(prompt, drawn, [Message("user", "more")])
+    sync_renderer = SyncRenderer(qwen3(tiny_moe))
+    prompt = sync_renderer.prompt([Message("user", "hi")])
+    drawn = [5, 255, 17, 3] + (
+        sync_renderer.stop_ids[:1] if ended else []
+    )  # 255 alone is not valid UTF-8
+    extended = sync_renderer.extend(prompt, drawn, [Message("user", "more")])
     assert extended is not None
     assert extended[: len(prompt) + len(drawn)] == prompt + drawn
     text = Tokenizer(str(tiny_moe)).decode(extended)
@@ -36,17 +38,17 @@ def test_the_next_prompt_repeats_the_drawn_ids(tiny_moe: Path, ended: bool) -> N
     )
 
 
-def test_replies_are_parsed(tiny_moe: Path) -> None:
-    rendering, tokenizer = SyncRenderer(qwen3(tiny_moe)), Tokenizer(str(tiny_moe))
-    drawn = [*tokenizer.encode("olleh"), rendering.stop_ids[0]]
-    assert rendering.parse(drawn).content == "olleh"
+def test_a_reply_is_parsed_without_its_stop_token(tiny_moe: Path) -> None:
+    sync_renderer, tokenizer = SyncRenderer(qwen3(tiny_moe)), Tokenizer(str(tiny_moe))
+    drawn = [*tokenizer.encode("olleh"), sync_renderer.stop_ids[0]]
+    assert sync_renderer.parse(drawn).content == "olleh"
 
 
 def test_the_default_renderer_runs_the_chat_template(tiny_moe: Path) -> None:
     messages = [Message("system", "be brief"), Message("user", "hi")]
     default = SyncRenderer(ModelConfig(path=str(tiny_moe), renderer="default"))
     assert default.prompt(messages) == SyncRenderer(qwen3(tiny_moe)).prompt(messages)
-    assert default.extend([1], [2], messages) is None, "no bridge: rendered anew"
+    assert default.extend([1], [2], messages) is None, "a chat template cannot extend a prompt"
 
 
 @pytest.mark.anyio
@@ -63,7 +65,7 @@ async def test_long_texts_are_rendered_in_the_process_lane(tiny_moe: Path) -> No
         assert (await renderer.parse([70] * (INLINE_CHARS + 1))).content
 
 
-def test_wrong_renderers_and_options_are_named(tiny_moe: Path) -> None:
+def test_an_error_names_the_wrong_renderer_or_option(tiny_moe: Path) -> None:
     path = str(tiny_moe)
     with pytest.raises(ConfigError, match=r"no renderer 'qwen33' .*did you mean 'qwen3'"):
         SyncRenderer(ModelConfig(path=path, renderer="qwen33"))
@@ -78,16 +80,16 @@ def test_wrong_renderers_and_options_are_named(tiny_moe: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_long_prompt_is_extended_as_a_short_one_is(tiny_moe: Path) -> None:
-    """A renderer sees the end of it only, and that makes no difference."""
-    rendering = SyncRenderer(qwen3(tiny_moe))
+async def test_a_long_prompt_is_extended_like_a_short_one(tiny_moe: Path) -> None:
+    """The renderer gets only the end of a long prompt, and the result is the same."""
+    sync_renderer = SyncRenderer(qwen3(tiny_moe))
     async with ProcessLane("test", size=1) as lane:
-        renderer = Renderer(rendering, qwen3(tiny_moe), lane)
+        renderer = Renderer(sync_renderer, qwen3(tiny_moe), lane)
         new = [Message("user", "more")]
-        for chars in (10, SEEN_TOKENS - 40, SEEN_TOKENS + 3, 3 * SEEN_TOKENS):
-            prompt = rendering.prompt([Message("user", "x" * chars)])
-            for drawn in ([5, 6, rendering.stop_ids[0]], [5, 6]):
-                ids, ended = np.array(prompt, np.int32), np.array(drawn, np.int32)
-                extended = await renderer.extend(ids, ended, new)
+        for chars in (10, TAIL_TOKENS - 40, TAIL_TOKENS + 3, 3 * TAIL_TOKENS):
+            prompt = sync_renderer.prompt([Message("user", "x" * chars)])
+            for drawn in ([5, 6, sync_renderer.stop_ids[0]], [5, 6]):
+                prompt_ids, drawn_ids = np.array(prompt, np.int32), np.array(drawn, np.int32)
+                extended = await renderer.extend(prompt_ids, drawn_ids, new)
                 assert extended is not None
-                assert extended.tolist() == rendering.extend(prompt, drawn, new)
+                assert extended.tolist() == sync_renderer.extend(prompt, drawn, new)

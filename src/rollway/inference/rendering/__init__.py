@@ -1,1 +1,1 @@
-"""Messages to token ids and back."""
+"""Renders messages to token ids, and parses token ids to messages."""

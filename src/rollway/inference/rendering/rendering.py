@@ -1,4 +1,4 @@
-"""Messages to token ids and back, by the model family's renderer."""
+"""Renders messages to token ids and back, with the renderer of the model's family."""
 
 import re
 from collections.abc import Sequence
@@ -20,20 +20,18 @@ from .tokenizer import Tokenizer
 
 INLINE_CHARS = 4_000
 """Texts up to this length are rendered on the loop, in well under a millisecond."""
-SEEN_TOKENS = 256
-"""How much of a prompt a renderer is shown to extend it: it looks for how the last turn began."""
+TAIL_TOKENS = 256
+"""How much of a prompt's end a renderer gets to extend it: enough to find where the last turn began."""
 LANE_DEADLINE_S = 60.0
 OK = renderers.base.ToolCallParseStatus.OK
 WITH_CHAT_TEMPLATE = ("auto", "default")
-"""Renderers that may run the model's own chat template, for which transformers is needed."""
-
-
+"""Renderers that may run the model's chat template, which needs transformers."""
 Tools = Sequence[dict[str, Any]]
-"""What the policy may call, in the shape chat APIs use."""
+"""The tools that the policy may call, in the shape of chat APIs."""
 
 
 class ParsedReply(msgspec.Struct, frozen=True):
-    """A reply's text, the reasoning that came before it, and the tool calls in it."""
+    """A reply's text, the reasoning before it, and the tool calls in it."""
 
     content: str
     reasoning: str | None
@@ -42,7 +40,7 @@ class ParsedReply(msgspec.Struct, frozen=True):
 
 
 class SyncRenderer:
-    """One model's renderer. Synchronous: see `Renderer` for what a loop calls."""
+    """Renders in the calling thread and blocks it. An event loop uses `Renderer`."""
 
     def __init__(self, model: ModelConfig) -> None:
         if model.renderer in WITH_CHAT_TEMPLATE:
@@ -50,9 +48,9 @@ class SyncRenderer:
         else:
             tokenizer = Tokenizer(model.path)
         config = _renderer_config(model)
-        extra = model.template if config is None else None
+        options = model.template if config is None else None
         try:
-            self._renderer = renderers.create_renderer(tokenizer, config, chat_template_kwargs=extra)
+            self._renderer = renderers.create_renderer(tokenizer, config, chat_template_kwargs=options)
         except (AssertionError, ValueError) as error:
             raise ModelError(
                 f"renderer '{model.renderer}' does not fit the tokenizer of '{model.path}': {error}"
@@ -60,59 +58,61 @@ class SyncRenderer:
         self.stop_ids: list[int] = list(self._renderer.get_stop_token_ids())
 
     def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """The ids of a whole conversation, up to where the policy starts to speak."""
+        """Return the ids of a whole conversation, up to where the policy starts to speak."""
         ids = self._renderer.render_ids(
             _dicts(messages), tools=list(tools) or None, add_generation_prompt=True
         )
         return list(ids)
 
     def extend(
-        self, prompt_ids: list[int], completion_ids: list[int], new: Sequence[Message],
-        tools: Tools = (),
-    ) -> list[int] | None:  # fmt: skip
-        """The next prompt as the last one, the ids drawn, and new messages; None if it cannot be."""
+        self, prompt_ids: list[int], completion_ids: list[int], new: Sequence[Message], tools: Tools = ()
+    ) -> list[int] | None:
+        """Return the last prompt, the drawn ids and the new messages as the next prompt. None means that
+        this renderer cannot extend prompts: the whole conversation must be rendered again."""
         bridged = self._renderer.bridge_to_next_turn(
             prompt_ids, completion_ids, _dicts(new), tools=list(tools) or None
         )
         return None if bridged is None else list(bridged.token_ids)
 
     def parse(self, completion_ids: list[int], tools: Tools = ()) -> ParsedReply:
-        """What was drawn, as text and calls. Without tools what looks like a call is just text."""
+        """Parse drawn ids into text and tool calls. Without `tools`, calls are left in the text."""
         parsed = self._renderer.parse_response(completion_ids, tools=list(tools) or None)
         if not tools:
-            return ParsedReply(_with_calls(parsed), parsed.reasoning_content)
-        good = [one for one in parsed.tool_calls if one.status == OK and one.name]
-        calls = tuple(_tool_call(index, one) for index, one in enumerate(good))
-        bad = tuple(one.raw for one in parsed.tool_calls if one not in good)
-        return ParsedReply(parsed.content, parsed.reasoning_content, calls, bad)
+            return ParsedReply(_text_with_calls(parsed), parsed.reasoning_content)
+        good = [call for call in parsed.tool_calls if call.status == OK and call.name]
+        calls = tuple(_tool_call(index, call) for index, call in enumerate(good))
+        malformed = tuple(call.raw for call in parsed.tool_calls if call not in good)
+        return ParsedReply(parsed.content, parsed.reasoning_content, calls, malformed)
 
 
 def _tool_call(index: int, parsed: Any) -> ToolCall:
-    given = parsed.arguments
-    arguments = given if isinstance(given, str) else msgspec.json.encode(given or {}).decode()
+    arguments = parsed.arguments
+    if not isinstance(arguments, str):
+        arguments = msgspec.json.encode(arguments or {}).decode()
     return ToolCall(parsed.id or f"call_{index}", CalledFunction(parsed.name, arguments))
 
 
-def _with_calls(parsed: Any) -> str:
-    """The text of a reply, with what a parser took for calls."""
-    return "\n".join([*[parsed.content] * bool(parsed.content), *(one.raw for one in parsed.tool_calls)])
+def _text_with_calls(parsed: Any) -> str:
+    """Return the text of a reply, followed by everything that the parser took for calls."""
+    texts = [parsed.content] if parsed.content else []
+    return "\n".join(texts + [call.raw for call in parsed.tool_calls])
 
 
 class Renderer:
-    """A model's rendering for use on a loop: short texts at once, long ones in the process lane."""
+    """Renders for an event loop: short texts at once, long ones in the process lane."""
 
-    def __init__(self, here: SyncRenderer, model: ModelConfig, lane: Lane) -> None:
-        self._here = here
+    def __init__(self, renderer: SyncRenderer, model: ModelConfig, lane: Lane) -> None:
+        self._renderer = renderer
         self._model = msgspec.json.encode(model)
         self._lane = lane
 
     @property
     def stop_ids(self) -> list[int]:
-        return self._here.stop_ids
+        return self._renderer.stop_ids
 
     async def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         if _num_chars(messages) <= INLINE_CHARS:
-            return self._here.prompt(messages, tools)
+            return self._renderer.prompt(messages, tools)
         return await self._lane.call(
             _prompt_in_lane, self._model, tuple(messages), tuple(tools), deadline_s=LANE_DEADLINE_S
         )
@@ -120,14 +120,15 @@ class Renderer:
     async def extend(
         self, prompt_ids: Ints, completion_ids: Ints, new: Sequence[Message], tools: Tools = ()
     ) -> Ints | None:
-        """The next prompt. A renderer sees the end of a long one only: earlier turns are closed."""
-        cut = max(0, len(prompt_ids) - SEEN_TOKENS)
-        seen, drawn = prompt_ids[cut:].tolist(), completion_ids.tolist()
+        """Return the next prompt, or None, like `SyncRenderer.extend`. The renderer gets only the end of
+        a long prompt, because earlier turns do not change."""
+        cut = max(0, len(prompt_ids) - TAIL_TOKENS)
+        tail, drawn = prompt_ids[cut:].tolist(), completion_ids.tolist()
         if _num_chars(new) + len(drawn) <= INLINE_CHARS:
-            extended = self._here.extend(seen, drawn, new, tools)
+            extended = self._renderer.extend(tail, drawn, new, tools)
         else:
             extended = await self._lane.call(
-                _extend_in_lane, self._model, seen, drawn, tuple(new), tuple(tools),
+                _extend_in_lane, self._model, tail, drawn, tuple(new), tuple(tools),
                 deadline_s=LANE_DEADLINE_S,
             )  # fmt: skip
         if extended is None:
@@ -136,50 +137,50 @@ class Renderer:
 
     async def parse(self, completion_ids: list[int], tools: Tools = ()) -> ParsedReply:
         if len(completion_ids) <= INLINE_CHARS:
-            return self._here.parse(completion_ids, tools)
+            return self._renderer.parse(completion_ids, tools)
         return await self._lane.call(
             _parse_in_lane, self._model, completion_ids, tuple(tools), deadline_s=LANE_DEADLINE_S
         )
 
 
 def _num_chars(messages: Sequence[Message]) -> int:
-    return sum(len(one.content) for one in messages)
+    return sum(len(message.content) for message in messages)
 
 
 @cache
-def _rendering(model: bytes) -> SyncRenderer:
+def _renderer_of(model: bytes) -> SyncRenderer:
     return SyncRenderer(msgspec.json.decode(model, type=ModelConfig))
 
 
 def _prompt_in_lane(model: bytes, messages: Sequence[Message], tools: Tools) -> list[int]:
-    return _rendering(model).prompt(messages, tools)
+    return _renderer_of(model).prompt(messages, tools)
 
 
 def _extend_in_lane(
     model: bytes, prompt_ids: list[int], completion_ids: list[int], new: Sequence[Message], tools: Tools
 ) -> list[int] | None:
-    return _rendering(model).extend(prompt_ids, completion_ids, new, tools)
+    return _renderer_of(model).extend(prompt_ids, completion_ids, new, tools)
 
 
 def _parse_in_lane(model: bytes, completion_ids: list[int], tools: Tools) -> ParsedReply:
-    return _rendering(model).parse(completion_ids, tools)
+    return _renderer_of(model).parse(completion_ids, tools)
 
 
 def _renderer_config(model: ModelConfig) -> Any:
-    """The typed options of the renderer that the config names; None lets the model's name decide."""
+    """Return the typed options of the configured renderer. None lets the model's name decide."""
     try:
         default = renderers.config_from_name(model.renderer)
     except ValueError as error:
-        known = re.findall(r"'([^']+)'", str(error).partition("Known:")[2])
-        hint = did_you_mean(model.renderer, known) or f"; known: {', '.join(known)}"
+        names = re.findall(r"'([^']+)'", str(error).partition("Known:")[2])
+        hint = did_you_mean(model.renderer, names) or f"; choose one of {', '.join(names)}"
         raise ConfigError(f"no renderer '{model.renderer}' for 'model.renderer'{hint}") from None
     try:
         return None if default is None else type(default)(**model.template)
     except pydantic.ValidationError as error:
-        wrong = error.errors()[0]
-        key = ".".join(str(part) for part in wrong["loc"])
+        problem = error.errors()[0]
+        key = ".".join(str(part) for part in problem["loc"])
         hint = did_you_mean(key, type(default).model_fields)
-        raise ConfigError(f"'model.template.{key}': {wrong['msg'].lower()}{hint}") from None
+        raise ConfigError(f"'model.template.{key}': {problem['msg'].lower()}{hint}") from None
 
 
 def _full_tokenizer(path: str) -> Any:

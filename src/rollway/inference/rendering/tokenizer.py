@@ -1,4 +1,4 @@
-"""A model folder's tokenizer.json, opened without transformers: light enough for every worker."""
+"""Opens a model folder's tokenizer.json without transformers, so that every worker can afford it."""
 
 import os
 from pathlib import Path
@@ -8,11 +8,11 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from ...errors import ModelError
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time needs no pool of threads
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are encoded one at a time
 
 
 class Tokenizer:
-    """What renderers need of a tokenizer: encode, decode, and ids of special tokens."""
+    """The part of a tokenizer that renderers use: encode, decode, and the ids of special tokens."""
 
     unk_token_id = None
 
@@ -30,7 +30,7 @@ class Tokenizer:
         return self._fast.get_vocab_size()
 
     def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
-        # alone or as a batch of one the ids are the same; only batches can do without offsets
+        # a batch of one gives the same ids, and only batches can leave out the offsets, which saves time
         (encoded,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoded.ids
         return ids
