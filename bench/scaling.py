@@ -68,28 +68,28 @@ class Sized:
             known = end
 
 
-def take_in(dialect: Vllm, spool: BodyBuffer, prompt: np.ndarray, start: int, body: bytes) -> Turn:
+def take_in(dialect: Vllm, body_buffer: BodyBuffer, prompt: np.ndarray, start: int, body: bytes) -> Turn:
     """A reply in the pieces a socket gives."""
     wanted = WantedRoutes(start, len(prompt), max_tokens=len(prompt) - start)
-    spool.clear()
-    cutter = BodyCutter(spool, lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted))
+    body_buffer.clear()
+    cutter = BodyCutter(body_buffer, lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted))
     for at in range(0, len(body), READ_BYTES):
         cutter.feed(body, at, min(at + READ_BYTES, len(body)))
-    drawn = dialect.columns(cutter.rest)
-    routes = dialect.routes(cutter.bulks, wanted, len(drawn.token_ids))
+    drawn = dialect.parse_columns(cutter.rest)
+    routes = dialect.decode_routes(cutter.bulks, wanted, len(drawn.token_ids))
     versions = np.zeros(len(drawn.token_ids), np.int32)
     return Turn(prompt, drawn.token_ids, drawn.logprobs, versions, 1.0, "stop", routes, start)
 
 
 async def rollouts(count: int, sized: Sized, folder: Path) -> float:
     """CPU seconds of `count` rollouts."""
-    dialect, spool = Vllm(), BodyBuffer()
+    dialect, body_buffer = Vllm(), BodyBuffer()
     start_s = time.process_time()
     with SegmentWriter(folder, f"bench{time.monotonic_ns()}.0", 1 << 28) as writer:
         for _ in range(count):
             trace = Trace()
             for prompt, start, body in sized.turns:
-                trace.add(take_in(dialect, spool, prompt, start, body))
+                trace.add(take_in(dialect, body_buffer, prompt, start, body))
             rows = trace.finish()
             await writer.append(build(row_columns(row.columns() for row in rows)))
     return time.process_time() - start_s

@@ -1,7 +1,7 @@
-"""A chat endpoint that is not a model: a real HTTP server that answers by what it is asked.
+"""A chat endpoint without a model: a real HTTP server whose answer depends on the request.
 
-What it does with a request is a function of the last message and of how often that was said before,
-so that any interleaving gives the same.
+The answer is a function of the last message and of how often that message came before, so that requests
+may arrive in any order.
 """
 
 import asyncio
@@ -18,17 +18,18 @@ Answer = Callable[[str, int], "str | web.Response | dict[str, Any]"]
 
 
 class ChatDouble:
-    """Keeps what it was asked. `answer` maps the last message, and how often it came before, to a text,
-    a whole message, or a response of any kind; messages that `is_held` picks wait for `release`."""
+    """Keeps all `requests`. `answer` maps the last message, and how often it came before, to a text, a
+    message or a response. Requests whose last message `is_held` picks wait for `release`."""
 
     def __init__(self, answer: Answer, key: str, models: tuple[str, ...]) -> None:
         self._answer = answer
         self._key = key
         self._models = models
         self.url = ""
-        self.asked: list[dict[str, Any]] = []
-        self.said: Counter[str] = Counter()
-        self.is_held: Callable[[str], bool] = lambda said: False
+        self.requests: list[dict[str, Any]] = []
+        self.num_asked: Counter[str] = Counter()
+        """How often each last message came."""
+        self.is_held: Callable[[str], bool] = lambda text: False
         self.release = asyncio.Event()
         self.num_held = 0
         self.num_aborted = 0
@@ -38,60 +39,61 @@ class ChatDouble:
         async with self._changed:
             await self._changed.wait_for(lambda: self.num_held == count)
 
-    async def _held_changes(self, by: int) -> None:
+    async def _change_held(self, by: int) -> None:
         async with self._changed:
             self.num_held += by
             self._changed.notify_all()
 
-    def _refused(self, request: web.Request) -> web.Response | None:
+    def _refuse(self, request: web.Request) -> web.Response | None:
+        """Return the refusal of a request without the right key."""
         if self._key and request.headers.get("Authorization") != f"Bearer {self._key}":
             return web.json_response({"error": {"message": "who are you?"}}, status=401)
         return None
 
     async def models(self, request: web.Request) -> web.Response:
-        if refused := self._refused(request):
-            return refused
+        if refusal := self._refuse(request):
+            return refusal
         if not self._models:
             return web.Response(status=404)
-        return web.json_response({"object": "list", "data": [{"id": one} for one in self._models]})
+        return web.json_response({"object": "list", "data": [{"id": model} for model in self._models]})
 
     async def completions(self, request: web.Request) -> web.Response:
-        if refused := self._refused(request):
-            return refused
-        asked = await request.json()
-        said: str = asked["messages"][-1]["content"]
-        nth = self.said[said]
-        self.said[said] += 1
-        self.asked.append(asked)
-        if self.is_held(said):
+        if refusal := self._refuse(request):
+            return refusal
+        body = await request.json()
+        text: str = body["messages"][-1]["content"]
+        num_before = self.num_asked[text]
+        self.num_asked[text] += 1
+        self.requests.append(body)
+        if self.is_held(text):
             await self._hold()
-        answer = self._answer(said, nth)
+        answer = self._answer(text, num_before)
         if isinstance(answer, web.Response):
             return answer
         message = answer if isinstance(answer, dict) else {"role": "assistant", "content": answer}
-        text = message.get("content") or ""
+        content = message.get("content") or ""
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         if message.get("tool_calls"):
             choice["finish_reason"] = "tool_calls"
-        usage = {"prompt_tokens": 7, "completion_tokens": len(text)}
+        usage = {"prompt_tokens": 7, "completion_tokens": len(content)}
         return web.json_response({"choices": [choice], "usage": usage})
 
     async def _hold(self) -> None:
-        await self._held_changes(+1)
+        await self._change_held(+1)
         try:
             await self.release.wait()
         except asyncio.CancelledError:
             self.num_aborted += 1
             raise
         finally:
-            await self._held_changes(-1)
+            await self._change_held(-1)
 
 
 @asynccontextmanager
 async def chat_double(
     answer: Answer, key: str = "", models: tuple[str, ...] = ("double",)
 ) -> AsyncIterator[ChatDouble]:
-    """The server on a free port; without `models` it lists none."""
+    """Serve on a free port. Without `models` it has no list of models."""
     double = ChatDouble(answer, key, models)
     app = web.Application()
     app.router.add_get("/v1/models", double.models)

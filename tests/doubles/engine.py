@@ -1,4 +1,4 @@
-"""The scripted engine for tests whose answer depends on the last words only."""
+"""The scripted engine, for tests in which the answer depends on the last message only."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,7 +14,7 @@ __all__ = ["EngineDouble", "engine_double", "routes_of"]
 async def engine_double(
     folder: Path, answer: Callable[[str], str], latency_s: float = 0.0
 ) -> AsyncIterator[EngineDouble]:
-    """The server on a free port; `folder` holds the tokenizer."""
+    """Serve on a free port. `folder` holds the tokenizer."""
     async with scripted_engine(
         lambda asked: answer(asked.said), latency_s=latency_s, folder=folder
     ) as engine:

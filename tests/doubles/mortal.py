@@ -1,4 +1,4 @@
-"""A part that serves until it is killed, or dies on its own as soon as it is ready."""
+"""A part of a run that serves until it is killed, or that dies before or after it is ready."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from rollway.loop.processes.part import Parent, as_it_is, run_part
 
 
 class MortalPart(Struct, frozen=True):
-    """`ends`: never, before it is ready, or after; `life` counts them."""
+    """`ends` is "never", "before" or "after" the part is ready. `life` is 1 for the first start."""
 
     life: int
     ends: str = "never"

@@ -1,5 +1,5 @@
-"""An engine with weights that are a number: a real HTTP server in vLLM's dialect that can stop and come
-back at the same address, with the weights it was first started with."""
+"""An engine whose weights are only a version number: a real HTTP server in vLLM's dialect. It can stop
+and start again at the same address, with the version it had at the first start."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,21 +19,23 @@ vllm:kv_cache_usage_perc{{engine="0",model_name="m"}} {cache}
 
 
 class VersionedEngine:
-    """Notes what it was asked in `asked` (prompt, and the version it had then) and told in `calls`."""
+    """Records completions in `requests` (prompt and the version it had then), other calls in `calls`."""
 
-    def __init__(self, *, model: str = "m", is_mute: bool = False, is_deaf: bool = False) -> None:
+    def __init__(
+        self, *, model: str = "m", hides_version: bool = False, ignores_updates: bool = False
+    ) -> None:
         self._model = model
-        self._is_mute = is_mute
-        """It does not say which version it has."""
-        self._is_deaf = is_deaf
-        """It does not load what it is given, and says nothing of that."""
+        self._hides_version = hides_version
+        """It does not report which version it has."""
+        self._ignores_updates = ignores_updates
+        """It accepts new weights without loading them."""
         self.hangs_up_on: Callable[[list[int]], bool] = lambda prompt: False
-        self.awake = asyncio.Event()
-        """While it is not set, no small question is answered."""
-        self.awake.set()
+        self.may_answer = asyncio.Event()
+        """While it is not set, a request for metrics waits."""
+        self.may_answer.set()
         self.load = {"running": 3.0, "waiting": 2.0, "cache": 0.5}
         self.version = "default"
-        self.asked: list[tuple[list[int], str]] = []
+        self.requests: list[tuple[list[int], str]] = []
         self.calls: list[str] = []
         self.url = ""
         self._port = 0
@@ -41,7 +43,7 @@ class VersionedEngine:
         self._changed = asyncio.Condition()
 
     async def start(self) -> None:
-        """Serve, at the same port as before, with the weights of the first start."""
+        """Serve at the same port as before, with the version of the first start."""
         assert self._runner is None
         self.version = "default"
         app = web.Application()
@@ -57,7 +59,7 @@ class VersionedEngine:
         }
         for path, handle in controls.items():
             app.router.add_post(path, handle)
-        if not self._is_mute:
+        if not self._hides_version:
             app.router.add_get("/weight_info", self._weight_info)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -70,12 +72,12 @@ class VersionedEngine:
             await self._runner.cleanup()
             self._runner = None
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Until what it was asked and told makes this true."""
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until `condition`, which depends on requests and calls, is true."""
         async with self._changed:
             await self._changed.wait_for(condition)
 
-    async def _note(self) -> None:
+    async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
@@ -83,29 +85,29 @@ class VersionedEngine:
         return web.json_response({"data": [{"id": self._model, "owned_by": "vllm"}]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        await self.awake.wait()
+        await self.may_answer.wait()
         return web.Response(text=METRICS.format(**self.load))
 
     async def _weight_info(self, request: web.Request) -> web.Response:
         self.calls.append("/weight_info")
-        await self._note()
+        await self._notify()
         return web.json_response({"weight_version": self.version})
 
     async def _control(self, request: web.Request) -> web.Response:
         self.calls.append(request.path)
-        await self._note()
+        await self._notify()
         return web.json_response({})
 
     async def _set_version(self, request: web.Request) -> web.Response:
-        if not self._is_deaf:
+        if not self._ignores_updates:
             self.version = (await request.json())["new_version"]
         return await self._control(request)
 
     async def _complete(self, request: web.Request) -> web.Response:
-        asked: dict[str, Any] = await request.json()
-        self.asked.append((asked["prompt"], self.version))
-        await self._note()
-        if self.hangs_up_on(asked["prompt"]):
+        request_body: dict[str, Any] = await request.json()
+        self.requests.append((request_body["prompt"], self.version))
+        await self._notify()
+        if self.hangs_up_on(request_body["prompt"]):
             assert request.transport is not None
             request.transport.abort()
         choice = {"finish_reason": "stop", "token_ids": [1], "logprobs": {"token_logprobs": [-0.5]}}

@@ -16,8 +16,9 @@ import pytest
 
 import rollway as rw
 from rollway import testing
-from rollway.inference.engines.engine import Engine, connect
-from rollway.inference.engines.prompt import Prompt
+from rollway.inference.engines.dialect import Prompt
+from rollway.inference.engines.engine import Engine, open_engine
+from rollway.inference.engines.link import EngineAccess
 from rollway.records.turn import Sampling, Turn
 from rollway.testing import Played, PolicyPrompt, Stage, call
 from rollway.testing.model import tokenizer
@@ -202,7 +203,7 @@ async def test_children_land_over_http() -> None:
     for number in range(20):
         async with (
             testing.scripted_engine(slowly) as engine,
-            connect(engine.url, routes=True, deadline_s=30) as client,
+            open_engine(EngineAccess(engine.url, deadline_s=30), routes=True) as client,
             Stage(env) as stage,
         ):
             played = await stage.play(task_of(number), client)

@@ -57,14 +57,14 @@ async def test_a_worker_waits_for_an_engine_also_when_it_has_just_started(
                     pass
                 await ask(client, "g1.0", 2)
                 await engine.start()
-                await engine.until(lambda: "/weight_info" in engine.calls)
-                assert len(engine.asked) == 1, "it has version 0, and the rollout wants 2"
+                await engine.wait_until(lambda: "/weight_info" in engine.calls)
+                assert len(engine.requests) == 1, "it has version 0, and the rollout wants 2"
                 engine.version = "2"
                 end = await outcome(client)
                 assert isinstance(end, Scored)
                 assert (end.first_version, end.last_version) == (2, 2)
             listening.cancel()
-    assert [version for _, version in engine.asked] == ["default", "2"]
+    assert [version for _, version in engine.requests] == ["default", "2"]
 
 
 async def test_an_engine_that_is_not_there_when_a_server_starts_is_a_mistake(

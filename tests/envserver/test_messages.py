@@ -87,8 +87,8 @@ async def test_rollouts_are_scored_without_rows_and_keep_what_was_said(tmp_path:
         assert list(columns) == ["transcript"]
         said = msgspec.json.decode(columns["transcript"].tobytes())
         assert [one["content"] for one in said] == ["5?", "6", "6?", "7", "7?", "8"]
-        assert [len(one["messages"]) for one in double.asked] == [1, 3, 5]
-        assert {one["model"] for one in double.asked} == {"double"}, "the only one it lists"
+        assert [len(one["messages"]) for one in double.requests] == [1, 3, 5]
+        assert {one["model"] for one in double.requests} == {"double"}, "the only one it lists"
         later = await outcome(client, 80)
         assert isinstance(later, Scored), "asked again"
         failed = await outcome(client, 90)

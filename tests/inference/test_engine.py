@@ -1,4 +1,4 @@
-"""The engine client: whatever an engine sends, the same turn; whatever is wrong with it, an error."""
+"""The engine client gives the same turn for every kind of reply, and an error for a wrong one."""
 
 import asyncio
 import json
@@ -13,9 +13,9 @@ from aiohttp import web
 from tests.doubles.chat import chat_double
 
 from rollway.errors import EngineError
-from rollway.inference.engines.control import open_control
-from rollway.inference.engines.engine import INLINE_JSON_BYTES, INLINE_ROUTES_BYTES, Engine, connect
-from rollway.inference.engines.prompt import prompt_of
+from rollway.inference.engines.dialect import Prompt, make_prompt
+from rollway.inference.engines.engine import INLINE_JSON_BYTES, INLINE_ROUTES_BYTES, Engine, open_engine
+from rollway.inference.engines.link import EngineAccess
 from rollway.inference.replies.columns import SAFETENSORS, encode_reply
 from rollway.inference.replies.long_replies import LongReplies
 from rollway.inference.replies.routes import RouteShape, encode_npy
@@ -31,7 +31,7 @@ Answer = Callable[[web.Request, dict[str, Any]], Awaitable[web.Response]]
 
 @asynccontextmanager
 async def serving(answer: Answer, owner: str = "vllm") -> AsyncIterator[str]:
-    """A real server whose completions are `answer`'s."""
+    """A real server that answers completions with `answer`."""
 
     async def models(request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "m", "owned_by": owner}]})
@@ -41,8 +41,7 @@ async def serving(answer: Answer, owner: str = "vllm") -> AsyncIterator[str]:
 
     app = web.Application(client_max_size=1 << 30)
     app.router.add_get("/v1/models", models)
-    for path in ("/v1/completions", "/generate", "/pause_generation", "/continue_generation",
-                 "/update_weights_from_disk"):  # fmt: skip
+    for path in ("/v1/completions", "/generate"):
         app.router.add_post(path, complete)
     async with served(app) as url:
         yield url
@@ -53,15 +52,15 @@ def routes_of(positions: int) -> Any:
 
 
 def vllm_answer(num_drawn: int, *, binary: bool) -> Answer:
-    async def answer(request: web.Request, asked: dict[str, Any]) -> web.Response:
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.Response:
         ids = [n % 1000 for n in range(num_drawn)]
         logprobs = [-n / 1024 for n in range(num_drawn)]
-        start = asked["routed_experts_prompt_start"]
-        routes = routes_of(len(asked["prompt"]) + num_drawn - 1)[start:]
+        start = body["routed_experts_prompt_start"]
+        routes = routes_of(len(body["prompt"]) + num_drawn - 1)[start:]
         if binary:
             assert SAFETENSORS in request.headers["Accept"]
-            body = encode_reply(ids, logprobs, [4] * num_drawn, "stop", routes)
-            return web.Response(body=body, content_type=SAFETENSORS)
+            reply = encode_reply(ids, logprobs, [4] * num_drawn, "stop", routes)
+            return web.Response(body=reply, content_type=SAFETENSORS)
         choice = {
             "finish_reason": "stop", "token_ids": ids, "logprobs": {"token_logprobs": logprobs},
             "token_versions": [4] * num_drawn, "routed_experts": encode_npy(routes),
@@ -71,13 +70,13 @@ def vllm_answer(num_drawn: int, *, binary: bool) -> Answer:
     return answer
 
 
-async def one_turn(url: str, num_prompt: int, start: int, **more: Any) -> Turn:
-    async with connect(url, routes=True, deadline_s=30, **more) as engine:
-        return await engine.complete(prompt_of(ids(num_prompt)), Sampling(1 << 20), [], start)
+async def draw_turn(url: str, num_prompt: int, start: int, **options: Any) -> Turn:
+    async with open_engine(EngineAccess(url, deadline_s=30), routes=True, **options) as engine:
+        return await engine.complete(prompt_of(num_prompt), Sampling(1 << 20), [], start)
 
 
-def ids(count: int) -> Any:
-    return np.arange(count, dtype=np.int32)
+def prompt_of(num_tokens: int) -> Prompt:
+    return make_prompt(np.arange(num_tokens, dtype=np.int32))
 
 
 @pytest.mark.parametrize("num_prompt", [10, INLINE_ROUTES_BYTES // LAYERS // TOPK])
@@ -85,7 +84,7 @@ async def test_binary_and_json_replies_give_the_same_turn(num_prompt: int) -> No
     turns = []
     for binary in (True, False):
         async with serving(vllm_answer(50, binary=binary)) as url:
-            turns.append(await one_turn(url, num_prompt, start=2))
+            turns.append(await draw_turn(url, num_prompt, start=2))
     for turn in turns:
         assert turn.versions.tolist() == [4] * 50
         assert turn.logprobs.tolist() == [-n / 1024 for n in range(50)]
@@ -98,15 +97,15 @@ async def test_long_replies_are_parsed_by_another_process() -> None:
     count = 60_000
     async with serving(vllm_answer(count, binary=False)) as url, ProcessLane("t", 1) as lane:
         with LongReplies(lane) as long_replies:
-            turn = await one_turn(url, 5, start=0, long_replies=long_replies)
-            there = await one_turn(url, 5, start=0)
+            turn = await draw_turn(url, 5, start=0, long_replies=long_replies)
+            parsed_here = await draw_turn(url, 5, start=0)
     assert len(json.dumps(turn.logprobs.tolist())) > INLINE_JSON_BYTES
     for name in ("completion_ids", "logprobs", "versions"):
-        assert np.array_equal(getattr(turn, name), getattr(there, name)), name
+        assert np.array_equal(getattr(turn, name), getattr(parsed_here, name)), name
 
 
-async def test_a_long_reply_that_cannot_be_right_says_why() -> None:
-    async def answer(request: web.Request, asked: dict[str, Any]) -> web.Response:
+async def test_the_error_of_a_long_reply_says_what_is_wrong() -> None:
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.Response:
         count = 40_000
         choice = {"finish_reason": "stop", "token_ids": [1] * count, "logprobs": None,
                   "text": "x" * INLINE_JSON_BYTES}  # fmt: skip
@@ -114,17 +113,13 @@ async def test_a_long_reply_that_cannot_be_right_says_why() -> None:
 
     async with serving(answer) as url, ProcessLane("t", 1) as lane:
         with LongReplies(lane) as long_replies, pytest.raises(EngineError, match="has no logprobs"):
-            await one_turn(url, 5, start=0, long_replies=long_replies)
+            await draw_turn(url, 5, start=0, long_replies=long_replies)
 
 
-async def test_sglang_is_known_by_what_it_says_of_its_model() -> None:
-    calls: list[tuple[str, dict[str, Any]]] = []
-
-    async def answer(request: web.Request, asked: dict[str, Any]) -> web.Response:
-        calls.append((request.path, asked))
-        if request.path != "/generate":
-            return web.json_response({"success": True})
-        routes = routes_of(len(asked["input_ids"]) + 1)[asked["routed_experts_start_len"] :]
+async def test_sglang_is_recognised_by_the_owner_of_its_model() -> None:
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.Response:
+        assert request.path == "/generate"
+        routes = routes_of(len(body["input_ids"]) + 1)[body["routed_experts_start_len"] :]
         meta = {
             "finish_reason": {"type": "length"},
             "output_token_logprobs": [[-0.5, 70, None], [-0.25, 71, None]],
@@ -133,96 +128,76 @@ async def test_sglang_is_known_by_what_it_says_of_its_model() -> None:
         return web.json_response({"text": "", "meta_info": meta})
 
     async with serving(answer, owner="sglang") as url:
-        shape = RouteShape(LAYERS, TOPK, 256)
-        async with connect(url, routes=True, deadline_s=30, shape=shape) as engine:
-            turn = await engine.complete(prompt_of(ids(10)), Sampling(2), [9], 4)
-        async with open_control(url, model="", key="", deadline_s=30) as controlled:
-            await controlled.update_weights("/weights/v3", 3)
+        turn = await draw_turn(url, 10, start=4, shape=RouteShape(LAYERS, TOPK, 256))
     assert turn.completion_ids.tolist() == [70, 71]
     assert np.array_equal(turn.routes, routes_of(11)[4:])  # type: ignore[arg-type]
-    assert [path for path, _ in calls[1:]] == [
-        "/pause_generation", "/update_weights_from_disk", "/continue_generation"
-    ]  # fmt: skip
-    assert calls[2][1] == {"model_path": "/weights/v3", "weight_version": "3", "flush_cache": True}
 
 
-async def test_a_refused_update_is_an_error_and_decoding_goes_on() -> None:
-    calls: list[str] = []
-
-    async def answer(request: web.Request, asked: dict[str, Any]) -> web.Response:
-        calls.append(request.path)
-        return web.json_response({"success": False, "message": "no such folder"})
-
-    async with (
-        serving(answer, owner="sglang") as url,
-        open_control(url, model="", key="", deadline_s=30) as controlled,
-    ):
-        with pytest.raises(EngineError, match="no such folder"):
-            await controlled.update_weights("/none", 3)
-    assert calls[-1] == "/continue_generation"
-
-
-async def test_problems_of_an_engine_are_told() -> None:
-    async def answer(request: web.Request, asked: dict[str, Any]) -> web.Response:
+async def test_an_error_says_what_is_wrong_with_the_answer() -> None:
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.Response:
         return web.json_response({"error": {"message": "prompt too long"}}, status=400)
 
     async with serving(answer) as url:
         with pytest.raises(EngineError, match="HTTP 400: prompt too long"):
-            await one_turn(url, 5, start=0)
+            await draw_turn(url, 5, start=0)
 
-    async def without(request: web.Request, asked: dict[str, Any]) -> web.Response:
+    async def without_routes(request: web.Request, body: dict[str, Any]) -> web.Response:
         choice = {"finish_reason": "stop", "token_ids": [1], "logprobs": {"token_logprobs": [0.0]}}
         return web.json_response({"choices": [choice]})
 
-    async with serving(without) as url:
-        with pytest.raises(EngineError, match="--enable-return-routed-experts"):
-            await one_turn(url, 5, start=0)
+    async with serving(without_routes) as url:
+        with pytest.raises(
+            EngineError,
+            match=r"SGLang with --enable-return-routed-experts, or set engine\.routes = false",
+        ):
+            await draw_turn(url, 5, start=0)
 
-    async def broken(request: web.Request, asked: dict[str, Any]) -> web.Response:
+    async def broken(request: web.Request, body: dict[str, Any]) -> web.Response:
         return web.Response(body=b"\x08" + bytes(30), content_type=SAFETENSORS)
 
     async with serving(broken) as url:
         with pytest.raises(EngineError, match="binary reply cannot be read"):
-            await one_turn(url, 5, start=0)
+            await draw_turn(url, 5, start=0)
 
 
-async def test_one_slow_body_does_not_hold_up_the_others() -> None:
-    """A large body that stops half way keeps its place, and others still get theirs."""
-    stuck = asyncio.Event()
+async def test_a_slow_large_body_does_not_hold_up_the_others() -> None:
+    """A large body that stops half way keeps its buffer, and the other bodies share the second one."""
+    may_continue = asyncio.Event()
 
-    async def answer(request: web.Request, asked: dict[str, Any]) -> web.Response:
-        fine = vllm_answer(50, binary=True)
-        reply = await fine(request, asked)
-        if len(asked["prompt"]) == 20_001:
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.Response:
+        reply = await vllm_answer(50, binary=True)(request, body)
+        if len(body["prompt"]) == 20_001:
             response = web.StreamResponse(headers={"Content-Type": SAFETENSORS})
             response.content_length = len(reply.body)  # type: ignore[arg-type]
             await response.prepare(request)
             await response.write(reply.body[:70_000])  # type: ignore[index]
-            await stuck.wait()
+            await may_continue.wait()
             await response.write(reply.body[70_000:])  # type: ignore[index]
             return response  # type: ignore[return-value]
         return reply
 
-    async with serving(answer) as url, connect(url, routes=True, deadline_s=30) as engine:
+    async with (
+        serving(answer) as url,
+        open_engine(EngineAccess(url, deadline_s=30), routes=True) as engine,
+    ):
         slow = asyncio.create_task(complete(engine, 20_001))
         for _ in range(3):
             await complete(engine, 20_000)
-        stuck.set()
+        may_continue.set()
         assert len((await slow).completion_ids) == 50
 
 
 async def complete(engine: Engine, num_prompt: int) -> Turn:
-    return await engine.complete(prompt_of(ids(num_prompt)), Sampling(50), [], 0)
+    return await engine.complete(prompt_of(num_prompt), Sampling(50), [], 0)
 
 
-async def test_a_model_is_chosen_by_name_and_a_key_opens_the_door() -> None:
-    async with chat_double(lambda said, nth: said, key="sesame", models=("a", "b")) as double:
-        for name, chosen in (("", "a"), ("b", "b")):
-            async with connect(
-                double.url, routes=False, deadline_s=5, model=name, key="sesame"
-            ) as engine:
-                assert engine.model == chosen
+async def test_the_model_is_chosen_by_name_and_the_key_is_sent() -> None:
+    async with chat_double(lambda text, num_before: text, key="sesame", models=("a", "b")) as double:
+        for name, expected in (("", "a"), ("b", "b")):
+            access = EngineAccess(double.url, 5, name, "sesame")
+            async with open_engine(access, routes=False) as engine:
+                assert engine.model == expected
         with pytest.raises(EngineError, match=r"no model 'c' at .* \(it serves a, b\)"):
-            await connect(double.url, routes=False, deadline_s=5, model="c", key="sesame").__aenter__()
+            await open_engine(EngineAccess(double.url, 5, "c", "sesame"), routes=False).__aenter__()
         with pytest.raises(EngineError, match="HTTP 401: who are you"):
-            await connect(double.url, routes=False, deadline_s=5).__aenter__()
+            await open_engine(EngineAccess(double.url, 5), routes=False).__aenter__()

@@ -1,4 +1,4 @@
-"""Routes as engines send them: all or the new ones, of any integer, whole or dropped while they came."""
+"""Decoding routes: all positions or only new ones, any integer type, parts dropped on arrival."""
 
 import io
 import json
@@ -19,7 +19,7 @@ from rollway.inference.replies.routes import (
     decode_npy,
     encode_npy,
     narrow,
-    route_shape,
+    read_route_shape,
     unneeded_chars,
 )
 from rollway.records.turn import Routes
@@ -27,13 +27,13 @@ from rollway.records.turn import Routes
 KEY = b'"routed_experts"'
 
 
-def routes_of(rows: int, layers: int, topk: int, dtype: str, experts: int = 200) -> Routes:
-    rng = np.random.default_rng(rows)
-    return rng.integers(0, experts, (rows, layers, topk)).astype(dtype)
+def random_routes(positions: int, layers: int, topk: int, dtype: str, experts: int = 200) -> Routes:
+    rng = np.random.default_rng(positions)
+    return rng.integers(0, experts, (positions, layers, topk)).astype(dtype)
 
 
-def arrived(text: str, wanted: WantedRoutes | None = None) -> BulkString:
-    """The bulk as a body brings it, in pieces, without what is not wanted."""
+def receive(text: str, wanted: WantedRoutes | None = None) -> BulkString:
+    """Return the bulk of a body that arrived in pieces, without the unwanted part."""
     body = json.dumps({"routed_experts": text}).encode()
 
     def skip(key: bytes, bulk: BulkString) -> int:
@@ -50,46 +50,48 @@ def arrived(text: str, wanted: WantedRoutes | None = None) -> BulkString:
     start=st.integers(0, 300), layers=st.integers(1, 7), topk=st.integers(1, 5),
     dtype=st.sampled_from(["uint8", "uint16", "int32", "int64"]), sends_all=st.booleans(),
 )  # fmt: skip
-def test_the_wanted_positions_whatever_the_engine_sends(
+def test_the_wanted_positions_are_decoded_whatever_the_engine_sends(
     num_prompt: int, drawn: int, extra: int, start: int, layers: int, topk: int, dtype: str,
     sends_all: bool,
 ) -> None:  # fmt: skip
     start = min(start, num_prompt - 1)
     wanted = WantedRoutes(start, num_prompt, drawn + extra)
-    whole = routes_of(wanted.num_all(drawn), layers, topk, dtype)
-    sent = whole if sends_all else whole[start:]
-    found = decode_npy(arrived(encode_npy(sent), wanted), start, wanted.num_all(drawn))
+    all_routes = random_routes(wanted.num_positions(drawn), layers, topk, dtype)
+    sent = all_routes if sends_all else all_routes[start:]
+    found = decode_npy(receive(encode_npy(sent), wanted), start, wanted.num_positions(drawn))
     assert found.dtype in (np.uint8, np.uint16)
-    assert np.array_equal(found, whole[start:])
+    assert np.array_equal(found, all_routes[start:])
 
 
-def test_a_long_prefix_never_reaches_memory() -> None:
-    whole = routes_of(4000, 48, 8, "uint8")
+def test_a_long_unwanted_prefix_is_not_kept_in_memory() -> None:
+    all_routes = random_routes(4000, 48, 8, "uint8")
     wanted = WantedRoutes(start=3900, num_prompt=3950, max_tokens=64)
-    bulk = arrived(encode_npy(whole), wanted)
+    bulk = receive(encode_npy(all_routes), wanted)
     assert bulk.kept_from > 1_900_000
-    assert np.array_equal(decode_npy(bulk, 3900, 4000), whole[3900:])
+    assert np.array_equal(decode_npy(bulk, 3900, 4000), all_routes[3900:])
 
 
-def test_more_new_positions_than_may_be_drawn() -> None:
+def test_more_new_positions_than_may_be_drawn_are_an_error() -> None:
     wanted = WantedRoutes(start=100, num_prompt=150, max_tokens=8)
-    bulk = arrived(encode_npy(routes_of(200, 48, 8, "uint8")), wanted)
+    bulk = receive(encode_npy(random_routes(200, 48, 8, "uint8")), wanted)
     with pytest.raises(EngineError, match="more positions than the request allows"):
         decode_npy(bulk, 100, 300)
 
 
 @given(
-    rows=st.integers(1, 40), start=st.integers(0, 39), layers=st.integers(1, 5),
+    positions=st.integers(1, 40), start=st.integers(0, 39), layers=st.integers(1, 5),
     topk=st.integers(1, 4), experts=st.sampled_from([200, 300]),
 )  # fmt: skip
-def test_bare_integers(rows: int, start: int, layers: int, topk: int, experts: int) -> None:
-    start = min(start, rows - 1)
-    whole = routes_of(rows, layers, topk, "int32", experts)
-    for sent in (whole, whole[start:]):
+def test_integers_without_a_header_are_decoded(
+    positions: int, start: int, layers: int, topk: int, experts: int
+) -> None:
+    start = min(start, positions - 1)
+    all_routes = random_routes(positions, layers, topk, "int32", experts)
+    for sent in (all_routes, all_routes[start:]):
         text = pybase64.b64encode_as_string(np.ascontiguousarray(sent))
-        found = decode_bare(arrived(text), RouteShape(layers, topk, experts), start, rows)
+        found = decode_bare(receive(text), RouteShape(layers, topk, experts), start, positions)
         assert found.dtype == (np.uint8 if experts <= 256 else np.uint16)
-        assert np.array_equal(found, whole[start:])
+        assert np.array_equal(found, all_routes[start:])
 
 
 def npy(array: object) -> str:
@@ -98,16 +100,16 @@ def npy(array: object) -> str:
     return pybase64.b64encode_as_string(buffer.getvalue())
 
 
-GOOD = routes_of(12, 4, 2, "uint8")
-NO_DTYPE = pybase64.b64decode(npy(GOOD)).replace(b"|u1", b"<u9")
+GOOD = random_routes(12, 4, 2, "uint8")
+UNKNOWN_DTYPE = pybase64.b64decode(npy(GOOD)).replace(b"|u1", b"<u9")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("%%%%", "cannot be read"),
         ("AAAA", "not a .npy file"),
-        (pybase64.b64encode_as_string(NO_DTYPE), "'<u9' not understood"),
+        (pybase64.b64encode_as_string(UNKNOWN_DTYPE), "'<u9' not understood"),
         (npy(np.zeros((12, 4, 2), np.float32)), "float32 is not a type of integers"),
         (npy(np.zeros((12, 8), np.uint8)), r"is not \[tokens, layers, topk\]"),
         (npy(np.asfortranarray(GOOD)), r"is not \[tokens, layers, topk\]"),
@@ -120,25 +122,25 @@ NO_DTYPE = pybase64.b64decode(npy(GOOD)).replace(b"|u1", b"<u9")
         (npy(np.full((12, 4, 2), 70_000, np.int32)), "experts from 70000"),
     ],
 )
-def test_routes_that_cannot_be_right_are_refused(text: str, said: str) -> None:
-    with pytest.raises(EngineError, match=said):
-        decode_npy(arrived(text), 0, 12)
+def test_wrong_routes_are_refused(text: str, message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        decode_npy(receive(text), 0, 12)
 
 
-def test_bare_integers_that_do_not_fit_the_model() -> None:
+def test_integers_that_do_not_fit_the_model_are_refused() -> None:
     text = pybase64.b64encode_as_string(np.zeros(13, np.int32))
-    with pytest.raises(EngineError, match="no whole number of tokens of 2 layers × 2"):
-        decode_bare(arrived(text), RouteShape(2, 2, 8), 0, 3)
+    with pytest.raises(EngineError, match="52 bytes do not divide into tokens of 2 layers × 2"):
+        decode_bare(receive(text), RouteShape(2, 2, 8), 0, 3)
     with pytest.raises(EngineError, match="expected 0 to 7"):
         narrow(np.full((1, 2, 2), 8, np.int32), 8)
 
 
-def test_the_shape_stands_in_the_models_config(tmp_path: Path) -> None:
-    assert route_shape(str(tmp_path)) is None
+def test_the_shape_of_routes_is_read_from_the_models_config(tmp_path: Path) -> None:
+    assert read_route_shape(str(tmp_path)) is None
     config = tmp_path / "config.json"
     config.write_text('{"num_hidden_layers": 48, "num_experts_per_tok": 8, "num_experts": 128}')
-    assert route_shape(str(tmp_path)) == RouteShape(48, 8, 128)
+    assert read_route_shape(str(tmp_path)) == RouteShape(48, 8, 128)
     config.write_text('{"text_config": {"num_hidden_layers": 2, "num_experts_per_tok": 1}}')
-    assert route_shape(str(tmp_path)) == RouteShape(2, 1, 0)
+    assert read_route_shape(str(tmp_path)) == RouteShape(2, 1, 0)
     config.write_text('{"num_hidden_layers": 2}')
-    assert route_shape(str(tmp_path)) is None
+    assert read_route_shape(str(tmp_path)) is None

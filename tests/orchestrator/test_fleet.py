@@ -11,7 +11,7 @@ from tests.orchestrator.builders import core_spec
 from rollway.config.sections import EngineConfig, PayloadConfig, TransportConfig
 from rollway.config.specs import OrchestratorSpec, WatchSpec
 from rollway.errors import EngineError
-from rollway.inference.engines.control import ANSWER_S
+from rollway.inference.engines.control import QUERY_DEADLINE_S
 from rollway.loop.processes.part import first_cause
 from rollway.orchestrator.shell.fleet import EngineFleet, open_fleet
 from rollway.orchestrator.shell.sources import Events, from_engines
@@ -95,7 +95,7 @@ async def test_new_weights_are_loaded_into_every_engine_and_checked() -> None:
 
 
 async def test_an_engine_that_reports_the_wrong_version_is_named() -> None:
-    async with versioned_engine() as good, versioned_engine(is_deaf=True) as deaf:
+    async with versioned_engine() as good, versioned_engine(ignores_updates=True) as deaf:
         with pytest.raises(BaseExceptionGroup) as raised:
             async with watched_fleet(good, deaf) as watched:
                 await watched.update(1)
@@ -105,7 +105,7 @@ async def test_an_engine_that_reports_the_wrong_version_is_named() -> None:
 
 
 async def test_an_engine_that_reports_no_version_is_mentioned_once() -> None:
-    async with versioned_engine(is_mute=True) as engine, watched_fleet(engine) as watched:
+    async with versioned_engine(hides_version=True) as engine, watched_fleet(engine) as watched:
         for version in (1, 2):
             await watched.update(version)
         assert engine.version == "2"
@@ -130,12 +130,12 @@ async def test_a_restarted_engine_loads_the_weights_it_missed() -> None:
         await watched.update(2)
         assert a.version == "2", "the others are not held up"
         await b.start()
-        await b.until(lambda: b.version == "2")
+        await b.wait_until(lambda: b.version == "2")
         await a.stop()
         await a.start()  # before anybody could notice that it was gone
-        await a.until(lambda: a.version == "2")
-        await a.until(lambda: controls(a) == 3 * LOADED)
-        await b.until(lambda: controls(b) == 2 * LOADED)
+        await a.wait_until(lambda: a.version == "2")
+        await a.wait_until(lambda: controls(a) == 3 * LOADED)
+        await b.wait_until(lambda: controls(b) == 2 * LOADED)
     assert watched.messages[0].startswith(f"No answer from the engine at {b.url} (")
     assert "; the others take its rollouts" in watched.messages[0]
     assert any(text.startswith(f"The engine at {b.url} is back after ") for text in watched.messages)
@@ -154,25 +154,25 @@ async def test_an_update_waits_for_an_engine_that_can_take_it() -> None:
 
 async def test_an_engine_that_hangs_is_in_trouble_until_it_answers_again() -> None:
     async with versioned_engine() as engine, watched_fleet(engine) as watched:
-        engine.awake.clear()
+        engine.may_answer.clear()
         await watched.until_trouble()
         (state,) = watched.fleet.states()
-        assert state.trouble == f"/metrics did not answer within {ANSWER_S:g} s"
-        assert state.silent_s >= ANSWER_S
+        assert state.trouble == f"/metrics did not answer within {QUERY_DEADLINE_S:g} s"
+        assert state.silent_s >= QUERY_DEADLINE_S
         updating = asyncio.create_task(watched.update(1))
-        engine.awake.set()
+        engine.may_answer.set()
         await updating
         assert engine.version == "1"
         assert not watched.fleet.states()[0].trouble
 
 
 async def test_an_engine_without_a_version_loads_weights_when_it_comes_back() -> None:
-    async with versioned_engine(is_mute=True) as engine, watched_fleet(engine) as watched:
+    async with versioned_engine(hides_version=True) as engine, watched_fleet(engine) as watched:
         await watched.update(1)
         await engine.stop()
         await watched.until_trouble()
         await engine.start()
-        await engine.until(lambda: engine.version == "1")
+        await engine.wait_until(lambda: engine.version == "1")
 
 
 async def test_the_run_stops_when_no_engine_came_back_in_time() -> None:

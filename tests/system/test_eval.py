@@ -106,7 +106,7 @@ async def test_a_whole_evaluation_of_a_chat_endpoint(tmp_path: Path, rollway: Ro
             "1.0000",
         )
         assert value(done.out, "failed") == "none"
-        assert {one["max_tokens"] for one in double.asked} == {9}
+        assert {one["max_tokens"] for one in double.requests} == {9}
         (folder,) = (tmp_path / "outputs" / "eval" / "envs" / "double").iterdir()
         assert f"Results are in {folder}" in done.out
         asked = json.loads((folder / "eval.json").read_text())
@@ -193,10 +193,10 @@ async def test_ctrl_c_and_a_resume_that_repeats_nothing(
         assert "6 of 12 rollouts are done already" in done.out
         assert "12 settled" in done.out
         assert Counter(one["task"] for one in lines(here)) == {str(n): 2 for n in range(6)}
-        assert {double.said[f"{n}?"] for n in range(3)} == {2}, "what was done is not asked again"
+        assert {double.num_asked[f"{n}?"] for n in range(3)} == {2}, "what was done is not asked again"
         again = await run(tmp_path, *args, "--resume")
         assert again.code == 0
-        assert sum(double.said.values()) == 12 + 4, "all done: nothing is asked"
+        assert sum(double.num_asked.values()) == 12 + 4, "all done: nothing is asked"
 
 
 async def test_sigterm_and_sigkill_leave_nothing_running(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ async def test_the_latest_matching_is_resumed_and_failed_ones_run_again(
         second = await run(tmp_path, *counting(double, "-n", "3", "--resume"))
         assert second.code == 0, second.err
         assert value(second.out, "failed") == "none"
-        assert double.said == {"0?": 1, "1?": 2, "2?": 1}
+        assert double.num_asked == {"0?": 1, "1?": 2, "2?": 1}
 
 
 async def test_all_failed_is_a_failure(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 import rollway as rw
 from rollway import testing
 from rollway.errors import EnvironmentNotFound
-from rollway.inference.engines.engine import connect
+from rollway.inference.engines.engine import open_engine
+from rollway.inference.engines.link import EngineAccess
 from rollway.testing import PolicyPrompt, call
 
 pytestmark = pytest.mark.anyio
@@ -217,7 +218,7 @@ async def test_toolsets_of_a_worker_close_with_the_stage() -> None:
     env.opened = []
     async with (
         testing.scripted_engine(loud) as engine,
-        connect(engine.url, routes=True, deadline_s=10) as client,
+        open_engine(EngineAccess(engine.url, deadline_s=10), routes=True) as client,
         testing.Stage(env) as stage,
     ):
         await asyncio.gather(*(stage.play(TASK, client) for _ in range(3)))

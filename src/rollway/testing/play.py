@@ -23,7 +23,8 @@ from ..envserver.worker.rewards import Scoring
 from ..envserver.worker.token_speaker import TokenSpeaker
 from ..envserver.worker.toolsets import OpenToolsets
 from ..errors import RolloutFailed
-from ..inference.engines.engine import Engine, connect
+from ..inference.engines.engine import Engine, open_engine
+from ..inference.engines.link import EngineAccess
 from ..inference.rendering.rendering import Renderer
 from ..records.ids import RolloutId
 from ..records.rollout import Failed
@@ -195,8 +196,8 @@ async def play_group(
     async with AsyncExitStack() as stack:
         for answer in answers:
             scripted.append(await stack.enter_async_context(scripted_engine(answer)))
-            connecting = connect(scripted[-1].url, routes=True, deadline_s=ENGINE_DEADLINE_S)
-            engines.append(await stack.enter_async_context(connecting))
+            access = EngineAccess(scripted[-1].url, ENGINE_DEADLINE_S)
+            engines.append(await stack.enter_async_context(open_engine(access, routes=True)))
         stage = await stack.enter_async_context(Stage(env, max_tokens=max_tokens, **limits))
         try:
             return await stage.play_group(task, engines)

@@ -10,10 +10,11 @@ from msgspec import Struct
 from ...config.specs import RouterSpec
 from ...envs.chat import Speaker
 from ...inference.chat.client import ChatClient
+from ...inference.engines.link import EngineAccess
 from ...inference.engines.pool import EnginePool, PoolConfig, open_pool
 from ...inference.rendering.rendering import Renderer, SyncRenderer
 from ...inference.replies.long_replies import LongReplies
-from ...inference.replies.routes import RouteShape, route_shape
+from ...inference.replies.routes import RouteShape, read_route_shape
 from ...loop.lanes.lanes import ProcessLane
 from ...loop.watch.run import LoopWatch
 from ...records.turn import Sampling
@@ -57,7 +58,7 @@ class TokenSpeakers:
         self._engines.version = version
 
     def talk(self, sampling: Sampling, track: Track, group: int) -> TokenSpeaker:
-        return TokenSpeaker(self._engines.seat(group), self._renderer, sampling, Record(track))
+        return TokenSpeaker(self._engines.pin(group), self._renderer, sampling, Record(track))
 
 
 class MessageSpeakers:
@@ -82,7 +83,7 @@ def load_speech(server: RouterSpec) -> Speech | None:
     """None for an endpoint of messages, which needs neither tokenizer nor model folder."""
     if server.speaks == "messages":
         return None
-    return Speech(SyncRenderer(server.model), route_shape(server.model.path))
+    return Speech(SyncRenderer(server.model), read_route_shape(server.model.path))
 
 
 @asynccontextmanager
@@ -116,11 +117,11 @@ async def open_policy(
 def pool_config(server: RouterSpec, shape: RouteShape | None, key: str) -> PoolConfig:
     wants = server.engine
     return PoolConfig(
-        urls=server.engine_urls,
-        model=wants.model or "",
-        key=key,
+        engines=tuple(
+            EngineAccess(url, wants.request_deadline_s, wants.model or "", key)
+            for url in server.engine_urls
+        ),
         routes=wants.routes,
         shape=shape,
-        deadline_s=wants.request_deadline_s,
         patience_s=wants.patience_s,
     )

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ...envs.rollout import Reply
+from ...inference.engines.dialect import EMPTY_PROMPT, make_prompt
 from ...inference.engines.engine import Completer
-from ...inference.engines.prompt import NO_PROMPT, prompt_of
 from ...inference.rendering.rendering import Renderer
 from ...records.task import Message
 from ...records.turn import Ints, Sampling, Turn
@@ -28,7 +28,7 @@ class TokenSpeaker:
         self._sampling = sampling
         self._said: list[Message] = []
         self._last: Turn | None = None
-        self._asked = NO_PROMPT
+        self._asked = EMPTY_PROMPT
         self.record = record
 
     def child(self) -> "TokenSpeaker":
@@ -43,7 +43,7 @@ class TokenSpeaker:
         """The policy's reply to `messages`."""
         record = self.record
         ids = await self._prompt(messages, tools)
-        prompt = self._asked = prompt_of(ids, self._asked)
+        prompt = self._asked = make_prompt(ids, self._asked)
         start_s = time.monotonic()
         with record.trace.place_for(ids) as place, record.track.within("engine"):
             turn = await self._engine.complete(

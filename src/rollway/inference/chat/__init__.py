@@ -1,1 +1,1 @@
-"""Chat endpoints: messages in, a message out, no token ids."""
+"""Clients of chat endpoints, which take and return messages but no token ids."""

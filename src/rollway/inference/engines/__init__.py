@@ -1,1 +1,1 @@
-"""Engines that take and return token ids: how each is asked, and how several act as one."""
+"""Clients of engines that take and return token ids, and a pool of several engines."""

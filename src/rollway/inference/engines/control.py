@@ -1,4 +1,4 @@
-"""What the orchestrator has to do with one engine: weights, and how busy it is."""
+"""Loads weights into one engine and asks for its version and load. The orchestrator uses it."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -10,12 +10,12 @@ from ...errors import UNREADABLE, EngineAway, EngineError, EngineLate
 from ...records.engine import EngineLoad
 from ..http.endpoint import ServedModel
 from .dialect import Dialect, EngineCall
-from .link import EngineLink, dialect_of, open_link
-from .status import load_in, version_in
+from .link import EngineAccess, EngineLink, open_link, pick_dialect
+from .status import parse_load, parse_version
 
 METRICS = EngineCall("/metrics")
-ANSWER_S = 10.0
-"""A small question that takes longer is not answered."""
+QUERY_DEADLINE_S = 10.0
+"""How long an engine may take to report its version or its load."""
 
 
 class _Result(Struct, frozen=True):
@@ -24,11 +24,11 @@ class _Result(Struct, frozen=True):
 
 
 class EngineControl:
-    """One engine. EngineAway and EngineLate: it may come back; other EngineErrors: it refuses."""
+    """One engine. After EngineAway or EngineLate it may come back. Other EngineErrors are refusals."""
 
     def __init__(self, link: EngineLink, served: ServedModel) -> None:
         self._link = link
-        self._dialect: Dialect = dialect_of(served, shape=None)
+        self._dialect: Dialect = pick_dialect(served, shape=None)
         self.served = served
 
     @property
@@ -36,52 +36,50 @@ class EngineControl:
         return self._link.url
 
     async def update_weights(self, path: str, version: int) -> None:
-        """Load new weights between two decoding steps; requests in flight go on with them."""
-        pause, load, go_on = self._dialect.update_weights(path, version)
+        """Pause decoding and load new weights. Requests in flight then continue with them."""
+        update = self._dialect.weight_update(path, version)
         try:
-            await self._post(pause)
-            for call in load:
+            await self._post(update.pause)
+            for call in update.load:
                 await self._post(call)
         except BaseException:
-            with suppress(EngineError):  # what went wrong first is what to tell
-                await self._post(go_on)
+            with suppress(EngineError):  # the first error is the one to raise
+                await self._post(update.resume)
             raise
-        await self._post(go_on)
+        await self._post(update.resume)
 
     async def _post(self, call: EngineCall) -> None:
-        body = await self._link.text("POST", call)
+        body = await self._link.fetch("POST", call)
         try:
             result = msgspec.json.decode(body, type=_Result)
         except UNREADABLE:
-            return  # nothing that says more than its status
+            return  # the answer says no more than its status, which was 200
         if not result.success:
             raise EngineError(f"{self.url}{call.path}: {result.message}")
 
     async def weight_version(self) -> str:
-        """What the engine says it samples from; empty if it does not say."""
-        return version_in(await self._get(self._dialect.weight_version))
+        """Return the version that the engine reports, or an empty string if it reports none."""
+        return parse_version(await self._get(self._dialect.weight_version))
 
     async def load(self) -> EngineLoad | None:
-        """How busy it is; None if it does not say."""
-        return load_in(await self._get(METRICS), self._dialect.gauges)
+        """Return the load that the engine reports, or None if it reports none."""
+        return parse_load(await self._get(METRICS), self._dialect.gauges)
 
     async def _get(self, call: EngineCall) -> bytearray:
-        """The answer to a small question, empty if the engine does not know it. One that answers with
-        an error is not well, and may be well again."""
+        """Return the answer, empty if the engine does not know the path. Any other refusal raises
+        EngineAway, because an engine that answers with an error may recover."""
         try:
-            return await self._link.text("GET", call, ANSWER_S)
+            return await self._link.fetch("GET", call, QUERY_DEADLINE_S)
         except (EngineAway, EngineLate):
             raise
         except EngineError as error:
-            if "HTTP 404" in str(error):
+            if error.status == 404:
                 return bytearray()
-            raise EngineAway(str(error)) from None
+            raise EngineAway(str(error), status=error.status) from None
 
 
 @asynccontextmanager
-async def open_control(
-    url: str, *, model: str, key: str, deadline_s: float
-) -> AsyncIterator[EngineControl]:
-    """An engine that answers and serves `model` (any, if not named)."""
-    async with open_link(url, key, deadline_s) as link:
-        yield EngineControl(link, await link.served(model))
+async def open_control(access: EngineAccess) -> AsyncIterator[EngineControl]:
+    """Open the control of an engine that answers and serves the model of `access`."""
+    async with open_link(access) as link:
+        yield EngineControl(link, await link.fetch_model())

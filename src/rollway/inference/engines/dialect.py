@@ -1,75 +1,84 @@
-"""What a dialect must say, and how an engine's problems are told in any of them."""
+"""The protocol that every engine dialect implements, and the prompt that a dialect sends."""
 
 from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
-from ...errors import UNREADABLE
-from ...records.turn import Routes, Sampling
+from ...records.turn import Ints, Routes, Sampling
 from ..replies.body import BulkString
 from ..replies.columns import ReplyColumns
 from ..replies.routes import WantedRoutes
-from .prompt import Prompt
 from .status import LoadGauges
 
 
+class Prompt(Struct, frozen=True):
+    """Token ids, and the same ids as JSON without brackets. A longer prompt encodes only its new ids."""
+
+    ids: Ints
+    text: bytes
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+EMPTY_PROMPT = Prompt(np.zeros(0, np.int32), b"")
+
+
+def make_prompt(ids: Ints, previous: Prompt = EMPTY_PROMPT) -> Prompt:
+    """Return a prompt of these ids. If they start with `previous`, only the new ids are encoded."""
+    shared = len(previous) if np.array_equal(ids[: len(previous)], previous.ids) else 0
+    new = msgspec.json.encode(ids[shared:].tolist())[1:-1]
+    if not shared:
+        return Prompt(ids, new)
+    if not new:
+        return Prompt(ids, previous.text)
+    return Prompt(ids, previous.text + b"," + new)
+
+
 class EngineCall(Struct, frozen=True):
-    """A request that takes no prompt."""
+    """A request without a prompt."""
 
     path: str
     body: bytes = b""
 
 
+class WeightUpdate(Struct, frozen=True):
+    """The calls that load new weights: stop decoding, load, continue."""
+
+    pause: EngineCall
+    load: tuple[EngineCall, ...]
+    resume: EngineCall
+
+
 class Dialect(Protocol):
-    """One engine's way of speaking."""
+    """The requests that one kind of engine understands, and the shape of its replies."""
 
     name: str
     path: str
-    """Where completions are asked for."""
-
-    def request(
-        self, model: str, prompt: Prompt, sampling: Sampling, stop_ids: list[int], start: int | None
-    ) -> bytes:
-        """A request's body; `start` None asks for no routes."""
-
-    def unneeded_chars(self, key: bytes, bulk: BulkString, wanted: WantedRoutes) -> int:
-        """How many characters of a bulk hold only positions that are not wanted."""
-
-    def columns(self, rest: bytes | bytearray) -> ReplyColumns:
-        """What a reply says beside its bulks."""
-
-    def routes(
-        self, bulks: Mapping[bytes, BulkString], wanted: WantedRoutes, num_drawn: int
-    ) -> Routes | None:
-        """The wanted positions' routes; None if the reply has none."""
-
-    def update_weights(
-        self, path: str, version: int
-    ) -> tuple[EngineCall, tuple[EngineCall, ...], EngineCall]:
-        """How to load new weights: what stops decoding, what loads, what goes on."""
-
+    """The path that completions are requested at."""
     weight_version: EngineCall
     """Asks which version the engine samples from."""
     gauges: LoadGauges
-    """What its metrics call the numbers of its load."""
+    """The names of the engine's metrics that describe its load."""
 
+    def encode_request(
+        self, model: str, prompt: Prompt, sampling: Sampling, stop_ids: list[int], start: int | None
+    ) -> bytes:
+        """Return the body of a request. It asks for routes from position `start`, or for none."""
 
-class _Problem(Struct, frozen=True):
-    message: str
+    def unneeded_chars(self, key: bytes, bulk: BulkString, wanted: WantedRoutes) -> int:
+        """Return how many characters at the start of a bulk hold only positions that are not wanted."""
 
+    def parse_columns(self, rest: bytes | bytearray) -> ReplyColumns:
+        """Parse the JSON of a reply without its bulks."""
 
-class _ErrorReply(Struct, frozen=True):
-    error: _Problem
+    def decode_routes(
+        self, bulks: Mapping[bytes, BulkString], wanted: WantedRoutes, num_drawn: int
+    ) -> Routes | None:
+        """Return the routes of the wanted positions, or None if the reply has none."""
 
-
-_errors = msgspec.json.Decoder(_ErrorReply)
-
-
-def problem(status: int, body: bytes | bytearray) -> str:
-    """What an error reply says, in one line."""
-    try:
-        return f"HTTP {status}: {_errors.decode(body).error.message}"
-    except UNREADABLE:
-        return f"HTTP {status}: {bytes(body[:200]).decode(errors='replace')}"
+    def weight_update(self, path: str, version: int) -> WeightUpdate:
+        """Return the calls that load the weights of `version` from the folder `path`."""

@@ -1,4 +1,4 @@
-"""Completions of one engine, for workers."""
+"""Requests completions from one engine and turns each reply into a Turn."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,42 +15,42 @@ from ..replies.body import BodyBuffer, BodyBuffers, BodyCutter
 from ..replies.columns import SAFETENSORS, ReplyColumns, decode_reply
 from ..replies.long_replies import LongReplies
 from ..replies.routes import RouteShape, WantedRoutes
-from .dialect import Dialect
-from .link import EngineLink, dialect_of, open_link
-from .prompt import Prompt
-from .status import has_at_least, version_in
+from .dialect import Dialect, Prompt
+from .link import EngineAccess, EngineLink, open_link, pick_dialect
+from .status import is_at_least, parse_version
 
 INLINE_ROUTES_BYTES = 1 << 20
-"""Routes up to this size are decoded on the loop: at several GB/s, well under a millisecond."""
+"""Routes up to this size are decoded on the loop, at several GB/s in well under a millisecond."""
 INLINE_JSON_BYTES = 256 << 10
-"""JSON up to this size, without routes, is parsed on the loop."""
+"""JSON up to this size is parsed on the loop. Routes are cut out of it before and do not count."""
 ACCEPT = f"{SAFETENSORS}, application/json;q=0.9"
 
 
 class Completer(Protocol):
-    """Whoever draws replies: an engine, or a seat at one of several."""
+    """Anything that draws replies: an engine, or a PinnedEngine of a pool."""
 
     async def complete(
         self, prompt: Prompt, sampling: Sampling, stop_ids: list[int], routes_start: int
     ) -> Turn:
-        """Draw one reply. EngineError says why there is none."""
+        """Draw one reply, or raise EngineError."""
 
 
 class Engine:
-    """One engine. `version` is the policy it is known to sample from: a request is labelled with it
-    unless the reply says more, and goes only to a process that has it."""
+    """One engine. `version` is the policy that it is expected to sample from. If the engine reports its
+    version, a request is sent only to a process that has `version` or a later one. The turn is labelled
+    with `version`, unless the reply reports the version of each token."""
 
     def __init__(
         self, link: EngineLink, model: str, dialect: Dialect, *,
-        routes: bool, spools: BodyBuffers, long_replies: LongReplies | None,
+        routes: bool, body_buffers: BodyBuffers, long_replies: LongReplies | None,
     ) -> None:  # fmt: skip
         self._link = link
         self.model = model
         self._dialect = dialect
         self._routes = routes
-        self._spools = spools
+        self._body_buffers = body_buffers
         self._long_replies = long_replies
-        self._says_version = True
+        self._reports_version = True
         self.version = 0
 
     @property
@@ -60,23 +60,26 @@ class Engine:
     async def complete(
         self, prompt: Prompt, sampling: Sampling, stop_ids: list[int], routes_start: int
     ) -> Turn:
-        """Draw one reply. EngineAway: another try may help; other EngineErrors say why it would not."""
+        """Draw one reply. After an EngineAway another try may help, after other EngineErrors not."""
         start = routes_start if self._routes else None
         wanted = WantedRoutes(routes_start, len(prompt), sampling.max_tokens)
         version = self.version
-        body = self._dialect.request(self.model, prompt, sampling, stop_ids, start)
+        body = self._dialect.encode_request(self.model, prompt, sampling, stop_ids, start)
         async with (
-            self._link.request("POST", self._dialect.path, body, ACCEPT, vouch=self._vouch) as reply,
-            self._spools.taken_for(reply) as spool,
+            self._link.request(
+                "POST", self._dialect.path, body, ACCEPT, check=self._check_connection
+            ) as reply,
+            self._body_buffers.borrow_for(reply) as body_buffer,
         ):
             if reply.head.headers.get("content-type") == SAFETENSORS:
-                drawn, routes = await self._take_binary(reply, spool)
+                drawn, routes = await self._read_binary(reply, body_buffer)
             else:
-                drawn, routes = await self._take_json(reply, spool, wanted)
+                drawn, routes = await self._read_json(reply, body_buffer, wanted)
         if self._routes and routes is None:
             raise EngineError(
-                "the engine's reply has no routes: start it with --enable-return-routed-experts, or "
-                "set engine.routes=false for a model without experts"
+                f"the reply of {self.url} has no routes: "
+                "start vLLM or SGLang with --enable-return-routed-experts, "
+                "or set engine.routes = false for a model without experts"
             )
         versions = drawn.versions
         return Turn(
@@ -90,54 +93,57 @@ class Engine:
             routes_start=routes_start if self._routes else 0,
         )
 
-    async def _vouch(self, connection: Connection) -> None:
-        """Refuse a connection to a process that is behind: one that was started again from old weights,
-        or was given none. A connection ends with its process, so each is asked once for a version."""
+    async def _check_connection(self, connection: Connection) -> None:
+        """Raise EngineAway if the process at the other end has an older version than `version`: it was
+        started again from old weights, or missed an update. A connection ends with its process, so each
+        connection is asked once for each version."""
         version = self.version
-        if connection.vouched >= version or not self._says_version:
+        if connection.checked_version >= version or not self._reports_version:
             return
-        reply, body = await self._link.text_on(connection, self._dialect.weight_version)
-        said = version_in(body) if reply.head.status == 200 else ""
-        self._says_version = bool(said) and not reply.head.closes
-        if said and not has_at_least(said, version):
-            raise EngineAway(f"the engine at {self.url} has version '{said}', not {version} yet")
-        connection.vouched = version
+        reply, body = await self._link.fetch_on(connection, self._dialect.weight_version)
+        reported = parse_version(body) if reply.head.status == 200 else ""
+        self._reports_version = bool(reported) and not reply.head.closes
+        if reported and not is_at_least(reported, version):
+            raise EngineAway(f"the engine at {self.url} has version '{reported}', not {version} yet")
+        connection.checked_version = version
 
-    async def _take_binary(
-        self, reply: HttpReply, spool: BodyBuffer
+    async def _read_binary(
+        self, reply: HttpReply, body_buffer: BodyBuffer
     ) -> tuple[ReplyColumns, Routes | None]:
-        await reply.read(spool.add)
-        small = spool.length <= INLINE_ROUTES_BYTES
-        return decode_reply(spool) if small else await thread_to_the_end(decode_reply, spool)
+        await reply.read(body_buffer.add)
+        if body_buffer.length <= INLINE_ROUTES_BYTES:
+            return decode_reply(body_buffer)
+        return await thread_to_the_end(decode_reply, body_buffer)
 
-    async def _take_json(
-        self, reply: HttpReply, spool: BodyBuffer, wanted: WantedRoutes
+    async def _read_json(
+        self, reply: HttpReply, body_buffer: BodyBuffer, wanted: WantedRoutes
     ) -> tuple[ReplyColumns, Routes | None]:
         dialect = self._dialect
-        cutter = BodyCutter(spool, lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted))
+        cutter = BodyCutter(body_buffer, lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted))
         await reply.read(cutter.feed, cutter)
-        drawn = await self._columns(cutter.rest)
+        drawn = await self._parse_columns(cutter.rest)
         if not self._routes:
             return drawn, None
         args = cutter.bulks, wanted, len(drawn.token_ids)
-        small = spool.length <= INLINE_ROUTES_BYTES
-        return drawn, dialect.routes(*args) if small else await thread_to_the_end(dialect.routes, *args)
+        if body_buffer.length <= INLINE_ROUTES_BYTES:
+            return drawn, dialect.decode_routes(*args)
+        return drawn, await thread_to_the_end(dialect.decode_routes, *args)
 
-    async def _columns(self, rest: bytearray) -> ReplyColumns:
+    async def _parse_columns(self, rest: bytearray) -> ReplyColumns:
         if self._long_replies is None or len(rest) <= INLINE_JSON_BYTES:
-            return self._dialect.columns(rest)
-        return await self._long_replies.columns(self._dialect.name, rest)
+            return self._dialect.parse_columns(rest)
+        return await self._long_replies.parse_columns(self._dialect.name, rest)
 
 
 @asynccontextmanager
-async def connect(
-    url: str, *, routes: bool, deadline_s: float, shape: RouteShape | None = None,
-    long_replies: LongReplies | None = None, model: str = "", key: str = "",
+async def open_engine(
+    access: EngineAccess, *, routes: bool, shape: RouteShape | None = None,
+    long_replies: LongReplies | None = None,
 ) -> AsyncIterator[Engine]:  # fmt: skip
-    """An engine that answers and serves `model` (any, if not named); its dialect is what it says."""
-    async with open_link(url, key, deadline_s) as link:
-        served = await link.served(model)
+    """Open an engine that answers and serves the model of `access`."""
+    async with open_link(access) as link:
+        served = await link.fetch_model()
         yield Engine(
-            link, served.id, dialect_of(served, shape),
-            routes=routes, spools=BodyBuffers(), long_replies=long_replies,
+            link, served.id, pick_dialect(served, shape),
+            routes=routes, body_buffers=BodyBuffers(), long_replies=long_replies,
         )  # fmt: skip

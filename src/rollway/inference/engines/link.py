@@ -1,89 +1,109 @@
-"""Requests to one engine. Whatever goes wrong is an EngineError that names it."""
+"""Sends requests to one engine. Every failure becomes an EngineError that names the engine."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from msgspec import Struct
+
 from ...errors import UNREADABLE, EngineAway, EngineError, EngineLate
+from ..http import endpoint
 from ..http.client import ConnectionCheck, HttpClient, HttpReply
 from ..http.connection import Connection
-from ..http.endpoint import AWAY, ServedModel, headers, pick, read_all, served_models
+from ..http.endpoint import ServedModel, read_all
 from ..http.framing import HttpAway, HttpError
 from ..replies.routes import RouteShape
-from .dialect import Dialect, EngineCall, problem
+from .dialect import Dialect, EngineCall
 from .sglang import Sglang
 from .vllm import Vllm
+
+
+class EngineAccess(Struct, frozen=True):
+    """The address of an engine, and how to use it. An empty `model` means the first that it serves."""
+
+    url: str
+    deadline_s: float
+    """How long a request may take, unless the caller says otherwise."""
+    model: str = ""
+    key: str = ""
 
 
 class EngineLink:
     """One engine's address, and the connections to it."""
 
-    def __init__(self, http: HttpClient, url: str, deadline_s: float) -> None:
+    def __init__(self, http: HttpClient, access: EngineAccess, url: str) -> None:
         self._http = http
+        self._access = access
         self.url = url
-        self._deadline_s = deadline_s
 
     @asynccontextmanager
     async def request(
         self, method: str, path: str, body: bytes = b"", accept: str = "application/json", *,
-        deadline_s: float | None = None, vouch: ConnectionCheck | None = None,
+        deadline_s: float | None = None, check: ConnectionCheck | None = None,
     ) -> AsyncIterator[HttpReply]:  # fmt: skip
-        """A reply with status 200 whose body ends by the deadline; else EngineError says why not."""
-        limit_s = deadline_s or self._deadline_s
+        """Give a reply with status 200 to the block, which must read it by the deadline. Everything else
+        raises EngineError."""
+        limit_s = deadline_s or self._access.deadline_s
         try:
             async with (
                 asyncio.timeout(limit_s),
-                self._http.request(method, path, body, accept, vouch) as reply,
+                self._http.request(method, path, body, accept, check) as reply,
             ):
-                status = reply.head.status
-                if status != 200:
-                    said = f"{self.url}{path}: {problem(status, await read_all(reply))}"
-                    raise EngineAway(said, was_asked=True) if status in AWAY else EngineError(said)
+                if reply.head.status != 200:
+                    raise await self._refusal(path, reply)
                 yield reply
         except TimeoutError:
             raise EngineLate(f"{self.url}{path} did not answer within {limit_s:g} s") from None
         except HttpAway as error:
-            raise EngineAway(f"{self.url}{path}: {error}", was_asked=error.was_asked) from None
+            was_sent = error.request_was_sent
+            raise EngineAway(f"{self.url}{path}: {error}", request_was_sent=was_sent) from None
         except HttpError as error:
             raise EngineError(f"{self.url}{path}: {error}") from None
 
-    async def text(self, method: str, call: EngineCall, deadline_s: float | None = None) -> bytearray:
-        """A small answer."""
+    async def _refusal(self, path: str, reply: HttpReply) -> EngineError:
+        status = reply.head.status
+        message = f"{self.url}{path}: {endpoint.describe_error(status, await read_all(reply))}"
+        if status in endpoint.AWAY_STATUSES:
+            return EngineAway(message, status=status, request_was_sent=True)
+        return EngineError(message, status=status)
+
+    async def fetch(self, method: str, call: EngineCall, deadline_s: float | None = None) -> bytearray:
+        """Make a call and return its answer, which must be small."""
         async with self.request(method, call.path, call.body, deadline_s=deadline_s) as reply:
             return await read_all(reply)
 
-    async def text_on(self, connection: Connection, call: EngineCall) -> tuple[HttpReply, bytearray]:
-        """A small answer on a connection that is being vouched for, whatever its status."""
-        reply = await self._http.ask_on(connection, call.path)
+    async def fetch_on(self, connection: Connection, call: EngineCall) -> tuple[HttpReply, bytearray]:
+        """Make a call on a connection that is being checked. Returns the answer, whatever its status."""
+        reply = await self._http.get_on(connection, call.path)
         return reply, await read_all(reply)
 
-    async def served(self, model: str) -> ServedModel:
-        """The model called `model` (the first, if no name is given), if the engine answers at all."""
+    async def fetch_model(self) -> ServedModel:
+        """Return the model that `access` names, or raise EngineError if the engine does not serve it."""
         try:
-            async with asyncio.timeout(self._deadline_s):
-                models = await served_models(self._http, "/v1/models")
+            async with asyncio.timeout(self._access.deadline_s):
+                models = await endpoint.fetch_models(self._http, "/v1/models")
         except HttpAway as error:
             raise EngineAway(f"no engine at {self.url}: {error}") from None
         except (HttpError, TimeoutError, *UNREADABLE) as error:
-            said = str(error) or type(error).__name__
-            raise EngineError(f"no engine at {self.url}: {said}") from None
-        return pick(models or (), model, self.url)
+            reason = str(error) or type(error).__name__
+            raise EngineError(f"no engine at {self.url}: {reason}") from None
+        return endpoint.pick_model(models or (), self._access.model, self.url)
 
 
 @asynccontextmanager
-async def open_link(url: str, key: str, deadline_s: float) -> AsyncIterator[EngineLink]:
-    """A link to whoever is at `url`, or will be."""
-    url = url.rstrip("/").removesuffix("/v1")
+async def open_link(access: EngineAccess) -> AsyncIterator[EngineLink]:
+    """Open a link to an engine, which need not be running yet."""
+    url = access.url.rstrip("/").removesuffix("/v1")
     try:
-        http = HttpClient(url, headers(key))
+        http = HttpClient(url, endpoint.request_headers(access.key))
     except HttpError as error:
         raise EngineError(f"no engine at {url}: {error}") from None
     try:
-        yield EngineLink(http, url, deadline_s)
+        yield EngineLink(http, access, url)
     finally:
         http.close()
 
 
-def dialect_of(served: ServedModel, shape: RouteShape | None) -> Dialect:
-    """How an engine is spoken to: its list of models says whose it is."""
+def pick_dialect(served: ServedModel, shape: RouteShape | None) -> Dialect:
+    """Return the dialect of the engine that lists this model. The entry says whose engine it is."""
     return Sglang(shape) if served.owned_by == "sglang" else Vllm()

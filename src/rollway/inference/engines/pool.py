@@ -1,4 +1,4 @@
-"""Several engines with the same weights. A rollout keeps to one of them for as long as it answers."""
+"""Several engines with the same weights. A rollout stays with one of them as long as it answers."""
 
 import asyncio
 import time
@@ -13,29 +13,30 @@ from ..http.endpoint import ServedModel
 from ..replies.body import BodyBuffers
 from ..replies.long_replies import LongReplies
 from ..replies.routes import RouteShape
+from .dialect import Prompt
 from .engine import Engine
-from .link import EngineLink, dialect_of, open_link
-from .prompt import Prompt
+from .link import EngineAccess, EngineLink, open_link, pick_dialect
 
 FIRST_REST_S, LONGEST_REST_S = 0.25, 2.0
-"""An engine that is away is not asked for so long, each time twice as long."""
+"""How long an engine that went away is left alone. Each time in a row doubles the pause, up to the
+second number."""
 MAX_LOST = 5
-"""A request that so many engines went away with may be what they went away of."""
+"""A request during which engines went away this many times may be the cause, so it fails."""
 
 
 class _Member:
-    """An engine, and whether it is worth asking now."""
+    """An engine, and the time until which it is left alone."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.rests_until_s = 0.0
         self._rest_s = FIRST_REST_S
 
-    def answered(self) -> None:
+    def note_answer(self) -> None:
         self._rest_s = FIRST_REST_S
 
-    def went_away(self) -> None:
-        """Of all that find out at the same time, the first counts."""
+    def note_loss(self) -> None:
+        """Leave the engine alone for a while. When many requests fail at once, only the first counts."""
         now_s = time.monotonic()
         if now_s >= self.rests_until_s:
             self.rests_until_s = now_s + self._rest_s
@@ -43,7 +44,7 @@ class _Member:
 
 
 class EnginePool:
-    """The engines of a worker. `version` is the policy all of them are known to sample from."""
+    """The engines of a worker. `version` is the policy that all of them are expected to sample from."""
 
     def __init__(self, engines: Sequence[Engine], patience_s: float) -> None:
         self._members = [_Member(engine) for engine in engines]
@@ -58,22 +59,24 @@ class EnginePool:
         for member in self._members:
             member.engine.version = version
 
-    def seat(self, number: int) -> "PinnedEngine":
-        """Equal numbers share an engine, and what it has cached; others are spread evenly."""
+    def pin(self, number: int) -> "PinnedEngine":
+        """Choose an engine by number. Rollouts with equal numbers share an engine and its prefix cache,
+        and consecutive numbers are spread evenly."""
         return PinnedEngine(self, number % len(self._members))
 
-    async def next_from(self, index: int) -> tuple[int, _Member]:
-        """The engine at `index`, the next one if that rests, the first to wake if all do."""
+    async def wait_for_member(self, index: int) -> tuple[int, _Member]:
+        """Return the member at `index`, or the next one that does not rest, and its index. If all rest,
+        wait for the first that may be asked again."""
         count = len(self._members)
-        order = [(one % count, self._members[one % count]) for one in range(index, index + count)]
+        order = [number % count for number in range(index, index + count)]
         now_s = time.monotonic()
-        chosen = min(order, key=lambda one: max(now_s, one[1].rests_until_s))
-        await asyncio.sleep(max(0.0, chosen[1].rests_until_s - now_s))
-        return chosen
+        chosen = min(order, key=lambda index: max(now_s, self._members[index].rests_until_s))
+        await asyncio.sleep(max(0.0, self._members[chosen].rests_until_s - now_s))
+        return chosen, self._members[chosen]
 
 
 class PinnedEngine:
-    """A rollout's place at one engine; at another when that one is away."""
+    """The engine of one rollout. When it goes away, the rollout moves to another one and stays there."""
 
     def __init__(self, pool: EnginePool, index: int) -> None:
         self._pool = pool
@@ -82,89 +85,92 @@ class PinnedEngine:
     async def complete(
         self, prompt: Prompt, sampling: Sampling, stop_ids: list[int], routes_start: int
     ) -> Turn:
-        """Draw one reply, at whichever engine is there, and wait for one if none is."""
+        """Draw one reply. If no engine answers, wait for one until the pool's patience ends."""
         since_s: float | None = None
         num_lost = 0
         while True:
-            self._index, member = await self._pool.next_from(self._index)
+            self._index, member = await self._pool.wait_for_member(self._index)
             try:
                 turn = await member.engine.complete(prompt, sampling, stop_ids, routes_start)
             except EngineAway as error:
-                member.went_away()
+                member.note_loss()
                 since_s = since_s or time.monotonic()
-                num_lost += error.was_asked
+                if error.request_was_sent:
+                    num_lost += 1
                 waited_s = time.monotonic() - since_s
                 if num_lost >= MAX_LOST:
-                    raise EngineError(f"{error}; {num_lost} times with this request") from None
+                    message = f"{error}; engines went away {num_lost} times during this request"
+                    raise EngineError(message) from None
                 if waited_s >= self._pool.patience_s:
-                    raise EngineError(f"{error}; waited for {waited_s:.0f} s") from None
+                    raise _waited_too_long(error, waited_s) from None
             else:
-                member.answered()
+                member.note_answer()
                 return turn
 
 
-class PoolConfig(Struct, frozen=True, kw_only=True):
-    """What a worker knows of its engines before it has met them."""
+def _waited_too_long(error: EngineAway, waited_s: float) -> EngineError:
+    return EngineError(f"{error}; waited {waited_s:.1f} s for an engine (engine.patience_s)")
 
-    urls: tuple[str, ...]
-    model: str
-    key: str
+
+class PoolConfig(Struct, frozen=True, kw_only=True):
+    """The engines of a worker, and how it uses them."""
+
+    engines: tuple[EngineAccess, ...]
     routes: bool
     shape: RouteShape | None
-    deadline_s: float
     patience_s: float
+    """How long a request waits for an engine that answers."""
 
 
 @asynccontextmanager
 async def open_pool(
-    wants: PoolConfig, long_replies: LongReplies | None, *, is_patient: bool
+    config: PoolConfig, long_replies: LongReplies | None, *, is_patient: bool
 ) -> AsyncIterator[EnginePool]:
-    """The engines, which all serve the same model. With `is_patient` one that answers is waited for,
-    and speaks for those that do not; else all must answer now."""
+    """Open the engines, which must all serve the same model. With `is_patient` wait until one engine
+    answers, and take the others to be like it. Otherwise all engines must answer now."""
     async with AsyncExitStack() as stack:
-        links = [
-            await stack.enter_async_context(open_link(url, wants.key, wants.deadline_s))
-            for url in wants.urls
-        ]
-        met = _first if is_patient else _all
-        served = await met(links, wants)
-        spools = BodyBuffers()
+        links = [await stack.enter_async_context(open_link(access)) for access in config.engines]
+        if is_patient:
+            served = await _wait_for_first(links, config.patience_s)
+        else:
+            served = await _ask_all(links)
+        body_buffers = BodyBuffers()
         engines = [
             Engine(
-                link, served.id, dialect_of(served, wants.shape),
-                routes=wants.routes, spools=spools, long_replies=long_replies,
+                link, served.id, pick_dialect(served, config.shape),
+                routes=config.routes, body_buffers=body_buffers, long_replies=long_replies,
             )
             for link in links
         ]  # fmt: skip
-        yield EnginePool(engines, wants.patience_s)
+        yield EnginePool(engines, config.patience_s)
 
 
-async def _all(links: Sequence[EngineLink], wants: PoolConfig) -> ServedModel:
-    served = [await link.served(wants.model) for link in links]
-    check_alike([(link.url, one) for link, one in zip(links, served, strict=True)])
-    return served[0]
+async def _ask_all(links: Sequence[EngineLink]) -> ServedModel:
+    served = [(link.url, await link.fetch_model()) for link in links]
+    check_same_model(served)
+    return served[0][1]
 
 
-async def _first(links: Sequence[EngineLink], wants: PoolConfig) -> ServedModel:
-    """What the first engine that answers says."""
-    until_s = time.monotonic() + wants.patience_s
+async def _wait_for_first(links: Sequence[EngineLink], patience_s: float) -> ServedModel:
+    """Return the model of the first engine that answers."""
+    until_s = time.monotonic() + patience_s
     while True:
         for link in links:
             try:
-                return await link.served(wants.model)
+                return await link.fetch_model()
             except EngineAway as error:
                 if time.monotonic() >= until_s:
-                    raise EngineError(f"{error}; waited for {wants.patience_s:g} s") from None
+                    raise _waited_too_long(error, patience_s) from None
         await asyncio.sleep(LONGEST_REST_S)
 
 
-def check_alike(engines: Sequence[tuple[str, ServedModel]]) -> None:
-    """Engines of one run are one policy: refuse those that do not serve the same model."""
-    told = [(url, f"'{one.id}' like {dialect_of(one, None).name}") for url, one in engines]
-    first_url, first = told[0]
-    for url, other in told[1:]:
+def check_same_model(engines: Sequence[tuple[str, ServedModel]]) -> None:
+    """Raise EngineError unless all engines serve the same model: together they are one policy."""
+    served = [(url, f"'{model.id}' like {pick_dialect(model, None).name}") for url, model in engines]
+    first_url, first = served[0]
+    for url, other in served[1:]:
         if other != first:
             raise EngineError(
-                f"the engine at {first_url} serves {first}, the one at {url} {other}: engines of one "
-                "run serve one model, under one name (engine.model), and are of one kind"
+                f"the engine at {first_url} serves {first}, the one at {url} {other}: all engines of a "
+                "run must be of one kind and serve one model under one name (engine.model)"
             )

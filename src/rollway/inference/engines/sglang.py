@@ -1,5 +1,6 @@
-"""SGLang's `/generate`: token ids in and out, routes as base64 of bare int32."""
+"""The dialect of SGLang: `/generate` takes and returns token ids, and routes as base64 of bare int32."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,17 +10,16 @@ from msgspec import Struct
 from ...errors import UNREADABLE, EngineError
 from ...records.turn import Routes, Sampling
 from ..replies.body import BulkString
-from ..replies.columns import ReplyColumns, columns
+from ..replies.columns import ReplyColumns, make_columns
 from ..replies.routes import RouteShape, WantedRoutes, decode_bare
-from .dialect import EngineCall
-from .prompt import Prompt
+from .dialect import EngineCall, Prompt, WeightUpdate
 from .status import LoadGauges
 
 ROUTES = b'"routed_experts"'
 
 
 class _Sampling(Struct, frozen=True):
-    """All that shapes the distribution, so that no default of the model's applies."""
+    """All parameters that shape the distribution, so that no default of the model applies."""
 
     max_new_tokens: int
     temperature: float
@@ -61,7 +61,7 @@ _replies = msgspec.json.Decoder(_Reply)
 
 
 class Sglang:
-    """The dialect. Bare integers say nothing of their shape: the model's config has to."""
+    """The dialect of SGLang. Its routes come without their shape, which the model's config must give."""
 
     name = "sglang"
     path = "/generate"
@@ -71,7 +71,7 @@ class Sglang:
     def __init__(self, shape: RouteShape | None) -> None:
         self._shape = shape
 
-    def request(
+    def encode_request(
         self, model: str, prompt: Prompt, sampling: Sampling, stop_ids: list[int], start: int | None
     ) -> bytes:
         return msgspec.json.encode(
@@ -89,23 +89,24 @@ class Sglang:
         )
 
     def unneeded_chars(self, key: bytes, bulk: BulkString, wanted: WantedRoutes) -> int:
-        return 0  # without a header, only the whole tells what it holds
+        return 0  # without a header, only the full length shows which positions arrived
 
-    def columns(self, rest: bytes | bytearray) -> ReplyColumns:
+    def parse_columns(self, rest: bytes | bytearray) -> ReplyColumns:
         try:
             meta = _replies.decode(rest).meta_info
         except UNREADABLE as error:
             raise EngineError(f"the engine's reply is not a generation: {error}") from None
         finish = meta.finish_reason or _Finish("abort")
         if finish.type == "abort":
-            raise EngineError(f"the engine gave the request up: {finish.message or 'no reason given'}")
+            raise EngineError(f"the engine aborted the request: {finish.message or 'it gave no reason'}")
         drawn = meta.output_token_logprobs
         if drawn is None:
             raise EngineError("the engine's reply has no output_token_logprobs")
-        logprobs = [float("nan") if one[0] is None else one[0] for one in drawn]
-        return columns([one[1] for one in drawn], logprobs, None, finish.type)
+        token_ids = [token_id for _, token_id, _ in drawn]
+        logprobs = [math.nan if logprob is None else logprob for logprob, _, _ in drawn]
+        return make_columns(token_ids, logprobs, None, finish.type)
 
-    def routes(
+    def decode_routes(
         self, bulks: Mapping[bytes, BulkString], wanted: WantedRoutes, num_drawn: int
     ) -> Routes | None:
         bulk = bulks.get(ROUTES)
@@ -113,16 +114,14 @@ class Sglang:
             return None
         if self._shape is None:
             raise EngineError(
-                "the engine sends routes without their shape, and config.json of 'model.path' does not "
-                "say how many layers and experts the model has"
+                "SGLang sends routes without their shape, and config.json of 'model.path' does not say "
+                "how many layers and experts the model has: set 'model.path' to the served model"
             )
-        return decode_bare(bulk, self._shape, wanted.start, wanted.num_all(num_drawn))
+        return decode_bare(bulk, self._shape, wanted.start, wanted.num_positions(num_drawn))
 
-    def update_weights(
-        self, path: str, version: int
-    ) -> tuple[EngineCall, tuple[EngineCall, ...], EngineCall]:
-        """Running requests are taken back into the queue, and go on with the new weights."""
+    def weight_update(self, path: str, version: int) -> WeightUpdate:
+        """The pause returns running requests to the queue. They continue with the new weights."""
         order = {"model_path": path, "weight_version": str(version), "flush_cache": True}
         load = (EngineCall("/update_weights_from_disk", msgspec.json.encode(order)),)
         pause = EngineCall("/pause_generation", msgspec.json.encode({"mode": "retract"}))
-        return pause, load, EngineCall("/continue_generation", b"{}")
+        return WeightUpdate(pause, load, EngineCall("/continue_generation", b"{}"))

@@ -1,4 +1,4 @@
-"""How busy an engine is, read from its metrics without parsing all of them. Pure."""
+"""Reads an engine's load from its metrics, and its version from its answer. Pure."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,16 +11,16 @@ from ...records.engine import EngineLoad
 
 
 class LoadGauges(Struct, frozen=True):
-    """What an engine calls the numbers of its load."""
+    """The names of the metrics that describe an engine's load."""
 
     running: bytes
     waiting: bytes
     cache_use: bytes
 
 
-def load_in(metrics: bytes | bytearray, names: LoadGauges) -> EngineLoad | None:
-    """The load in Prometheus's text format; None if it is not told. What several ranks of one engine
-    say is added up, but for the cache: the fullest counts."""
+def parse_load(metrics: bytes | bytearray, names: LoadGauges) -> EngineLoad | None:
+    """Read the load from metrics in Prometheus's text format. None means that the metrics lack it. The
+    requests of an engine's ranks are added up. For the cache the fullest rank counts."""
     running = list(_values(metrics, names.running))
     waiting = list(_values(metrics, names.waiting))
     if not running or not waiting:
@@ -29,32 +29,32 @@ def load_in(metrics: bytes | bytearray, names: LoadGauges) -> EngineLoad | None:
     return EngineLoad(int(sum(running)), int(sum(waiting)), cache_use)
 
 
-def all_of(loads: Sequence[EngineLoad]) -> EngineLoad | None:
-    """Several engines as one."""
+def sum_loads(loads: Sequence[EngineLoad]) -> EngineLoad | None:
+    """Return the load of several engines as if they were one, or None if there are none."""
     if not loads:
         return None
     return EngineLoad(
-        running=sum(one.running for one in loads),
-        waiting=sum(one.waiting for one in loads),
-        cache_use=max(one.cache_use for one in loads),
+        running=sum(load.running for load in loads),
+        waiting=sum(load.waiting for load in loads),
+        cache_use=max(load.cache_use for load in loads),
     )
 
 
 def _values(metrics: bytes | bytearray, name: bytes) -> Iterator[float]:
-    """What stands behind a name, with or without labels, at the start of a line."""
+    """Yield the finite values of a metric. Searching for its name avoids parsing all the others."""
     at = metrics.find(name)
     while at >= 0:
         end = at + len(name)
         if (at == 0 or metrics[at - 1] == ord("\n")) and metrics[end : end + 1] in (b"{", b" "):
             line_end = metrics.find(b"\n", end)
-            value = _value(bytes(metrics[end : line_end if line_end >= 0 else len(metrics)]))
+            value = _parse_value(bytes(metrics[end : line_end if line_end >= 0 else len(metrics)]))
             if math.isfinite(value):
                 yield value
         at = metrics.find(name, end)
 
 
-def _value(line: bytes) -> float:
-    """The number behind a metric's labels; a time stamp may follow it."""
+def _parse_value(line: bytes) -> float:
+    """Return the number after a metric's labels. A time stamp may follow it."""
     words = line.rpartition(b"}")[2].split()
     try:
         return float(words[0])
@@ -62,28 +62,28 @@ def _value(line: bytes) -> float:
         return math.nan
 
 
-UNTOUCHED = ("0", "default")
-"""What an engine says that was never given weights: it has those it was started with."""
+INITIAL_VERSIONS = ("0", "default")
+"""The versions that an engine reports while it has the weights that it was started with."""
 
 
-class _Answer(Struct, frozen=True):
+class _VersionAnswer(Struct, frozen=True):
     weight_version: str | int | None = None
 
 
-def version_in(body: bytes | bytearray) -> str:
-    """The version in an engine's answer; empty if it does not say."""
+def parse_version(body: bytes | bytearray) -> str:
+    """Return the version in an engine's answer, or an empty string if there is none."""
     try:
-        said = msgspec.json.decode(body, type=_Answer).weight_version
+        version = msgspec.json.decode(body, type=_VersionAnswer).weight_version
     except UNREADABLE:
         return ""
-    return "" if said is None else str(said)
+    return "" if version is None else str(version)
 
 
-def is_at(said: str, version: int) -> bool:
-    """Whether that is exactly this version."""
-    return said == str(version) or (version == 0 and said in UNTOUCHED)
+def is_version(reported: str, version: int) -> bool:
+    """Return whether the version that an engine reports is exactly `version`."""
+    return reported == str(version) or (version == 0 and reported in INITIAL_VERSIONS)
 
 
-def has_at_least(said: str, version: int) -> bool:
-    """Whether that is this version or a later one."""
-    return is_at(said, version) or (said.isdigit() and int(said) >= version)
+def is_at_least(reported: str, version: int) -> bool:
+    """Return whether the version that an engine reports is `version` or a later one."""
+    return is_version(reported, version) or (reported.isdigit() and int(reported) >= version)

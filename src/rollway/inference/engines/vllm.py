@@ -1,7 +1,7 @@
-"""vLLM's `/v1/completions` with token-id prompts, which the embedded engine speaks too.
+"""The dialect of vLLM and of the embedded engine: `/v1/completions` with token ids as prompt.
 
-Routes come as base64 of a .npy file in `choices[0].routed_experts`. Some versions put those of the
-prompt into `prompt_routed_experts` and only the reply's into the choice.
+Routes arrive as base64 of a .npy file in `choices[0].routed_experts`. Some versions put the routes of
+the prompt into `prompt_routed_experts`, and only those of the completion into the choice.
 """
 
 from collections.abc import Mapping
@@ -14,10 +14,9 @@ from msgspec import Meta, Struct
 from ...errors import UNREADABLE, EngineError
 from ...records.turn import Routes, Sampling
 from ..replies.body import BulkString
-from ..replies.columns import ReplyColumns, columns
+from ..replies.columns import ReplyColumns, make_columns
 from ..replies.routes import WantedRoutes, decode_npy, unneeded_chars
-from .dialect import EngineCall
-from .prompt import Prompt
+from .dialect import EngineCall, Prompt, WeightUpdate
 from .status import LoadGauges
 
 ROUTES = b'"routed_experts"'
@@ -27,8 +26,8 @@ PROMPT_ROUTES = b'"prompt_routed_experts"'
 class CompletionRequest(Struct, frozen=True):
     """The fields of `/v1/completions` that rollway sends and its embedded engine understands.
 
-    All are always sent: what a request leaves out, vLLM takes from the model's generation config,
-    and samples from another distribution than the trainer assumes.
+    Every field is always sent. vLLM takes a missing field from the model's generation config, and would
+    then sample from another distribution than the trainer assumes.
     """
 
     model: str
@@ -48,7 +47,7 @@ class CompletionRequest(Struct, frozen=True):
 
 
 class _Request(CompletionRequest, frozen=True):
-    """The same with a prompt that is JSON already."""
+    """A CompletionRequest whose prompt is JSON already."""
 
     prompt: msgspec.Raw  # type: ignore[assignment]
 
@@ -72,7 +71,7 @@ _replies = msgspec.json.Decoder(_Reply)
 
 
 class Vllm:
-    """The dialect."""
+    """The dialect of vLLM."""
 
     name = "vllm"
     path = "/v1/completions"
@@ -81,7 +80,7 @@ class Vllm:
         b"vllm:num_requests_running", b"vllm:num_requests_waiting", b"vllm:kv_cache_usage_perc"
     )
 
-    def request(
+    def encode_request(
         self, model: str, prompt: Prompt, sampling: Sampling, stop_ids: list[int], start: int | None
     ) -> bytes:
         return msgspec.json.encode(
@@ -101,36 +100,31 @@ class Vllm:
     def unneeded_chars(self, key: bytes, bulk: BulkString, wanted: WantedRoutes) -> int:
         return unneeded_chars(bulk, wanted, is_prompt_only=key == PROMPT_ROUTES)
 
-    def columns(self, rest: bytes | bytearray) -> ReplyColumns:
+    def parse_columns(self, rest: bytes | bytearray) -> ReplyColumns:
         try:
             choice = _replies.decode(rest).choices[0]
         except UNREADABLE as error:
             raise EngineError(f"the engine's reply is not a completion: {error}") from None
         logprobs = None if choice.logprobs is None else choice.logprobs.token_logprobs
-        return columns(choice.token_ids, logprobs, choice.token_versions, choice.finish_reason)
+        return make_columns(choice.token_ids, logprobs, choice.token_versions, choice.finish_reason)
 
-    def routes(
+    def decode_routes(
         self, bulks: Mapping[bytes, BulkString], wanted: WantedRoutes, num_drawn: int
     ) -> Routes | None:
-        of_reply, of_prompt = bulks.get(ROUTES), bulks.get(PROMPT_ROUTES)
-        if of_reply is None:
+        bulk, prompt_bulk = bulks.get(ROUTES), bulks.get(PROMPT_ROUTES)
+        if bulk is None:
             return None
-        if of_prompt is None:
-            return decode_npy(of_reply, wanted.start, wanted.num_all(num_drawn))
-        # each part stands for itself: the prompt's tokens, then those drawn but the last
-        parts = (
-            decode_npy(of_prompt, wanted.start, wanted.num_prompt),
-            decode_npy(of_reply, 0, num_drawn - 1),
-        )
-        return np.concatenate(parts)
+        if prompt_bulk is None:
+            return decode_npy(bulk, wanted.start, wanted.num_positions(num_drawn))
+        # one bulk holds the tokens of the prompt, the other the drawn tokens but the last
+        prompt_routes = decode_npy(prompt_bulk, wanted.start, wanted.num_prompt)
+        return np.concatenate((prompt_routes, decode_npy(bulk, 0, num_drawn - 1)))
 
-    def update_weights(
-        self, path: str, version: int
-    ) -> tuple[EngineCall, tuple[EngineCall, ...], EngineCall]:
+    def weight_update(self, path: str, version: int) -> WeightUpdate:
         reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         load = (
             EngineCall("/collective_rpc", msgspec.json.encode(reload)),
             EngineCall("/reset_prefix_cache"),
             EngineCall("/update_weight_version", msgspec.json.encode({"new_version": str(version)})),
         )
-        return EngineCall("/pause?mode=keep"), load, EngineCall("/resume")
+        return WeightUpdate(EngineCall("/pause?mode=keep"), load, EngineCall("/resume"))

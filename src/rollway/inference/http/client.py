@@ -1,7 +1,7 @@
 """An HTTP/1.1 client of one server, made for large bodies.
 
-All connections read into one small buffer that stays warm in the cache. A body is handed to its sink
-in pieces and gathered nowhere on the way; until its reader wants it, it waits in the kernel.
+All connections read into one small buffer that stays warm in the cache. A body goes to its sink piece by
+piece and is never gathered on the way. Until it is read, it waits in the kernel.
 """
 
 import asyncio
@@ -15,18 +15,18 @@ from .connection import Connection
 from .framing import BodySink, HttpAway, HttpError, ReplyHead, Skipper
 
 READ_BYTES = 64 << 10
-"""What is read from a socket at a time; uvloop reads at most 32 such pieces in a row."""
+"""How much is read from a socket at a time. uvloop reads at most 32 of these pieces in a row."""
 MAX_WAITING_BYTES = 1 << 20
-"""What of an unread body waits in this machine's kernel; the rest stays with the server.
+"""How much of an unread body waits in this machine's kernel. The rest stays with the server.
 
-Left to itself a kernel takes up to 32 MB of each, and with hundreds of bodies comes to the end of its
-memory for TCP. Then no connection gets on, not even those being read. Less than this costs CPU: the
+Without this limit a kernel takes up to 32 MB of each body, and hundreds of bodies use up its memory for
+TCP. Then every connection stalls, even those being read. A smaller limit costs CPU time, because the TCP
 window is opened more often.
 """
 
 
 class HttpReply:
-    """A reply whose head has come."""
+    """A reply whose head has arrived and whose body has not been read."""
 
     def __init__(self, connection: Connection, head: ReplyHead) -> None:
         self._connection = connection
@@ -39,12 +39,13 @@ class HttpReply:
 
 
 ConnectionCheck = Callable[[Connection], Awaitable[None]]
+"""May ask something on a connection before it is used, and raises to refuse the connection."""
 
 
 class HttpClient:
-    """Requests to one server, each on a connection of its own while it lasts; idle ones are kept.
+    """Sends requests to one server. Each request has a connection to itself, and idle ones are reused.
 
-    `headers` go with every request.
+    `headers` are sent with every request.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
@@ -60,18 +61,18 @@ class HttpClient:
         self._port = port or (443 if self._tls else 80)
         self._path = parts.path.rstrip("/")
         self._netloc = parts.netloc.rpartition("@")[2]
-        self._headers = "".join(_header(name, value) for name, value in (headers or {}).items())
+        self._headers = "".join(_header_line(name, value) for name, value in (headers or {}).items())
         self._idle: list[Connection] = []
         self._scratch = bytearray(READ_BYTES)
 
     @asynccontextmanager
     async def request(
         self, method: str, path: str, body: bytes = b"", accept: str = "application/json",
-        vouch: ConnectionCheck | None = None,
+        check: ConnectionCheck | None = None,
     ) -> AsyncIterator[HttpReply]:  # fmt: skip
-        """A reply to be read within the block; leaving it early ends the connection. `vouch` may speak
-        on the connection first, and raise to refuse it."""
-        connection, head = await self._ask(self._encoded(method, path, body, accept), vouch)
+        """Give the reply to the block, which reads it. Leaving the block before the whole body was read
+        closes the connection. `check` is called with the connection before the request is sent."""
+        connection, head = await self._ask(self._encode(method, path, body, accept), check)
         reply = HttpReply(connection, head)
         try:
             yield reply
@@ -81,11 +82,11 @@ class HttpClient:
             else:
                 connection.close()
 
-    async def ask_on(self, connection: Connection, path: str) -> HttpReply:
-        """The reply to a GET on a connection that `vouch` looks at; it must be read."""
-        return HttpReply(connection, await connection.ask(self._encoded("GET", path)))
+    async def get_on(self, connection: Connection, path: str) -> HttpReply:
+        """Send a GET on a connection that is being checked. The caller must read the whole reply."""
+        return HttpReply(connection, await connection.ask(self._encode("GET", path)))
 
-    def _encoded(
+    def _encode(
         self, method: str, path: str, body: bytes = b"", accept: str = "application/json"
     ) -> bytes:
         return (
@@ -93,20 +94,21 @@ class HttpClient:
             f"{self._headers}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         ).encode() + body
 
-    async def _ask(self, request: bytes, vouch: ConnectionCheck | None) -> tuple[Connection, ReplyHead]:
-        """On an idle connection if there is one. A server may hang up on it just then: ask again."""
+    async def _ask(self, request: bytes, check: ConnectionCheck | None) -> tuple[Connection, ReplyHead]:
+        """Send the request on an idle connection, or on a new one. The server may close an idle
+        connection at this very moment, so a request that got no byte back is sent again."""
         while True:
             idle = self._take_idle()
             connection = idle or await self._connect()
             try:
-                if vouch is not None:
-                    await vouch(connection)
+                if check is not None:
+                    await check(connection)
                 return connection, await connection.ask(request)
             except HttpError:
                 connection.close()
-                if idle is None or connection.heard:
+                if idle is None or connection.has_received:
                     raise
-            except BaseException:  # cancelled, or refused by `vouch`: nobody else would close it
+            except BaseException:  # cancelled, or refused by `check`: nothing else would close it
                 connection.close()
                 raise
 
@@ -120,7 +122,7 @@ class HttpClient:
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
         try:
-            sock = await self._socket(loop)
+            sock = await self._open_socket(loop)
             _, connection = await loop.create_connection(
                 lambda: Connection(self._scratch), sock=sock, ssl=self._tls,
                 server_hostname=self._host if self._tls else None,
@@ -129,8 +131,8 @@ class HttpClient:
             raise HttpAway(f"cannot connect: {error}") from None
         return connection
 
-    async def _socket(self, loop: asyncio.AbstractEventLoop) -> socket.socket:
-        """Connected to the first of the host's addresses that answers."""
+    async def _open_socket(self, loop: asyncio.AbstractEventLoop) -> socket.socket:
+        """Return a socket that is connected to the first of the host's addresses that answers."""
         failed = OSError(f"{self._host} has no address")
         for family, kind, protocol, _, address in await loop.getaddrinfo(
             self._host, self._port, type=socket.SOCK_STREAM
@@ -155,8 +157,8 @@ class HttpClient:
         self._idle.clear()
 
 
-def _header(name: str, value: str) -> str:
-    """A header's line. What a bad one holds may be a secret, so it is not shown."""
+def _header_line(name: str, value: str) -> str:
+    """Return the line of a header. An error does not show the value, which may be a secret."""
     if not (value.isascii() and value.isprintable()):
         raise HttpError(f"the value for the header {name} is not one line of ASCII text")
     return f"{name}: {value}\r\n"

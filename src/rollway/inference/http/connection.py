@@ -1,4 +1,4 @@
-"""One connection to an HTTP/1.1 server: a request, its reply, and the next request."""
+"""One connection to an HTTP/1.1 server: it carries one request and its reply at a time."""
 
 import asyncio
 from typing import cast
@@ -14,52 +14,54 @@ from .framing import (
     ReplyHead,
     Skipper,
     UntilClosedBody,
-    body_of,
+    make_body,
     parse_head,
 )
 
 HEAD_BYTES = 4096
-"""Read at a time before somebody wants the body. When all replies come at once, after a pause of the
-machine say, the loop then has to read this much of each and not all that is there."""
+"""How much is read at a time before the body is asked for. When all replies arrive at once, for example
+after the machine paused, the loop reads only this much of each and not everything that has arrived."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Reads into `scratch`, which others read into as well. What of a body nobody reads yet waits in
-    the kernel; what nobody needs is thrown away there."""
+    """Reads into `scratch`, a buffer that all connections of a client share. A body that is not read
+    yet waits in the kernel, and bytes that its sink does not need are thrown away there."""
 
     def __init__(self, scratch: bytearray) -> None:
         self._scratch = scratch
         self._view = memoryview(scratch)
         self._transport: asyncio.Transport | None = None
-        self._early = bytearray()
+        self._received = bytearray()
+        """Bytes of the reply that nothing has parsed yet."""
         self._head: asyncio.Future[ReplyHead] | None = None
         self._body: Body | None = None
-        self._ended: asyncio.Future[None] | None = None
+        self._body_end: asyncio.Future[None] | None = None
         self._discard: KernelDiscard | None = None
         self.is_open = False
-        self.heard = False
-        self.vouched = 0
-        """For its user: up to what the process at its other end was found good."""
+        self.has_received = False
+        """True once the server has sent a byte since the last request."""
+        self.checked_version = 0
+        """The newest version that the process at the other end was found to have. The user sets it."""
         self._lost: Exception | None = None
 
     async def ask(self, request: bytes) -> ReplyHead:
-        """Send a request; the head of its reply. The body waits until it is read."""
+        """Send a request and return the head of its reply. The body waits until `read` is called."""
         assert self._transport is not None
-        self.heard = False
+        self.has_received = False
         if not self.is_open:
             raise HttpAway("the connection was closed")
-        self._early.clear()
+        self._received.clear()
         self._head = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return await self._head
 
     async def read(self, head: ReplyHead, sink: BodySink, skipper: Skipper | None) -> None:
-        """Feed the body to `sink` until its end, without what `skipper` can do without."""
+        """Feed the whole body to `sink`, except for the bytes that `skipper` does not need."""
         assert self._transport is not None
-        body = body_of(head, sink, skipper if self._can_discard else None)
-        early, self._early = self._early, bytearray()
-        body.feed(early, 0, len(early))
-        self._ended = asyncio.get_running_loop().create_future()
+        body = make_body(head, sink, skipper if self._can_discard else None)
+        received, self._received = self._received, bytearray()
+        body.feed(received, 0, len(received))
+        self._body_end = asyncio.get_running_loop().create_future()
         self._body = body
         if body.done:
             self._end()
@@ -68,11 +70,11 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._on_lost()
         try:
-            await self._ended
+            await self._body_end
         finally:
             self._body = None
         if body.has_surplus:
-            self.close()  # what it says next would be taken for the next reply
+            self.close()  # the surplus bytes would be taken for the next reply
 
     def close(self) -> None:
         self.is_open = False
@@ -85,40 +87,40 @@ class Connection(asyncio.BufferedProtocol):
         self.is_open = True
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """A view: TLS writes to slices of it, and those of a bytearray are copies."""
+        """Return a view, because TLS writes to slices of it, and slices of a bytearray are copies."""
         return self._view if self._body is not None else self._view[:HEAD_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.heard = True
+        self.has_received = True
         try:
             if self._body is not None:
                 self._on_body(self._body, nbytes)
             else:
                 self._on_head(nbytes)
-        except Exception as error:  # a sink's own errors are for its reader, not for the loop
+        except Exception as error:  # an error of the sink goes to the reader of the body
             self._fail(error)
             self.close()
 
     def _on_head(self, nbytes: int) -> None:
-        """Gather until the empty line; what comes after it waits, and so does the socket."""
+        """Gather the head up to the empty line, then stop reading until the body is asked for."""
         assert self._transport is not None
         if self._head is None or self._head.done():
-            raise HttpError("the server speaks without being asked")
-        self._early += self._view[:nbytes]
-        end = self._early.find(b"\r\n\r\n")
+            raise HttpError("the server sent data without a request")
+        self._received += self._view[:nbytes]
+        end = self._received.find(b"\r\n\r\n")
         if end < 0:
-            if len(self._early) > MAX_HEAD_BYTES:
-                raise HttpError(f"a head of more than {MAX_HEAD_BYTES} bytes")
+            if len(self._received) > MAX_HEAD_BYTES:
+                raise HttpError(f"the head of the reply is longer than {MAX_HEAD_BYTES} bytes")
             return
-        head = parse_head(bytes(self._early[:end]))
-        del self._early[: end + 4]
-        if head.status < 200:  # 100 Continue and its like: the reply itself comes next
-            early, self._early = self._early, bytearray()
-            if early:
-                self._scratch[: len(early)] = early
-                self._on_head(len(early))
+        head = parse_head(bytes(self._received[:end]))
+        del self._received[: end + 4]
+        if head.status < 200:  # 100 Continue, for example: the real reply follows
+            received, self._received = self._received, bytearray()
+            if received:
+                self._scratch[: len(received)] = received
+                self._on_head(len(received))
             return
-        if head.length is None or len(self._early) < head.length:
+        if head.length is None or len(self._received) < head.length:
             self._transport.pause_reading()
         self._head.set_result(head)
 
@@ -131,16 +133,16 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _can_discard(self) -> bool:
-        """What is encrypted must be read."""
+        """False under TLS: encrypted bytes must be read to be decrypted."""
         assert self._transport is not None
         return IS_POSSIBLE and self._transport.get_extra_info("ssl_object") is None
 
     def _skip(self, body: CountedBody) -> None:
-        """Leave to the kernel what nobody needs, and read on after it."""
+        """Let the kernel throw away the unneeded bytes, then continue reading after them."""
         assert self._transport is not None
         transport = self._transport
 
-        def go_on(num_bytes: int) -> None:
+        def resume(num_bytes: int) -> None:
             self._discard = None
             body.skip(num_bytes)
             if body.done:
@@ -149,7 +151,7 @@ class Connection(asyncio.BufferedProtocol):
 
         transport.pause_reading()
         sock = transport.get_extra_info("socket")
-        self._discard = KernelDiscard(sock, body.num_unneeded, go_on)
+        self._discard = KernelDiscard(sock, body.num_unneeded, resume)
 
     def _stop_discard(self) -> None:
         if self._discard is not None:
@@ -157,8 +159,8 @@ class Connection(asyncio.BufferedProtocol):
             self._discard = None
 
     def _end(self) -> None:
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(None)
+        if self._body_end is not None and not self._body_end.done():
+            self._body_end.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
@@ -169,11 +171,11 @@ class Connection(asyncio.BufferedProtocol):
     def _on_lost(self) -> None:
         if isinstance(self._body, UntilClosedBody) and self._lost is None:
             self._end()
-        how = str(self._lost) if self._lost else "the server closed the connection"
-        self._fail(HttpAway(how, was_asked=True))
+        reason = str(self._lost) if self._lost else "the server closed the connection"
+        self._fail(HttpAway(reason, request_was_sent=True))
 
     def _fail(self, error: Exception) -> None:
-        for waiting in (self._head, self._ended):
+        for waiting in (self._head, self._body_end):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(error)
-                waiting.exception()  # its reader may be gone
+                waiting.exception()  # marks it as seen: its reader may be gone

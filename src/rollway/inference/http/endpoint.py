@@ -1,4 +1,4 @@
-"""What engines and chat endpoints share over HTTP: a key, a list of models, small bodies."""
+"""Shared by the clients of engines and of chat endpoints: keys, lists of models, small replies."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -7,21 +7,20 @@ from email.utils import parsedate_to_datetime
 import msgspec
 from msgspec import Struct
 
-from ...errors import EngineError, did_you_mean
-from ..engines.dialect import problem
+from ...errors import UNREADABLE, EngineError, did_you_mean
 from .client import HttpClient, HttpReply
 from .framing import HttpAway, HttpError
 
 MAX_BODY_BYTES = 8 << 20
-"""Of a body that is read whole; larger ones are refused."""
-MAX_NAMED = 10
-"""Models that an error lists."""
-NO_LIST = (404, 405, 501)
-"""What an endpoint that does not list its models answers."""
+"""The largest body that `read_all` accepts."""
+MAX_LISTED_MODELS = 10
+"""How many models an error message lists."""
+NO_LIST_STATUSES = (404, 405, 501)
+"""The answers of an endpoint that does not list its models."""
 
 
 class ServedModel(Struct, frozen=True):
-    """A model that an endpoint lists."""
+    """One entry of an endpoint's list of models."""
 
     id: str
     owned_by: str | None = None
@@ -31,61 +30,83 @@ class _Models(Struct, frozen=True):
     data: list[ServedModel]
 
 
-def headers(key: str) -> Mapping[str, str]:
-    """What is sent with every request; `key` may be empty."""
-    known = {"User-Agent": "rollway"}
-    return {**known, "Authorization": f"Bearer {key}"} if key else known
+class _ErrorDetail(Struct, frozen=True):
+    message: str
+
+
+class _ErrorReply(Struct, frozen=True):
+    error: _ErrorDetail
+
+
+_error_replies = msgspec.json.Decoder(_ErrorReply)
+
+
+def describe_error(status: int, body: bytes | bytearray) -> str:
+    """Return the status and message of an error reply as one line."""
+    try:
+        return f"HTTP {status}: {_error_replies.decode(body).error.message}"
+    except UNREADABLE:
+        return f"HTTP {status}: {bytes(body[:200]).decode(errors='replace')}"
+
+
+def request_headers(key: str) -> Mapping[str, str]:
+    """Return the headers of every request. `key` may be empty."""
+    headers = {"User-Agent": "rollway"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    return headers
 
 
 async def read_all(reply: HttpReply) -> bytearray:
-    """A body that is small."""
+    """Read a small body. A body above MAX_BODY_BYTES raises HttpError."""
     body = bytearray()
 
     def take(buffer: bytes | bytearray, start: int, end: int) -> None:
         if len(body) + end - start > MAX_BODY_BYTES:
-            raise HttpError(f"a body of more than {MAX_BODY_BYTES} bytes")
+            raise HttpError(f"the reply has a body of more than {MAX_BODY_BYTES} bytes")
         body.extend(memoryview(buffer)[start:end])
 
     await reply.read(take)
     return body
 
 
-async def served_models(http: HttpClient, path: str) -> list[ServedModel] | None:
-    """The models an endpoint lists at `path`; None if it lists none to anybody."""
+async def fetch_models(http: HttpClient, path: str) -> list[ServedModel] | None:
+    """Return the models that an endpoint lists at `path`, or None if it has no list."""
     async with http.request("GET", path) as reply:
         status, body = reply.head.status, await read_all(reply)
-    if status in NO_LIST:
+    if status in NO_LIST_STATUSES:
         return None
     if status != 200:
-        raise (HttpAway if status in AWAY else HttpError)(problem(status, body))
+        error = HttpAway if status in AWAY_STATUSES else HttpError
+        raise error(describe_error(status, body))
     return msgspec.json.decode(body, type=_Models).data
 
 
-def pick(models: Sequence[ServedModel], wanted: str, url: str) -> ServedModel:
-    """The model called `wanted`, or the first if no name is given."""
+def pick_model(models: Sequence[ServedModel], name: str, url: str) -> ServedModel:
+    """Return the model called `name`, or the first one if `name` is empty."""
     if not models:
-        raise EngineError(f"the engine at {url} serves no model")
-    if not wanted:
+        raise EngineError(f"the engine at {url} serves no model: its list of models is empty")
+    if not name:
         return models[0]
-    names = [one.id for one in models]
-    if wanted not in names:
-        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-        listed = ", ".join(names[:MAX_NAMED])
-        hint = did_you_mean(wanted, names)
-        raise EngineError(f"no model '{wanted}' at {url}{hint} (it serves {listed}{more})")
-    return models[names.index(wanted)]
+    names = [model.id for model in models]
+    if name not in names:
+        more = f" and {len(names) - MAX_LISTED_MODELS} more" if len(names) > MAX_LISTED_MODELS else ""
+        listed = ", ".join(names[:MAX_LISTED_MODELS])
+        hint = did_you_mean(name, names)
+        raise EngineError(f"no model '{name}' at {url}{hint} (it serves {listed}{more})")
+    return models[names.index(name)]
 
 
-LATER = (429, 502, 503, 529)
-"""Too many requests, a gateway without its server, a server without room: what passes by itself."""
-AWAY = (502, 503, 504)
-"""Of those, what an engine or its gateway says while the engine itself is not there."""
+RETRY_STATUSES = (429, 502, 503, 529)
+"""Too many requests, a gateway without its server, a server that is full: a later try may succeed."""
+AWAY_STATUSES = (502, 503, 504)
+"""The answers of an engine, or of its gateway, while the engine is not running."""
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Seconds that a reply's Retry-After asks for, given as a number or as a date."""
+    """Return the seconds that a reply's Retry-After header asks for, as a number or as a date."""
     text = headers.get("retry-after", "").strip()
     try:
         return max(0.0, float(text))
@@ -101,7 +122,7 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
 
 
 def back_off_s(num_refused: int, luck: float) -> float:
-    """The pause after so many refusals, spread by `luck` (0 to 1), so that callers do not return as
-    one crowd."""
-    whole = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(num_refused - 1, 16))
-    return float(whole * (0.5 + luck / 2))
+    """Return the pause after `num_refused` refusals. `luck` (0 to 1) is random and spreads the callers,
+    so that they do not all come back at the same moment."""
+    longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(num_refused - 1, 16))
+    return float(longest_s * (0.5 + luck / 2))

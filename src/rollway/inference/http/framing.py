@@ -1,4 +1,4 @@
-"""How an HTTP/1.1 reply is framed: its head, and where its body ends. Pure."""
+"""Parses the head of an HTTP/1.1 reply and finds where its body ends. Pure."""
 
 import re
 from collections.abc import Callable
@@ -10,34 +10,34 @@ MAX_HEAD_BYTES = 64 << 10
 _HEX = re.compile(rb"[0-9a-fA-F]{1,15}")
 
 BodySink = Callable[[bytes | bytearray, int, int], None]
-"""Takes `buffer[start:end]`; the buffer is reused as soon as it returns."""
+"""Takes `buffer[start:end]`. The buffer is written to again as soon as the call returns."""
 
 
 class Skipper(Protocol):
-    """A sink's other side: what it can do without."""
+    """Tells the connection which of the next bytes a sink does not need."""
 
     @property
     def num_unneeded(self) -> int:
-        """How many of the bytes that come next it need not see."""
+        """How many of the next bytes the sink does not need to see."""
 
     def skip(self, num_bytes: int) -> None:
-        """So many of them went by."""
+        """Note that `num_bytes` of the body were thrown away instead of fed to the sink."""
 
 
 class HttpError(ConnectionError):
-    """The server cannot be reached, hung up, or does not speak HTTP."""
+    """The server cannot be reached, closed the connection, or does not speak HTTP."""
 
 
 class HttpAway(HttpError):
-    """The server cannot be reached, or hung up; `was_asked` if a request was on its way."""
+    """The server cannot be reached, or closed the connection. `request_was_sent` tells these apart."""
 
-    def __init__(self, message: str, *, was_asked: bool = False) -> None:
+    def __init__(self, message: str, *, request_was_sent: bool = False) -> None:
         super().__init__(message)
-        self.was_asked = was_asked
+        self.request_was_sent = request_was_sent
 
 
 class ReplyHead(Struct, frozen=True):
-    """A reply's status and headers; `length` is None where only its end tells how long a body is."""
+    """A reply's status and headers. `length` is None if the head does not say how long the body is."""
 
     status: int
     headers: dict[str, str]
@@ -46,7 +46,7 @@ class ReplyHead(Struct, frozen=True):
     def length(self) -> int | None:
         if self.status in (204, 304):
             return 0
-        return None if self.is_chunked else _whole(self.headers.get("content-length"))
+        return None if self.is_chunked else _parse_length(self.headers.get("content-length"))
 
     @property
     def is_chunked(self) -> bool:
@@ -54,24 +54,24 @@ class ReplyHead(Struct, frozen=True):
 
     @property
     def closes(self) -> bool:
-        """Whether the connection ends with this reply."""
-        no_end = self.length is None and not self.is_chunked
-        return no_end or self.headers.get("connection", "").lower() == "close"
+        """True if the server closes the connection after this reply."""
+        has_no_end = self.length is None and not self.is_chunked
+        return has_no_end or self.headers.get("connection", "").lower() == "close"
 
 
-def _whole(text: str | None) -> int | None:
+def _parse_length(text: str | None) -> int | None:
     if text is not None and not (text.isascii() and text.isdigit()):
-        raise HttpError(f"Content-Length is {text!r}")
+        raise HttpError(f"the Content-Length of the reply is {text!r}, not a number")
     return None if text is None else int(text)
 
 
 def parse_head(text: bytes) -> ReplyHead:
-    """The head of a reply, up to the empty line."""
+    """Parse the head of a reply: all bytes before the empty line."""
     status_line, *lines = text.decode("latin-1").split("\r\n")
     version, _, rest = status_line.partition(" ")
     code = rest[:3]
     if not version.startswith("HTTP/1.") or not (code.isascii() and code.isdigit()):
-        raise HttpError(f"not an HTTP reply: {status_line[:80]!r}")
+        raise HttpError(f"this is not an HTTP reply: {status_line[:80]!r}")
     headers = {}
     for line in lines:
         name, _, value = line.partition(":")
@@ -82,7 +82,7 @@ def parse_head(text: bytes) -> ReplyHead:
 
 
 class CountedBody:
-    """A body of known length."""
+    """A body whose length the head announced."""
 
     def __init__(self, length: int, sink: BodySink, skipper: Skipper | None) -> None:
         self._left = length
@@ -101,7 +101,7 @@ class CountedBody:
 
     @property
     def num_unneeded(self) -> int:
-        """How many of the bytes that come next can be skipped."""
+        """How many of the next bytes the connection may throw away."""
         return min(self._left, self._skipper.num_unneeded) if self._skipper else 0
 
     def skip(self, num_bytes: int) -> None:
@@ -112,7 +112,7 @@ class CountedBody:
 
 
 class ChunkedBody:
-    """A body in chunks, each after a line with its size; one of size 0 is the last."""
+    """A body in chunks. A line with its size precedes each chunk, and size 0 ends the body."""
 
     def __init__(self, sink: BodySink) -> None:
         self._sink = sink
@@ -137,23 +137,23 @@ class ChunkedBody:
                 self._on_line(bytes(self._line).strip())
                 self._line.clear()
             elif len(self._line) > MAX_HEAD_BYTES:
-                raise HttpError("a chunk's size has no end")
+                raise HttpError(f"the line with a chunk's size is longer than {MAX_HEAD_BYTES} bytes")
         self.has_surplus |= start < end
 
     def _on_line(self, line: bytes) -> None:
-        """A size, the end of a chunk's data (empty), or a line of the trailer, whose end is empty."""
+        """Handle a line that is not data: a size, the empty line after a chunk, or a trailer line."""
         if self._in_trailer:
             self.done = not line
         elif line:
             size = line.partition(b";")[0].strip()
             if not _HEX.fullmatch(size):
-                raise HttpError(f"a chunk's size is {line[:20]!r}")
+                raise HttpError(f"a chunk's size is {line[:20]!r}, not a hexadecimal number")
             self._left = int(size, 16)
             self._in_trailer = self._left == 0
 
 
 class UntilClosedBody:
-    """A body that ends with its connection."""
+    """A body that ends when the server closes the connection."""
 
     def __init__(self, sink: BodySink) -> None:
         self._sink = sink
@@ -167,7 +167,8 @@ class UntilClosedBody:
 Body = CountedBody | ChunkedBody | UntilClosedBody
 
 
-def body_of(head: ReplyHead, sink: BodySink, skipper: Skipper | None = None) -> Body:
+def make_body(head: ReplyHead, sink: BodySink, skipper: Skipper | None = None) -> Body:
+    """Return the parser for the kind of body that `head` announces."""
     if head.is_chunked:
         return ChunkedBody(sink)
     return UntilClosedBody(sink) if head.length is None else CountedBody(head.length, sink, skipper)

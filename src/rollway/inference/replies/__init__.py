@@ -1,1 +1,1 @@
-"""What an engine replied, turned into columns: large bodies are cut before anything is parsed."""
+"""Turns an engine's reply into columns. Large bodies are cut apart before anything is parsed."""

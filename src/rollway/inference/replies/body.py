@@ -1,29 +1,35 @@
-"""Cuts the bulk out of a reply's body while it arrives, before anything is parsed.
+"""Cuts the long strings out of a reply's body while it arrives, before anything is parsed.
 
-A reply is a few kilobytes of JSON around strings of many megabytes: routes in base64. The JSON parser
-never sees those strings. They lie in reused memory, and what nobody needs is dropped as it comes.
+A reply is a few kilobytes of JSON around strings of many megabytes: routes in base64. This module calls
+each of these strings a bulk. The JSON parser never sees a bulk. Bulks are kept in reused memory, and
+their unneeded parts are dropped as they arrive.
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
+import pybase64
+from msgspec import Struct
 
+from ...errors import EngineError
 from ..http.client import HttpReply
-from .npy import NpyHeader, read_header
 
 KEY_ENDING = b'routed_experts"'
-"""How the keys of bulks end, in every dialect."""
+"""The end of every key whose value is a bulk, in all dialects."""
 HEAD_CHARS = 1024
-"""How much of a bulk is looked at to decide which part of it is needed."""
+"""How much of a bulk must have arrived before it is decided which part of it is needed."""
 REST_BYTES = 8192
-"""How much is searched for a bulk at a time: what lies behind its opening quote is copied in vain."""
+"""How much is searched for a bulk at a time. Bytes behind its opening quote are copied in vain."""
 MAX_KEPT_BYTES = 64 << 20
-"""Memory a spool keeps for the next body."""
+"""How much memory a BodyBuffer keeps for the next body."""
 
-Skip = Callable[[bytes, "BulkString"], int]
-"""From a bulk's key and its first characters, how many of all nobody needs: a multiple of 4."""
+UnneededChars = Callable[[bytes, "BulkString"], int]
+"""Returns how many characters at the start of a bulk are not needed, a multiple of 4. The arguments are
+the bulk's key and the bulk, of which the first characters have arrived."""
 
 
 def keep_all(key: bytes, bulk: "BulkString") -> int:
@@ -31,14 +37,14 @@ def keep_all(key: bytes, bulk: "BulkString") -> int:
 
 
 class BodyBuffer:
-    """Memory that bodies are written to one after the other, so that its pages stay warm."""
+    """Memory that one body after the other is written to, so that its pages stay warm."""
 
     def __init__(self, size: int = 4096) -> None:
         self._memory = _memory(size)
         self.length = 0
 
     def reserve(self, size: int) -> None:
-        """Make room at once for a body of this size, at most what is kept for the next."""
+        """Make room at once for a body of this size, up to MAX_KEPT_BYTES."""
         if len(self._memory) < min(size, MAX_KEPT_BYTES):
             self._memory = _memory(min(size, MAX_KEPT_BYTES))
 
@@ -61,18 +67,78 @@ class BodyBuffer:
 
 
 def _memory(size: int) -> memoryview:
-    """Bytes that are not written to before they are used: a zero for each would hold the loop."""
+    """Return bytes that are not set to zero: setting many megabytes would hold up the loop."""
     return np.empty(size, np.uint8).data
+
+
+_NPY_HEADER = re.compile(
+    rb"\x93NUMPY(?:\x01\x00..|\x02\x00....)"
+    rb"\{'descr': '([<|=][a-z][0-9]+)', 'fortran_order': (True|False), 'shape': \(([0-9, ]*)\), \} *\n",
+    re.DOTALL,
+)
+_AXIS = re.compile(rb"[0-9]+")
+
+
+class NpyHeader(Struct, frozen=True):
+    """The shape of routes in a .npy file, and the byte `offset` at which they start."""
+
+    offset: int
+    num_positions: int
+    layers: int
+    topk: int
+    dtype: np.dtype[Any]
+
+    @property
+    def position_bytes(self) -> int:
+        return self.layers * self.topk * self.dtype.itemsize
+
+    @property
+    def num_bytes(self) -> int:
+        return self.offset + self.num_positions * self.position_bytes
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{self.num_positions}, {self.layers}, {self.topk}]"
+
+
+def read_header(text: bytes) -> NpyHeader:
+    """Read the header of a .npy file from the first characters of its base64.
+
+    Raises EngineError unless the file holds integers of shape `[tokens, layers, topk]`.
+    """
+    try:
+        raw = pybase64.b64decode(text[: len(text) // 4 * 4], validate=True)
+    except ValueError as error:
+        raise unreadable_routes(str(error)) from None
+    match = _NPY_HEADER.match(raw)
+    if match is None:
+        raise unreadable_routes("they are not a .npy file")
+    descr, fortran, shape = match.groups()
+    try:
+        dtype = np.dtype(descr.decode())
+    except TypeError as error:
+        raise unreadable_routes(str(error)) from None
+    if dtype.kind not in "ui":
+        raise unreadable_routes(f"{dtype} is not a type of integers")
+    axes = [int(axis) for axis in _AXIS.findall(shape)]
+    if len(axes) != 3 or fortran == b"True":
+        raise unreadable_routes(f"{dtype}{axes} is not [tokens, layers, topk]")
+    num_positions, layers, topk = axes
+    return NpyHeader(match.end(), num_positions, layers, topk, dtype)
+
+
+def unreadable_routes(reason: str) -> EngineError:
+    return EngineError(f"the engine's routes cannot be read: {reason}")
 
 
 class BulkString:
     """A long string of a body: its first characters, and those from `kept_from` on."""
 
-    def __init__(self, spool: BodyBuffer) -> None:
-        self._spool = spool
-        self._start = spool.length
+    def __init__(self, body_buffer: BodyBuffer) -> None:
+        self._body_buffer = body_buffer
+        self._start = body_buffer.length
         self._end = self._start
-        self._lead = 0
+        self._head_chars = 0
+        """How many characters are kept before `kept_from`."""
         self._header: NpyHeader | None = None
         self.num_chars = 0
         self.kept_from = 0
@@ -80,47 +146,49 @@ class BulkString:
     @property
     def head(self) -> bytes:
         end = min(self._start + HEAD_CHARS, self._end)
-        return bytes(self._spool.view(self._start, end))
+        return bytes(self._body_buffer.view(self._start, end))
 
     @property
     def header(self) -> NpyHeader:
-        """What it says of itself as a .npy file; read once, when its first characters are there."""
+        """The header of this bulk as a .npy file, read once, when the first characters are there."""
         if self._header is None:
             self._header = read_header(self.head)
         return self._header
 
     def from_char(self, char: int) -> memoryview:
-        """The characters from `char` on, which must not have been dropped."""
+        """Return the characters from `char` on, which must not have been dropped."""
         assert char >= self.kept_from
-        return self._spool.view(self._start + self._lead + char - self.kept_from, self._end)
+        start = self._start + self._head_chars + char - self.kept_from
+        return self._body_buffer.view(start, self._end)
 
     def add(self, buffer: bytes | bytearray, start: int, end: int) -> None:
-        """Take characters in, but for those that were found not to be needed."""
+        """Add the characters that arrived, without those before `kept_from`."""
         dropped = min(max(0, self.kept_from - self.num_chars), end - start)
         self.num_chars += end - start
         if start + dropped < end:
-            self._spool.add(buffer, start + dropped, end)
-            self._end = self._spool.length
+            self._body_buffer.add(buffer, start + dropped, end)
+            self._end = self._body_buffer.length
 
     def drop(self, num_chars: int) -> None:
-        """Keep the head, and what comes after the first `num_chars`."""
-        self._lead = HEAD_CHARS
+        """Drop all of the first `num_chars` except for the head, which has arrived already."""
+        self._head_chars = HEAD_CHARS
         self.kept_from = num_chars
-        self._end = self._spool.length = self._start + HEAD_CHARS
+        self._end = self._body_buffer.length = self._start + HEAD_CHARS
 
 
 class BodyCutter:
-    """A sink for JSON: `rest` becomes the JSON with an empty string where each of `bulks` was.
+    """A sink for JSON. `rest` becomes the JSON with an empty string in place of each of the `bulks`.
 
-    Bulks are found by their keys, in quotes. One is missing where its field is, or is null.
+    `bulks` is keyed by field name, in quotes. A field that is missing or null has no entry.
     """
 
-    def __init__(self, spool: BodyBuffer, skip: Skip = keep_all) -> None:
-        self._spool = spool
-        self._skip = skip
+    def __init__(self, body_buffer: BodyBuffer, unneeded_chars: UnneededChars = keep_all) -> None:
+        self._body_buffer = body_buffer
+        self._unneeded_chars = unneeded_chars
         self._key = b""
         self._current: BulkString | None = None
-        self._looked = False
+        self._is_decided = False
+        """True once it is known how much of the current bulk is needed."""
         self._searched = 0
         self.rest = bytearray()
         self.bulks: dict[bytes, BulkString] = {}
@@ -134,7 +202,7 @@ class BodyCutter:
 
     @property
     def num_unneeded(self) -> int:
-        """How many of the bytes that come next it need not see."""
+        """How many of the next bytes belong to an unneeded part of a bulk."""
         bulk = self._current
         return max(0, bulk.kept_from - bulk.num_chars) if bulk is not None else 0
 
@@ -143,24 +211,24 @@ class BodyCutter:
         self._current.num_chars += num_bytes
 
     def _take_bulk(self, bulk: BulkString, buffer: bytes | bytearray, start: int, end: int) -> int:
-        """Move the piece up to the closing quote; returns where the rest begins."""
+        """Add the piece to the bulk, up to the closing quote. Return where the rest of it begins."""
         if bulk.num_chars + end - start <= bulk.kept_from:
-            bulk.num_chars += end - start  # all of it is dropped, unlooked at
+            bulk.num_chars += end - start  # the whole piece is unneeded, so it is not searched
             return end
         quote = buffer.find(b'"', start, end)
         stop = end if quote < 0 else quote
         bulk.add(buffer, start, stop)
         if quote >= 0:
             self._current = None
-        elif not self._looked and bulk.num_chars >= HEAD_CHARS:
-            self._looked = True
-            unneeded = self._skip(self._key, bulk)
-            if unneeded > bulk.num_chars:
-                bulk.drop(unneeded)
+        elif not self._is_decided and bulk.num_chars >= HEAD_CHARS:
+            self._is_decided = True
+            num_unneeded = self._unneeded_chars(self._key, bulk)
+            if num_unneeded > bulk.num_chars:
+                bulk.drop(num_unneeded)
         return stop
 
     def _take_rest(self, buffer: bytes | bytearray, start: int, end: int) -> int:
-        """Add to the rest up to a bulk's opening quote, if the piece has one."""
+        """Add the piece to the rest, up to the opening quote of a bulk. Return where the bulk begins."""
         before, stop = len(self.rest), min(start + REST_BYTES, end)
         self.rest += memoryview(buffer)[start:stop]
         found = self._find_bulk()
@@ -168,12 +236,12 @@ class BodyCutter:
             return stop
         self._key, opening = found
         del self.rest[opening + 1 :]
-        self._current = self.bulks[self._key] = BulkString(self._spool)
-        self._searched, self._looked = opening, False
+        self._current = self.bulks[self._key] = BulkString(self._body_buffer)
+        self._searched, self._is_decided = opening, False
         return start + opening + 1 - before
 
     def _find_bulk(self) -> tuple[bytes, int] | None:
-        """The next key of a bulk whose value is a string, and where that string's opening quote is."""
+        """Return the key of the next bulk and the position of its opening quote, or None."""
         rest = self.rest
         at = rest.find(KEY_ENDING, self._searched)
         while at >= 0:
@@ -181,7 +249,7 @@ class BodyCutter:
             while value < len(rest) and rest[value] in b": \t\r\n":
                 value += 1
             if value == len(rest):
-                self._searched = at  # its value has not come yet
+                self._searched = at  # the value has not arrived yet
                 return None
             key = bytes(rest[rest.rfind(b'"', 0, at) : key_end])
             if rest[value] == ord('"') and key not in self.bulks:
@@ -192,13 +260,14 @@ class BodyCutter:
 
 
 INLINE_BODY_BYTES = 64 << 10
-"""Bodies up to this size are read as they come."""
+"""Bodies up to this size are read as soon as they arrive."""
 MAX_LARGE_BODIES = 2
-"""Large bodies read at a time; the others wait in the kernel. Bursts, not sums, make a loop late."""
+"""How many large bodies are read at a time. The others wait in the kernel, because a loop gets late by
+bursts of work and not by their sum."""
 
 
 class BodyBuffers:
-    """What all engines of a process share."""
+    """The buffers that all engines of a process share."""
 
     def __init__(self) -> None:
         self._free: asyncio.LifoQueue[BodyBuffer] = asyncio.LifoQueue()
@@ -206,16 +275,16 @@ class BodyBuffers:
             self._free.put_nowait(BodyBuffer())
 
     @asynccontextmanager
-    async def taken_for(self, reply: HttpReply) -> AsyncIterator[BodyBuffer]:
-        """Memory of its own for a small body; a large one waits for a place."""
+    async def borrow_for(self, reply: HttpReply) -> AsyncIterator[BodyBuffer]:
+        """Give a new buffer to a small body. A large body waits until a shared buffer is free."""
         length = reply.head.length
         if length is not None and length <= INLINE_BODY_BYTES:
             yield BodyBuffer(length)
             return
-        spool = await self._free.get()
+        body_buffer = await self._free.get()
         try:
-            spool.reserve(length or 0)
-            yield spool
+            body_buffer.reserve(length or 0)
+            yield body_buffer
         finally:
-            spool.clear()
-            self._free.put_nowait(spool)
+            body_buffer.clear()
+            self._free.put_nowait(body_buffer)

@@ -1,4 +1,4 @@
-"""What a reply says beside routes, as columns."""
+"""The columns of a reply: token ids, logprobs and versions, one entry per drawn token."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from .body import BodyBuffer
 
 
 class ReplyColumns(Struct, frozen=True):
-    """One entry per token drawn. `versions` is None where the engine does not say which weights drew."""
+    """Columns with one entry per drawn token. `versions` is None if the engine does not report them."""
 
     token_ids: Ints
     logprobs: Floats
@@ -22,11 +22,13 @@ class ReplyColumns(Struct, frozen=True):
     finish_reason: str
 
 
-def columns(
-    token_ids: list[int] | None, logprobs: list[float] | None, versions: list[int] | None,
+def make_columns(
+    token_ids: list[int] | None,
+    logprobs: list[float] | None,
+    versions: list[int] | None,
     finish_reason: str | None,
-) -> ReplyColumns:  # fmt: skip
-    """Refuses what no policy can have drawn."""
+) -> ReplyColumns:
+    """Return the columns, or raise EngineError for values that a policy cannot have drawn."""
     if token_ids is None or logprobs is None:
         missing = "token_ids" if token_ids is None else "logprobs"
         raise EngineError(f"the engine's reply has no {missing}; it must honour return_token_ids")
@@ -37,19 +39,23 @@ def columns(
         raise EngineError("the engine's reply has logprobs that are not finite")
     try:
         ids = np.array(token_ids, np.int32)
-        drawn_by = None if versions is None else np.array(versions, np.int32)
+        version_column = None if versions is None else np.array(versions, np.int32)
     except OverflowError as error:
-        raise EngineError(f"the engine's reply has ids that no vocabulary has: {error}") from None
-    return ReplyColumns(ids, values, drawn_by, finish_reason or "abort")
+        raise EngineError(f"the engine's reply has numbers that do not fit int32: {error}") from None
+    return ReplyColumns(ids, values, version_column, finish_reason or "abort")
 
 
 SAFETENSORS = "application/vnd.safetensors"
 
 
 def encode_reply(
-    token_ids: list[int], logprobs: list[float], versions: list[int], finish_reason: str,
+    token_ids: list[int],
+    logprobs: list[float],
+    versions: list[int],
+    finish_reason: str,
     routes: Routes | None,
-) -> bytes:  # fmt: skip
+) -> bytes:
+    """Encode a binary reply, for clients that accept SAFETENSORS."""
     tensors: dict[str, NDArray[Any]] = {
         "token_ids": np.array(token_ids, np.int32),
         "logprobs": np.array(logprobs, np.float32),
@@ -61,19 +67,20 @@ def encode_reply(
     return safetensors.numpy.save(tensors)
 
 
-def decode_reply(spool: BodyBuffer) -> tuple[ReplyColumns, Routes | None]:
-    """Copies of the columns: the spool is the next reply's. The large copy releases the GIL."""
+def decode_reply(body_buffer: BodyBuffer) -> tuple[ReplyColumns, Routes | None]:
+    """Copy columns and routes out of a binary reply, because the next reply overwrites the buffer.
+    Copying the routes, which are large, releases the GIL."""
     try:
-        found = parse(spool.view(0, spool.length))
-        drawn = columns(
-            found["token_ids"].tolist(),
-            found["logprobs"].tolist(),
-            found["versions"].tolist(),
-            bytes(found["finish_reason"]).decode(),
+        tensors = parse(body_buffer.view(0, body_buffer.length))
+        drawn = make_columns(
+            tensors["token_ids"].tolist(),
+            tensors["logprobs"].tolist(),
+            tensors["versions"].tolist(),
+            bytes(tensors["finish_reason"]).decode(),
         )
     except (PayloadError, KeyError, UnicodeDecodeError) as error:
         raise EngineError(f"the engine's binary reply cannot be read: {error}") from None
-    routes = found.get("routes")
+    routes = tensors.get("routes")
     if routes is None:
         return drawn, None
     copy = np.empty_like(routes)

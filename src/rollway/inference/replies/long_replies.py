@@ -1,12 +1,11 @@
-"""Parses long JSON in another process, which shares a file in memory with this one.
+"""Parses long JSON in another process, through a file in memory that both processes share.
 
-A reply of 60,000 tokens is 6 MB of JSON and takes a parser 14 ms, with the GIL held all the while.
+A reply of 60,000 tokens is 6 MB of JSON. Parsing it takes 14 ms, during which the GIL is held.
 """
 
 import asyncio
 import os
 import tempfile
-from types import TracebackType
 
 import numpy as np
 
@@ -22,26 +21,26 @@ _DIALECTS: dict[str, Dialect] = {"vllm": Vllm(), "sglang": Sglang(None)}
 
 
 class LongReplies:
-    """One shared file, one reply in it at a time."""
+    """Parses long replies in a process lane, one at a time. The shared file holds one reply."""
 
     def __init__(self, lane: ProcessLane) -> None:
         self._lane = lane
         self._file = _SharedFile()
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
-    async def columns(self, dialect: str, rest: bytearray) -> ReplyColumns:
-        """The same as the dialect's own `columns`."""
-        async with self._turn:
+    async def parse_columns(self, dialect: str, rest: bytearray) -> ReplyColumns:
+        """Do the same as `parse_columns` of the dialect with this name."""
+        async with self._lock:
             await thread_to_the_end(_write, self._file.number, rest)
             try:
                 num_tokens, has_versions, finish_reason = await self._lane.call(
-                    columns_in_file, dialect, self._file.path, len(rest), deadline_s=DEADLINE_S
+                    replace_by_columns, dialect, self._file.path, len(rest), deadline_s=DEADLINE_S
                 )
             except LaneRaised as error:
                 raise EngineError(str(error).partition(": ")[2]) from None
             except LaneError as error:
-                raise EngineError(f"a long reply could not be parsed: {error}") from None
-            size = (12 if has_versions else 8) * num_tokens
+                raise EngineError(f"the engine's long reply could not be parsed: {error}") from None
+            size = (12 if has_versions else 8) * num_tokens  # 4 bytes for each number of each column
             raw = await thread_to_the_end(os.pread, self._file.number, size, 0)
         return ReplyColumns(
             np.frombuffer(raw, np.int32, num_tokens),
@@ -53,14 +52,12 @@ class LongReplies:
     def __enter__(self) -> "LongReplies":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 
 class _SharedFile:
-    """Memory with a path: anonymous where the system can, so that nothing stays behind."""
+    """A file in memory with a path that another process can open. It vanishes with this process."""
 
     def __init__(self) -> None:
         self._named = None
@@ -85,11 +82,11 @@ def _write(file: int, body: bytearray) -> None:
         written += os.pwrite(file, view[written:], written)
 
 
-def columns_in_file(dialect: str, path: str, length: int) -> tuple[int, bool, str]:
-    """Runs in the lane: the file's JSON is replaced by its columns, end to end."""
+def replace_by_columns(dialect: str, path: str, length: int) -> tuple[int, bool, str]:
+    """Replace the JSON in the file by its columns, one after the other. Runs in the lane."""
     with open(path, "r+b", buffering=0) as file:
-        found = _DIALECTS[dialect].columns(file.read(length))
-        versions = np.zeros(0, np.int32) if found.versions is None else found.versions
-        joined = found.token_ids.tobytes() + found.logprobs.tobytes() + versions.tobytes()
+        columns = _DIALECTS[dialect].parse_columns(file.read(length))
+        versions = np.zeros(0, np.int32) if columns.versions is None else columns.versions
+        joined = columns.token_ids.tobytes() + columns.logprobs.tobytes() + versions.tobytes()
         _write(file.fileno(), bytearray(joined))
-    return len(found.token_ids), found.versions is not None, found.finish_reason
+    return len(columns.token_ids), columns.versions is not None, columns.finish_reason

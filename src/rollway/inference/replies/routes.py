@@ -1,6 +1,6 @@
-"""Routes as engines send them: base64 of a .npy file, or of bare integers.
+"""Decodes routes as engines send them: base64 of a .npy file, or of bare integers without a header.
 
-Only the positions that are needed are decoded. Decoding releases the GIL, so it may run in a thread.
+Only the needed positions are decoded. Decoding releases the GIL, so it may run in a thread.
 """
 
 import io
@@ -14,36 +14,36 @@ from msgspec import Struct
 
 from ...errors import UNREADABLE, EngineError
 from ...records.turn import Routes
-from .body import BulkString
-from .npy import NpyHeader, unreadable
+from .body import BulkString, NpyHeader, unreadable_routes
 
-_STEP = 12
-"""Decoding starts at a multiple of this: whole groups of base64, and aligned for every integer."""
+_ALIGNMENT = 12
+"""Decoding starts at a multiple of this many bytes: a whole number of base64 quadruples, and aligned for
+every type of integer."""
 _INT32 = np.dtype("<i4")
 
 
 class WantedRoutes(Struct, frozen=True):
-    """Which positions a turn needs routes of: from `start` to the last token but one."""
+    """The positions that a turn needs routes for: from `start` to the last token but one."""
 
     start: int
     num_prompt: int
     max_tokens: int
 
-    def num_all(self, num_drawn: int) -> int:
-        """Positions from the first on."""
+    def num_positions(self, num_drawn: int) -> int:
+        """Return the number of all positions that have routes, counted from the first token."""
         return self.num_prompt + num_drawn - 1
 
 
 class RouteShape(Struct, frozen=True):
-    """What a model's routes look like; needed where the engine does not say."""
+    """The shape of a model's routes, for engines that send routes without a header."""
 
     layers: int
     topk: int
     experts: int
 
 
-class _Text(Struct, frozen=True):
-    """What a model's config.json says of its experts, under the names of several families."""
+class _ExpertFields(Struct, frozen=True):
+    """The fields of config.json that describe experts, under the names of several model families."""
 
     num_hidden_layers: int = 0
     num_experts_per_tok: int = 0
@@ -52,99 +52,107 @@ class _Text(Struct, frozen=True):
     n_routed_experts: int = 0
 
 
-class _Config(_Text, frozen=True):
-    text_config: _Text | None = None
+class _ModelFile(_ExpertFields, frozen=True):
+    text_config: _ExpertFields | None = None
 
 
-def route_shape(folder: str) -> RouteShape | None:
-    """The shape of the routes of the model in `folder`; None where its config does not say."""
+def read_route_shape(folder: str) -> RouteShape | None:
+    """Read the shape of routes from config.json in `folder`. None means that it does not say."""
     try:
-        config = msgspec.json.decode((Path(folder) / "config.json").read_bytes(), type=_Config)
+        config = msgspec.json.decode((Path(folder) / "config.json").read_bytes(), type=_ModelFile)
     except (OSError, *UNREADABLE):
         return None
-    text = config.text_config or config
-    experts = text.num_experts or text.num_local_experts or text.n_routed_experts
-    if not text.num_hidden_layers or not text.num_experts_per_tok:
+    fields = config.text_config or config
+    experts = fields.num_experts or fields.num_local_experts or fields.n_routed_experts
+    if not fields.num_hidden_layers or not fields.num_experts_per_tok:
         return None
-    return RouteShape(text.num_hidden_layers, text.num_experts_per_tok, experts)
+    return RouteShape(fields.num_hidden_layers, fields.num_experts_per_tok, experts)
 
 
 def unneeded_chars(bulk: BulkString, wanted: WantedRoutes, is_prompt_only: bool) -> int:
-    """Characters at the start of a .npy file that hold only positions before `wanted.start`.
+    """Return how many characters at the start of a .npy file hold only positions before `wanted.start`.
 
-    0 unless its length shows that the engine sent all positions though asked for new ones.
+    Returns 0 unless the length shows that the engine sent all positions, though asked for new ones.
     """
     try:
         header = bulk.header
     except EngineError:
-        return 0  # said again, and raised, when it is decoded
+        return 0  # raised again when the bulk is decoded
     longest_delta = wanted.num_prompt - wanted.start + (0 if is_prompt_only else wanted.max_tokens - 1)
-    if header.rows <= longest_delta or header.rows < wanted.num_prompt:
+    if header.num_positions <= longest_delta or header.num_positions < wanted.num_prompt:
         return 0
-    return _char_of(header.offset + wanted.start * header.row_bytes)
+    return _char_at(header.offset + wanted.start * header.position_bytes)
 
 
-def _char_of(byte: int) -> int:
-    return byte // _STEP * _STEP // 3 * 4
+def _char_at(byte: int) -> int:
+    """Return the character of the base64 at which decoding for `byte` starts."""
+    return byte // _ALIGNMENT * _ALIGNMENT // 3 * 4
 
 
-def decode_npy(bulk: BulkString, start: int, num_all: int) -> Routes:
-    """Rows from position `start` on, of a file that holds these or all `num_all` positions."""
-    first = _first_row(bulk.header, start, num_all)
+def decode_npy(bulk: BulkString, start: int, num_positions: int) -> Routes:
+    """Decode the positions from `start` on. The file holds only these, or all `num_positions`."""
+    first = _first_index(bulk.header, start, num_positions)
     return narrow(_decode(bulk, bulk.header, first))
 
 
-def decode_bare(bulk: BulkString, shape: RouteShape, start: int, num_all: int) -> Routes:
-    """The same for bare int32 without a header."""
-    row_bytes = 4 * shape.layers * shape.topk
+def decode_bare(bulk: BulkString, shape: RouteShape, start: int, num_positions: int) -> Routes:
+    """Do the same as `decode_npy` for bare int32 without a header."""
+    position_bytes = 4 * shape.layers * shape.topk
     padding = bytes(bulk.from_char(max(0, bulk.num_chars - 2))).count(b"=")
     num_bytes = bulk.num_chars // 4 * 3 - padding
-    rows, odd = divmod(num_bytes, row_bytes)
-    if odd:
-        raise unreadable(
-            f"{num_bytes} bytes are no whole number of tokens of {shape.layers} layers × {shape.topk} "
-            "int32, as config.json of 'model.path' says"
+    num_sent, surplus = divmod(num_bytes, position_bytes)
+    if surplus:
+        raise unreadable_routes(
+            f"{num_bytes} bytes do not divide into tokens of {shape.layers} layers × {shape.topk} "
+            "int32, the shape in config.json of 'model.path'"
         )
-    header = NpyHeader(0, rows, shape.layers, shape.topk, _INT32)
-    return narrow(_decode(bulk, header, _first_row(header, start, num_all)), shape.experts)
+    header = NpyHeader(0, num_sent, shape.layers, shape.topk, _INT32)
+    return narrow(_decode(bulk, header, _first_index(header, start, num_positions)), shape.experts)
 
 
-def _first_row(header: NpyHeader, start: int, num_all: int) -> int:
-    """The row of position `start`: the first, or a later one if the engine sent all positions."""
-    if header.rows not in (num_all, num_all - start):
-        raise unreadable(f"{header} for {num_all} positions, or {num_all - start} from {start} on")
-    return start if header.rows == num_all else 0
+def _first_index(header: NpyHeader, start: int, num_positions: int) -> int:
+    """Return where position `start` lies: at index 0, or at `start` if the engine sent all positions."""
+    num_new = num_positions - start
+    if header.num_positions not in (num_positions, num_new):
+        raise unreadable_routes(
+            f"the engine sent {header} for {num_positions} positions, or {num_new} from {start} on"
+        )
+    return start if header.num_positions == num_positions else 0
 
 
-def _decode(bulk: BulkString, header: NpyHeader, from_row: int) -> Routes:
+def _decode(bulk: BulkString, header: NpyHeader, first: int) -> Routes:
+    """Decode the positions from index `first` on."""
     if bulk.num_chars != math.ceil(header.num_bytes / 3) * 4:
-        raise unreadable(f"{bulk.num_chars} characters of base64 for {header}")
-    begin = header.offset + from_row * header.row_bytes
-    if _char_of(begin) < bulk.kept_from:
-        raise unreadable(f"{header} has more positions than the request allows for")
-    skipped = begin // _STEP * _STEP
+        raise unreadable_routes(f"the engine sent {bulk.num_chars} characters of base64 for {header}")
+    begin = header.offset + first * header.position_bytes
+    if _char_at(begin) < bulk.kept_from:
+        raise unreadable_routes(f"{header} has more positions than the request allows for")
+    skipped = begin // _ALIGNMENT * _ALIGNMENT
     try:
-        raw = pybase64.b64decode_as_bytearray(bulk.from_char(_char_of(begin)), validate=True)
+        raw = pybase64.b64decode_as_bytearray(bulk.from_char(_char_at(begin)), validate=True)
     except ValueError as error:
-        raise unreadable(str(error)) from None
+        raise unreadable_routes(str(error)) from None
     if skipped + len(raw) != header.num_bytes:
-        raise unreadable(f"{skipped + len(raw)} bytes for {header}")
+        raise unreadable_routes(f"the engine sent {skipped + len(raw)} bytes for {header}")
     flat: Routes = np.frombuffer(raw, header.dtype, offset=begin - skipped)
-    return flat.reshape(header.rows - from_row, header.layers, header.topk)
+    return flat.reshape(header.num_positions - first, header.layers, header.topk)
 
 
 def narrow(routes: Routes, experts: int = 0) -> Routes:
-    """Routes as uint8, or uint16 where `experts` is above 256 or not known."""
+    """Convert routes to uint8, or to uint16 if `experts` is above 256 or not known (0). Routes that have
+    one of these types already are returned unchanged."""
     if routes.dtype in (np.uint8, np.uint16):
         return routes
     limit = experts or 1 << 16
     if routes.size and (routes.min() < 0 or routes.max() >= limit):
-        raise unreadable(f"experts from {routes.min()} to {routes.max()}, expected 0 to {limit - 1}")
+        raise unreadable_routes(
+            f"they name experts from {routes.min()} to {routes.max()}, expected 0 to {limit - 1}"
+        )
     return routes.astype(np.uint8 if 0 < experts <= 256 else np.uint16)
 
 
 def encode_npy(routes: Routes) -> str:
-    """Routes the way vLLM sends them."""
+    """Encode routes the way vLLM sends them."""
     buffer = io.BytesIO()
     np.save(buffer, routes)
     return pybase64.b64encode_as_string(buffer.getvalue())

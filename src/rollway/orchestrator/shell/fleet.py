@@ -12,8 +12,9 @@ from msgspec import Struct
 from ...config.specs import OrchestratorSpec
 from ...errors import EngineAway, EngineError, EngineLate
 from ...inference.engines.control import EngineControl, open_control
-from ...inference.engines.pool import check_alike
-from ...inference.engines.status import all_of, is_at
+from ...inference.engines.link import EngineAccess
+from ...inference.engines.pool import check_same_model
+from ...inference.engines.status import is_version, sum_loads
 from ...records.engine import EngineLoad
 from ...records.ids import PolicyVersion
 from ...records.situation import EngineState
@@ -89,7 +90,7 @@ class EngineFleet:
     @property
     def load(self) -> EngineLoad | None:
         """The load of all engines that answer and report it."""
-        return all_of(
+        return sum_loads(
             [engine.load for engine in self._engines if engine.load is not None and not engine.trouble]
         )
 
@@ -152,7 +153,7 @@ class EngineFleet:
             wanted = self._wanted
             reported = await engine.control.weight_version()
             engine.reports_version = bool(reported)
-            if not engine.must_load and is_at(reported or str(engine.version), wanted.version):
+            if not engine.must_load and is_version(reported or str(engine.version), wanted.version):
                 engine.version = wanted.version
                 return
             engine.must_load = True
@@ -174,7 +175,7 @@ class EngineFleet:
                 f"The engine at {engine.url} does not report which weights it has, so rollway cannot "
                 "check that it loads the weights it is given"
             )
-        elif not is_at(reported, wanted.version):
+        elif not is_version(reported, wanted.version):
             raise EngineError(
                 f"the engine at {engine.url} was given version {wanted.version} and reports "
                 f"'{reported}': it does "
@@ -239,13 +240,11 @@ async def open_fleet(
     async with AsyncExitStack() as stack:
         controls = [
             await stack.enter_async_context(
-                open_control(
-                    url, model=config.model or "", key=key, deadline_s=config.request_deadline_s
-                )
+                open_control(EngineAccess(url, config.request_deadline_s, config.model or "", key))
             )
             for url in spec.engine_urls
         ]
-        check_alike([(control.url, control.served) for control in controls])
+        check_same_model([(control.url, control.served) for control in controls])
         first = WantedWeights(PolicyVersion(spec.first_step - 1), spec.weights)
         rules = FleetRules(config.patience_s, say, is_needed, spec.must_push, look_every_s)
         fleet = EngineFleet(controls, first, rules)

@@ -1,9 +1,16 @@
-"""How busy an engine is, from what vLLM, SGLang and nobody in particular put into /metrics."""
+"""Reading the load from the metrics of vLLM and SGLang, and the version from an engine's answer."""
 
 import pytest
 
 from rollway.inference.engines.sglang import Sglang
-from rollway.inference.engines.status import LoadGauges, all_of, has_at_least, is_at, load_in, version_in
+from rollway.inference.engines.status import (
+    LoadGauges,
+    is_at_least,
+    is_version,
+    parse_load,
+    parse_version,
+    sum_loads,
+)
 from rollway.inference.engines.vllm import Vllm
 from rollway.records.engine import EngineLoad
 
@@ -32,33 +39,34 @@ sglang:num_running_reqs_offline_batch{model_name="a } b"} 5.0
 """
 
 
-def test_ranks_of_one_engine_are_added_up() -> None:
-    assert load_in(VLLM, Vllm.gauges) == EngineLoad(running=31, waiting=4, cache_use=0.9375)
-    assert load_in(bytearray(SGLANG), Sglang.gauges) == EngineLoad(162, 2826, 0.28)
+def test_the_loads_of_an_engines_ranks_are_added_up() -> None:
+    assert parse_load(VLLM, Vllm.gauges) == EngineLoad(running=31, waiting=4, cache_use=0.9375)
+    assert parse_load(bytearray(SGLANG), Sglang.gauges) == EngineLoad(162, 2826, 0.28)
 
 
-@pytest.mark.parametrize(
-    "text", [b"", b"{}", SGLANG, b"vllm:num_requests_running 1.0\n", VLLM.replace(b" 4.0", b" NaN")]
-)
-def test_what_does_not_tell_the_load_gives_none(text: bytes) -> None:
-    told = load_in(text, Vllm.gauges)
-    assert told is None or told == EngineLoad(31, 0, 0.9375)
+@pytest.mark.parametrize("text", [b"", b"{}", SGLANG, b"vllm:num_requests_running 1.0\n"])
+def test_metrics_without_a_load_give_none(text: bytes) -> None:
+    assert parse_load(text, Vllm.gauges) is None
+
+
+def test_values_that_are_not_finite_do_not_count() -> None:
+    assert parse_load(VLLM.replace(b" 4.0", b" NaN"), Vllm.gauges) == EngineLoad(31, 0, 0.9375)
 
 
 @pytest.mark.parametrize("line", [b"run", b"run ", b"run{a=", b"run x", b"run -", b"run inf"])
-def test_broken_lines_are_passed_over(line: bytes) -> None:
+def test_broken_lines_are_skipped(line: bytes) -> None:
     names = LoadGauges(b"run", b"wait", b"cache")
-    assert load_in(line + b"\nrun 2\nwait 1 \ncache 0.5", names) == EngineLoad(2, 1, 0.5)
+    assert parse_load(line + b"\nrun 2\nwait 1 \ncache 0.5", names) == EngineLoad(2, 1, 0.5)
 
 
-def test_several_engines_are_one_to_the_orchestrator() -> None:
-    assert all_of([]) is None
+def test_the_loads_of_several_engines_are_added_up() -> None:
+    assert sum_loads([]) is None
     loads = [EngineLoad(3, 1, 0.5), EngineLoad(4, 0, 0.75)]
-    assert all_of(loads) == EngineLoad(7, 1, 0.75)
+    assert sum_loads(loads) == EngineLoad(7, 1, 0.75)
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "version"),
     [
         (b'{"weight_version": "7"}', "7"),
         (b'{"model_path": "m", "weight_version": 7}', "7"),
@@ -68,18 +76,18 @@ def test_several_engines_are_one_to_the_orchestrator() -> None:
         (b"<html>", ""),
     ],
 )
-def test_the_version_in_an_answer(body: bytes, said: str) -> None:
-    assert version_in(body) == said
+def test_the_version_is_read_from_an_answer(body: bytes, version: str) -> None:
+    assert parse_version(body) == version
 
 
-def test_which_versions_are_good_enough() -> None:
-    assert is_at("0", 0)
-    assert is_at("default", 0), "it was never given any, so it has those it was started with"
-    assert not is_at("7", 0)
-    assert is_at("7", 7)
-    assert not is_at("default", 7)
-    assert not is_at("8", 7)
-    assert has_at_least("8", 7)
-    assert not has_at_least("6", 7)
-    assert not has_at_least("default", 7)
-    assert not has_at_least("v8", 7)
+def test_a_reported_version_is_compared_with_a_wanted_one() -> None:
+    assert is_version("0", 0)
+    assert is_version("default", 0), "it still has the weights that it was started with"
+    assert not is_version("7", 0)
+    assert is_version("7", 7)
+    assert not is_version("default", 7)
+    assert not is_version("8", 7)
+    assert is_at_least("8", 7)
+    assert not is_at_least("6", 7)
+    assert not is_at_least("default", 7)
+    assert not is_at_least("v8", 7)

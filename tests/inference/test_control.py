@@ -1,0 +1,92 @@
+"""The control of one engine, against real servers: loading weights, and asking for load and version."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from rollway.errors import EngineAway, EngineError
+from rollway.inference.engines.control import EngineControl, open_control
+from rollway.inference.engines.link import EngineAccess
+from rollway.testing.engine import served
+
+pytestmark = pytest.mark.anyio
+
+Answer = Callable[[web.Request], web.Response]
+
+
+class Server:
+    """A control, and the bodies of the calls that its server received, by path and in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.control: EngineControl
+
+    @property
+    def paths(self) -> list[str]:
+        return [path for path, _ in self.calls]
+
+
+@asynccontextmanager
+async def controlled(answer: Answer, owner: str = "vllm") -> AsyncIterator[Server]:
+    """A real server that lists one model and gives `answer` to every other request."""
+    server = Server()
+
+    async def models(request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m", "owned_by": owner}]})
+
+    async def handle(request: web.Request) -> web.Response:
+        server.calls.append((request.path, json.loads(await request.text() or "{}")))
+        return answer(request)
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    app.router.add_route("*", "/{path:.*}", handle)
+    async with served(app) as url, open_control(EngineAccess(url, deadline_s=30)) as server.control:
+        yield server
+
+
+def accept(request: web.Request) -> web.Response:
+    return web.json_response({"success": True})
+
+
+def refuse(request: web.Request) -> web.Response:
+    return web.json_response({"success": False, "message": "no such folder"})
+
+
+async def test_weights_are_loaded_while_decoding_is_paused() -> None:
+    async with controlled(accept, owner="sglang") as server:
+        await server.control.update_weights("/weights/v3", 3)
+    assert server.paths == ["/pause_generation", "/update_weights_from_disk", "/continue_generation"]
+    assert server.calls[1][1] == {
+        "model_path": "/weights/v3",
+        "weight_version": "3",
+        "flush_cache": True,
+    }
+
+
+async def test_decoding_continues_after_a_refused_update() -> None:
+    async with controlled(refuse, owner="sglang") as server:
+        with pytest.raises(EngineError, match="no such folder"):
+            await server.control.update_weights("/none", 3)
+    assert server.paths[-1] == "/continue_generation"
+
+
+async def test_an_engine_that_does_not_know_the_path_reports_nothing() -> None:
+    async with controlled(lambda request: web.Response(status=404)) as server:
+        assert await server.control.load() is None
+        assert await server.control.weight_version() == ""
+
+
+async def test_only_the_status_of_an_answer_decides_that_the_path_is_unknown() -> None:
+    """The text of another error may mention HTTP 404, for example that of a server behind a proxy."""
+    broken = "the backend answered HTTP 404: not found"
+    async with controlled(lambda request: web.Response(status=500, text=broken)) as server:
+        with pytest.raises(EngineAway, match="HTTP 500: the backend answered HTTP 404") as caught:
+            await server.control.load()
+        assert caught.value.status == 500
+        with pytest.raises(EngineAway):
+            await server.control.weight_version()
