@@ -184,7 +184,7 @@ async def test_the_engine_ends_with_a_reason_when_its_decoder_dies(tiny_moe: Pat
         url = await engine.ready()
         (decoder,) = psutil.Process(engine.pid).children()
         decoder.kill()
-        with pytest.raises(PartDied, match="model process died"):
+        with pytest.raises(PartDied, match="decoder process died"):
             await listening
     with pytest.raises(EngineError, match="no engine at"):
         async with open_engine(EngineAccess(url, deadline_s=5), routes=False):

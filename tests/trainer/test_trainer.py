@@ -36,10 +36,10 @@ def sample(model: Any, temperature: float, seed: int = 0) -> list[Turn]:
         scheduler.add(GenerationRequest(id, prompt, 6 + id, temperature, 1.0, frozenset(), 0, seed=id))
     turns = []
     while scheduler.has_work:
-        for one in scheduler.step():
+        for one in scheduler.run_pass():
             turns.append(
                 Turn(
-                    prompt_ids=np.array(one.ask.prompt, np.int32),
+                    prompt_ids=np.array(one.request.prompt, np.int32),
                     completion_ids=np.array(one.tokens, np.int32),
                     logprobs=np.array(one.logprobs, np.float32),
                     versions=np.zeros(len(one.tokens), np.int32),

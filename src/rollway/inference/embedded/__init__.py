@@ -1,4 +1,5 @@
-"""An engine of our own: vLLM's dialect over a Hugging Face model, for laptops, tests and CI.
+"""The embedded engine: vLLM's dialect over a Hugging Face model, for laptops, tests and CI.
 
-`http` answers requests and never touches the model; `core` is the process that decodes.
+The front is the process that answers HTTP requests and never touches the model. The decoder is the
+process that holds the model and decodes.
 """

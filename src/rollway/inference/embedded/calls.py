@@ -1,4 +1,4 @@
-"""What front and core of the embedded engine say to each other. Imports nothing heavy."""
+"""The messages between the front and the decoder of the embedded engine. Imports nothing heavy."""
 
 from pathlib import Path
 
@@ -8,7 +8,8 @@ from ...config.specs import EngineSpec
 
 
 class DecoderCall(Struct, frozen=True):
-    """One request of the front: what to do, the body as it came, and which reply is accepted."""
+    """One request of the front: what to do, the body as it arrived, and which reply is accepted. The
+    action `abort` gives up the request with this `id` and has no answer."""
 
     id: int
     action: str
@@ -17,13 +18,18 @@ class DecoderCall(Struct, frozen=True):
 
 
 class DecoderAnswer(Struct, frozen=True):
-    """The answer to a call; id 0 says that the core is ready, or why it never will be."""
+    """The answer to the call with this `id`. The first one has id 0: the decoder is ready, or failed."""
 
     id: int
     status: int
     body: bytes
     content_type: str = "application/json"
 
+    @property
+    def is_ok(self) -> bool:
+        return self.status == 200
 
-def model_name(part: EngineSpec) -> str:
-    return Path(part.model.path).name
+
+def model_name(spec: EngineSpec) -> str:
+    """Return the name under which the embedded engine serves its model."""
+    return Path(spec.model.path).name

@@ -1,8 +1,7 @@
-"""The embedded engine's HTTP front: passes bodies to the core and its answers back, unread."""
+"""The front: the HTTP process, which passes bodies to the decoder and its answers back, unread."""
 
 import asyncio
 import itertools
-import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -19,12 +18,10 @@ from ...loop.processes.port import claimed
 from ...wire.pipe import AsyncPipe
 from .calls import DecoderAnswer, DecoderCall, model_name
 
-log = logging.getLogger(__name__)
-
 MAX_BODY_BYTES = 64 << 20
 MAX_BACKLOG = 4096
 SHUTDOWN_S = 1.0
-"""How long requests in flight may take to end when the engine does."""
+"""How long requests in flight may continue when the engine ends."""
 
 POSTS = {
     "/v1/completions": "completions",
@@ -36,12 +33,11 @@ POSTS = {
 }
 GETS = {"/is_paused": "is_paused", "/weight_info": "weight_info"}
 
-
-GONE = DecoderAnswer(0, 503, b"the model's process is gone", "text/plain")
+GONE = DecoderAnswer(0, 503, b"the decoder process has ended", "text/plain")
 
 
 class DecoderClient:
-    """Calls to the core and the answers they wait for."""
+    """Sends calls to the decoder and hands its answers to the callers."""
 
     def __init__(self, pipe: AsyncPipe) -> None:
         self._pipe = pipe
@@ -53,53 +49,55 @@ class DecoderClient:
         return len(self._waiting)
 
     async def call(self, action: str, body: bytes = b"", accept: str = "") -> DecoderAnswer:
-        """The core's answer. A caller that goes away takes its request with it."""
-        id = next(self._ids)
+        """Return the decoder's answer. If the caller is cancelled, the decoder gives the request up."""
+        call_id = next(self._ids)
         answer: asyncio.Future[DecoderAnswer] = asyncio.get_running_loop().create_future()
-        self._waiting[id] = answer
+        self._waiting[call_id] = answer
         try:
-            await self._pipe.send(msgspec.msgpack.encode(DecoderCall(id, action, body, accept)))
+            await self._pipe.send(msgspec.msgpack.encode(DecoderCall(call_id, action, body, accept)))
             return await answer
         except ConnectionError:
             return GONE
         except asyncio.CancelledError:
             with suppress(ConnectionError):
-                abort = DecoderCall(next(self._ids), "abort", str(id).encode())
-                await self._pipe.send(msgspec.msgpack.encode(abort))
+                await self._pipe.send(msgspec.msgpack.encode(DecoderCall(call_id, "abort")))
             raise
         finally:
-            del self._waiting[id]
+            del self._waiting[call_id]
 
     async def listen(self) -> None:
-        """Hand answers to their callers until the core is gone."""
+        """Hand answers to their callers until the decoder ends, then raise PartDied."""
         answers = msgspec.msgpack.Decoder(DecoderAnswer)
         while (frame := await self._pipe.receive()) is not None:
             answer = answers.decode(frame)
             waiting = self._waiting.get(answer.id)
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer)
-        gone = PartDied("the embedded engine's model process died")
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_result(GONE)
-        raise gone
+        raise PartDied("the embedded engine's decoder process died")
 
 
 class EngineFront:
-    """The routes of the HTTP server."""
+    """The HTTP handlers of the embedded engine."""
 
-    def __init__(self, core: DecoderClient, model: str) -> None:
-        self._core = core
+    def __init__(self, decoder: DecoderClient, model: str) -> None:
+        self._decoder = decoder
         self._model = model
         self._registry = CollectorRegistry()
-        running, waiting = "Requests being decoded", "Requests waiting for a slot"
-        cache = "Slots of the key-value cache in use, 1 for all"
-        label, to = ["model_name"], self._registry
-        self._running = Gauge("vllm:num_requests_running", running, label, registry=to)
-        self._waiting = Gauge("vllm:num_requests_waiting", waiting, label, registry=to)
-        self._cache = Gauge("vllm:kv_cache_usage_perc", cache, label, registry=to)
-        self._generated = Counter("vllm:generation_tokens", "Tokens drawn", label, registry=to)
+        self._running = self._gauge("vllm:num_requests_running", "Requests being decoded")
+        self._waiting = self._gauge("vllm:num_requests_waiting", "Requests waiting for a slot")
+        self._cache = self._gauge(
+            "vllm:kv_cache_usage_perc", "Share of the key-value cache's slots in use, 0 to 1"
+        )
+        self._generated = Counter(
+            "vllm:generation_tokens", "Tokens drawn", ["model_name"], registry=self._registry
+        )
         self._num_generated = 0
+
+    def _gauge(self, name: str, help_text: str) -> Gauge:
+        return Gauge(name, help_text, ["model_name"], registry=self._registry)
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY_BYTES)
@@ -115,14 +113,14 @@ class EngineFront:
 
     async def _post(self, request: web.Request) -> web.Response:
         accept = request.headers.get("Accept", "")
-        return _response(await self._core.call(POSTS[request.path], await request.read(), accept))
+        return _response(await self._decoder.call(POSTS[request.path], await request.read(), accept))
 
     async def _get(self, request: web.Request) -> web.Response:
-        return _response(await self._core.call(GETS[request.path]))
+        return _response(await self._decoder.call(GETS[request.path]))
 
     async def _pause(self, request: web.Request) -> web.Response:
         mode = {"mode": request.query.get("mode", "abort")}
-        return _response(await self._core.call("pause", msgspec.json.encode(mode)))
+        return _response(await self._decoder.call("pause", msgspec.json.encode(mode)))
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
@@ -131,8 +129,8 @@ class EngineFront:
         return web.json_response({"object": "list", "data": [{"id": self._model, "object": "model"}]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        answer = await self._core.call("load")
-        if answer is GONE:
+        answer = await self._decoder.call("load")
+        if not answer.is_ok:
             return _response(answer)
         load = msgspec.json.decode(answer.body, type=dict[str, int])
         self._running.labels(self._model).set(load["running"])
@@ -148,24 +146,24 @@ def _response(answer: DecoderAnswer) -> web.Response:
 
 
 @asynccontextmanager
-async def _core(part: EngineSpec) -> AsyncIterator[DecoderClient]:
-    """The core's process, with its model loaded."""
+async def _start_decoder(spec: EngineSpec) -> AsyncIterator[DecoderClient]:
+    """Start the decoder process and wait until its model is loaded."""
     async with child.start(
-        "engine-core", "rollway.inference.embedded.decoder:serve_decoder", computes=True
+        "engine-decoder", "rollway.inference.embedded.decoder:serve_decoder", computes=True
     ) as process:
-        await process.begin_with(msgspec.msgpack.encode(part))
+        await process.begin_with(msgspec.msgpack.encode(spec))
         first = await process.pipe.receive()
         if first is None:
-            raise EngineError("the embedded engine's model process ended while loading")
+            raise EngineError("the embedded engine's decoder process ended while it loaded the model")
         ready = msgspec.msgpack.decode(first, type=DecoderAnswer)
-        if ready.status != 200:
+        if not ready.is_ok:
             raise ModelError(ready.body.decode())
         yield DecoderClient(process.pipe)
 
 
 @asynccontextmanager
-async def _listening(app: web.Application, sock: socket.socket) -> AsyncIterator[str]:
-    """The server on a bound socket; gives the address it is reached at."""
+async def _serve(app: web.Application, sock: socket.socket) -> AsyncIterator[str]:
+    """Serve `app` on a bound socket while the block runs. Gives the server's address to the block."""
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:
@@ -176,20 +174,20 @@ async def _listening(app: web.Application, sock: socket.socket) -> AsyncIterator
         await runner.cleanup()
 
 
-def _socket(part: EngineSpec) -> socket.socket:
-    if part.listen_fd is not None:
-        return socket.socket(fileno=part.listen_fd)
-    return claimed("engine.embedded.port", "127.0.0.1", part.engine.local.port)
+def _open_socket(spec: EngineSpec) -> socket.socket:
+    if spec.listen_fd is not None:
+        return socket.socket(fileno=spec.listen_fd)
+    return claimed("engine.embedded.port", "127.0.0.1", spec.engine.local.port)
 
 
-async def engine(part: EngineSpec, parent: Parent) -> None:
+async def engine(spec: EngineSpec, parent: Parent) -> None:
     """Serve until the parent is gone."""
-    with _socket(part) as sock:
-        async with asyncio.TaskGroup() as tasks, _core(part) as core:
-            front = EngineFront(core, model_name(part))
-            async with _listening(front.app(), sock) as address:
-                listening = tasks.create_task(core.listen())
-                parent.in_flight = lambda: core.num_waiting
+    with _open_socket(spec) as sock:
+        async with asyncio.TaskGroup() as tasks, _start_decoder(spec) as decoder:
+            front = EngineFront(decoder, model_name(spec))
+            async with _serve(front.app(), sock) as address:
+                listening = tasks.create_task(decoder.listen())
+                parent.in_flight = lambda: decoder.num_waiting
                 await parent.ready(address)
                 await parent.gone()
                 listening.cancel()

@@ -1,4 +1,4 @@
-"""What the embedded engine is asked and answers: JSON in and out, in vLLM's shapes. Pure."""
+"""Reads the requests of the embedded engine and builds its replies, as JSON in vLLM's shapes. Pure."""
 
 import time
 from typing import Annotated, Any, Literal
@@ -29,11 +29,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
 }
-"""Fields this engine does not know, with the values at which they change nothing."""
+"""Fields that this engine does not know, and the values at which they change nothing."""
 
 
 class BadRequest(Exception):
-    """The request cannot be answered; `status` and the message go back to the client."""
+    """The request cannot be answered. The client gets the message, with `status`."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class BadRequest(Exception):
 
 
 class ChatRequest(Struct, frozen=True):
-    """The fields of `/v1/chat/completions` this engine understands."""
+    """The fields of `/v1/chat/completions` that this engine understands."""
 
     model: str
     messages: Annotated[list[Message], Meta(min_length=1)]
@@ -57,7 +57,7 @@ class ChatRequest(Struct, frozen=True):
 
 
 class PauseRequest(Struct, frozen=True):
-    """How requests in flight are treated; only freezing them is supported."""
+    """How to pause requests in flight. Only `keep`, which continues them later, is supported."""
 
     mode: Literal["keep"] = "keep"
 
@@ -67,7 +67,7 @@ class ReloadArgs(Struct, frozen=True):
 
 
 class RpcRequest(Struct, frozen=True):
-    """A call of every engine worker; only `reload_weights` is supported."""
+    """A call to every worker of the engine. Only `reload_weights` is supported."""
 
     method: Literal["reload_weights"]
     kwargs: ReloadArgs
@@ -77,8 +77,15 @@ class VersionRequest(Struct, frozen=True):
     new_version: str
 
 
+class ModelLimits(Struct, frozen=True):
+    """The limits that a prompt is checked against."""
+
+    vocab_size: int
+    max_context: int
+
+
 def read(body: bytes, kind: type[Any]) -> Any:
-    """The body as `kind`; refuses fields that would silently be ignored."""
+    """Decode a body as `kind`. Refuses fields that would otherwise be ignored silently."""
     try:
         fields = msgspec.json.decode(body or b"{}", type=dict[str, Any])
         for name, neutral in NEUTRAL.items():
@@ -90,25 +97,25 @@ def read(body: bytes, kind: type[Any]) -> Any:
         raise BadRequest(str(error)) from None
 
 
-def ask_from(
-    id: int, prompt: list[int], request: CompletionRequest | ChatRequest, *,
-    max_tokens: int, stop_ids: frozenset[int], vocab_size: int, max_context: int,
+def make_generation(
+    request_id: int, prompt: list[int], request: CompletionRequest | ChatRequest, limits: ModelLimits,
+    *, max_tokens: int, stop_ids: frozenset[int],
 ) -> GenerationRequest:  # fmt: skip
-    """Check a prompt against the model and the cache."""
+    """Return what the scheduler takes, or raise BadRequest for a prompt that the model cannot take."""
     if not prompt:
         raise BadRequest("the prompt is empty")
-    if len(prompt) >= max_context:
+    if len(prompt) >= limits.max_context:
         raise BadRequest(
-            f"This model's maximum context length is {max_context} tokens, and the prompt has "
+            f"This model's maximum context length is {limits.max_context} tokens, and the prompt has "
             f"{len(prompt)}, which leaves no room for a reply"
         )
-    if max(prompt) >= vocab_size or min(prompt) < 0:
-        raise BadRequest(f"token ids must lie between 0 and {vocab_size - 1}")
+    if max(prompt) >= limits.vocab_size or min(prompt) < 0:
+        raise BadRequest(f"token ids must lie between 0 and {limits.vocab_size - 1}")
     start = request.routed_experts_prompt_start or 0
     if start > len(prompt):
         raise BadRequest(f"routed_experts_prompt_start {start} lies beyond the prompt")
     return GenerationRequest(
-        id=id,
+        id=request_id,
         prompt=prompt,
         max_tokens=max_tokens,
         temperature=request.temperature,
@@ -122,12 +129,12 @@ def ask_from(
 def completion_reply(
     sequence: TokenSequence, request: CompletionRequest, tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """vLLM's answer to `/v1/completions`."""
+    """Build vLLM's answer to `/v1/completions`."""
     choice: dict[str, Any] = {
         "index": 0,
         "text": tokenizer.decode(sequence.tokens, skip_special_tokens=True),
         "logprobs": None,
-        **_ending(sequence),
+        **_common_fields(sequence),
     }
     if request.logprobs is not None:
         tokens = [tokenizer.decode([token]) for token in sequence.tokens]
@@ -139,12 +146,12 @@ def completion_reply(
         }
     if request.return_token_ids:
         choice["token_ids"] = sequence.tokens
-        choice["prompt_token_ids"] = sequence.ask.prompt
+        choice["prompt_token_ids"] = sequence.request.prompt
     return {**_envelope("text_completion", request.model, sequence), "choices": [choice]}
 
 
 def binary_reply(sequence: TokenSequence) -> bytes:
-    """The same without text: columns for a client that takes safetensors."""
+    """Encode the columns without text, for a client that accepts safetensors."""
     return encode_reply(
         sequence.tokens, sequence.logprobs, sequence.versions, sequence.finish_reason, sequence.routes()
     )
@@ -153,8 +160,8 @@ def binary_reply(sequence: TokenSequence) -> bytes:
 def chat_reply(
     sequence: TokenSequence, request: ChatRequest, message: dict[str, Any], tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """vLLM's answer to `/v1/chat/completions`."""
-    choice: dict[str, Any] = {"index": 0, "message": message, "logprobs": None, **_ending(sequence)}
+    """Build vLLM's answer to `/v1/chat/completions`."""
+    choice = {"index": 0, "message": message, "logprobs": None, **_common_fields(sequence)}
     if request.logprobs:
         pairs = zip(sequence.tokens, sequence.logprobs, strict=True)
         content = [
@@ -165,33 +172,34 @@ def chat_reply(
     reply = {**_envelope("chat.completion", request.model, sequence), "choices": [choice]}
     if request.return_token_ids:
         choice["token_ids"] = sequence.tokens
-        reply["prompt_token_ids"] = sequence.ask.prompt
+        reply["prompt_token_ids"] = sequence.request.prompt
     return reply
 
 
-def _ending(sequence: TokenSequence) -> dict[str, Any]:
-    """How it ended, under which weights, by which experts."""
-    ending: dict[str, Any] = {
+def _common_fields(sequence: TokenSequence) -> dict[str, Any]:
+    """Return the fields that both kinds of reply share: finish reason, versions and routes."""
+    fields: dict[str, Any] = {
         "finish_reason": sequence.finish_reason,
         "token_versions": sequence.versions,
     }
     routes = sequence.routes()
     if routes is not None:
-        ending["routed_experts"] = encode_npy(routes)
-    return ending
+        fields["routed_experts"] = encode_npy(routes)
+    return fields
 
 
 def _envelope(kind: str, model: str, sequence: TokenSequence) -> dict[str, Any]:
-    prompt, drawn = len(sequence.ask.prompt), len(sequence.tokens)
+    num_prompt, num_drawn = len(sequence.request.prompt), len(sequence.tokens)
+    prefix = "chatcmpl" if kind.startswith("chat") else "cmpl"
     return {
-        "id": f"{'chatcmpl' if kind.startswith('chat') else 'cmpl'}-{sequence.ask.id}",
+        "id": f"{prefix}-{sequence.request.id}",
         "object": kind,
         "created": int(time.time()),
         "model": model,
         "usage": {
-            "prompt_tokens": prompt,
-            "completion_tokens": drawn,
-            "total_tokens": prompt + drawn,
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_drawn,
+            "total_tokens": num_prompt + num_drawn,
         },
     }
 

@@ -1,4 +1,4 @@
-"""Continuous batching: sequences join and leave between two decoding steps."""
+"""Continuous batching: sequences join and leave the batch between two forward passes."""
 
 from collections import deque
 
@@ -10,11 +10,11 @@ from ...records.turn import Routes
 from .slots import SlotModel
 
 PREFILL_TOKENS = 4096
-"""Prompt tokens, with padding, taken in at one step."""
+"""How many prompt tokens, with padding, one forward pass takes at most."""
 
 
 class GenerationRequest(Struct, frozen=True):
-    """What to generate."""
+    """A checked request: the prompt, and how to draw its completion."""
 
     id: int
     prompt: list[int]
@@ -29,8 +29,8 @@ class GenerationRequest(Struct, frozen=True):
 class TokenSequence:
     """One request being decoded."""
 
-    def __init__(self, ask: GenerationRequest, rng: np.random.Generator) -> None:
-        self.ask = ask
+    def __init__(self, request: GenerationRequest, rng: np.random.Generator) -> None:
+        self.request = request
         self.rng = rng
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
@@ -40,30 +40,30 @@ class TokenSequence:
 
     @property
     def length(self) -> int:
-        return len(self.ask.prompt) + len(self.tokens)
+        return len(self.request.prompt) + len(self.tokens)
 
     def add_routes(self, routes: Routes) -> None:
         self._routes.append(routes)
 
     def routes(self) -> Routes | None:
-        """Expert choices from `routes_start` to the last token but one."""
+        """Return the routes from `routes_start` to the last token but one, or None without experts."""
         if not self._routes:
             return None
-        return np.concatenate(self._routes)[self.ask.routes_start :]
+        return np.concatenate(self._routes)[self.request.routes_start :]
 
-    def take(self, token: int, logprob: float, version: int, max_context: int) -> None:
-        """One more token; sets `finish_reason` if it was the last."""
+    def add_token(self, token: int, logprob: float, version: int, max_context: int) -> None:
+        """Add a drawn token, and set `finish_reason` if it is the last one."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
-        if token in self.ask.stop_ids:
+        if token in self.request.stop_ids:
             self.finish_reason = "stop"
-        elif len(self.tokens) >= self.ask.max_tokens or self.length >= max_context:
+        elif len(self.tokens) >= self.request.max_tokens or self.length >= max_context:
             self.finish_reason = "length"
 
 
 class Scheduler:
-    """Waiting sequences move into free slots; running ones fill slots 0 to n without gaps."""
+    """Moves waiting sequences into free slots. Running sequences fill the slots from 0 without gaps."""
 
     def __init__(self, model: SlotModel, seed: int) -> None:
         self._model = model
@@ -85,43 +85,47 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def add(self, ask: GenerationRequest) -> None:
-        rng = self._rng if ask.seed is None else np.random.default_rng(ask.seed)
-        self._waiting.append(TokenSequence(ask, rng))
+    def add(self, request: GenerationRequest) -> None:
+        rng = self._rng if request.seed is None else np.random.default_rng(request.seed)
+        self._waiting.append(TokenSequence(request, rng))
 
-    def abort(self, id: int) -> None:
-        """Forget a request, wherever it is."""
-        self._waiting = deque(one for one in self._waiting if one.ask.id != id)
-        for slot, one in enumerate(self._running):
-            if one.ask.id == id:
+    def abort(self, request_id: int) -> None:
+        """Forget a request, whether it waits or runs."""
+        self._waiting = deque(
+            sequence for sequence in self._waiting if sequence.request.id != request_id
+        )
+        for slot, sequence in enumerate(self._running):
+            if sequence.request.id == request_id:
                 self._free(slot)
                 break
 
-    def step(self) -> list[TokenSequence]:
-        """Take in what fits, decode one token of everything running; returns what finished."""
-        joining = self._joining()
+    def run_pass(self) -> list[TokenSequence]:
+        """Draw one token for each new sequence that fits, or else for each running one. Return the
+        sequences that this finished."""
+        joining = self._pop_joining()
         if joining:
             first = len(self._running)
             self._running += joining
-            self._advance(first, [one.ask.prompt for one in joining], starts=[0] * len(joining))
+            prompts = [sequence.request.prompt for sequence in joining]
+            self._advance(first, prompts, starts=[0] * len(joining))
         else:
-            last = [[one.tokens[-1]] for one in self._running]
-            self._advance(0, last, starts=[one.length - 1 for one in self._running])
-        return self._finished()
+            last = [[sequence.tokens[-1]] for sequence in self._running]
+            self._advance(0, last, starts=[sequence.length - 1 for sequence in self._running])
+        return self._pop_finished()
 
-    def _joining(self) -> list[TokenSequence]:
-        """Waiting sequences for the free slots, as many as one prompt pass takes."""
+    def _pop_joining(self) -> list[TokenSequence]:
+        """Take waiting sequences for the free slots, as many as one forward pass takes."""
         joining: list[TokenSequence] = []
         widest = 0
         while self._waiting and len(self._running) + len(joining) < self._model.num_slots:
-            widest = max(widest, len(self._waiting[0].ask.prompt))
+            widest = max(widest, len(self._waiting[0].request.prompt))
             if joining and widest * (len(joining) + 1) > PREFILL_TOKENS:
                 break
             joining.append(self._waiting.popleft())
         return joining
 
     def _advance(self, first: int, new_ids: list[list[int]], starts: list[int]) -> None:
-        """One forward pass over slots from `first`, then one drawn token for each."""
+        """Run one forward pass over the slots from `first`, then draw one token for each."""
         device = self._model.device
         lengths = [len(ids) for ids in new_ids]
         widest = max(lengths)
@@ -136,17 +140,17 @@ class Scheduler:
         for index, (sequence, token, logprob) in enumerate(drawn):
             if chosen is not None:
                 sequence.add_routes(chosen[index, : lengths[index]])
-            sequence.take(token, logprob, self.version, self._model.max_context)
+            sequence.add_token(token, logprob, self.version, self._model.max_context)
 
-    def _finished(self) -> list[TokenSequence]:
-        done = [one for one in self._running if one.finish_reason]
+    def _pop_finished(self) -> list[TokenSequence]:
+        finished = [sequence for sequence in self._running if sequence.finish_reason]
         for slot in reversed(range(len(self._running))):
             if self._running[slot].finish_reason:
                 self._free(slot)
-        return done
+        return finished
 
     def _free(self, slot: int) -> None:
-        """Close the gap a sequence leaves with the last one."""
+        """Remove the sequence in `slot` and move the last sequence into the gap."""
         last = self._running.pop()
         if slot < len(self._running):
             self._model.move(len(self._running), slot, last.length)
@@ -154,29 +158,30 @@ class Scheduler:
 
 
 def draw(logits: torch.Tensor, sequences: list[TokenSequence]) -> tuple[list[int], list[float]]:
-    """One token for each sequence, by inverting the cumulative distribution at a uniform number.
+    """Draw one token for each sequence, by inverting the cumulative distribution at a uniform number.
 
-    The logprob is that of the distribution drawn from: after temperature and top-p.
+    The logprobs are those of the distribution drawn from: after temperature and top-p.
     """
-    greedy = np.array([one.ask.temperature == 0 for one in sequences])
-    scale = torch.tensor([one.ask.temperature or 1.0 for one in sequences], device=logits.device)
+    requests = [sequence.request for sequence in sequences]
+    greedy = np.array([request.temperature == 0 for request in requests])
+    scale = torch.tensor([request.temperature or 1.0 for request in requests], device=logits.device)
     logprobs = torch.log_softmax(logits / scale[:, None], dim=-1)
-    if any(one.ask.top_p < 1 for one in sequences):
-        logprobs = _nucleus(logprobs, [one.ask.top_p for one in sequences])
+    if any(request.top_p < 1 for request in requests):
+        logprobs = _keep_nucleus(logprobs, [request.top_p for request in requests])
     mass = logprobs.double().exp().cumsum(-1)
     uniform = torch.tensor(
-        [one.rng.random() for one in sequences], dtype=torch.float64, device=logits.device
+        [sequence.rng.random() for sequence in sequences], dtype=torch.float64, device=logits.device
     )
     drawn = torch.searchsorted(mass, uniform[:, None] * mass[:, -1:], right=True)[:, 0]
     drawn = drawn.clamp(max=logits.shape[-1] - 1)
-    best = torch.as_tensor(greedy, device=logits.device)
-    tokens = torch.where(best, logprobs.argmax(-1), drawn)
+    is_greedy = torch.as_tensor(greedy, device=logits.device)
+    tokens = torch.where(is_greedy, logprobs.argmax(-1), drawn)
     chosen = logprobs.gather(-1, tokens[:, None])[:, 0]
     return tokens.tolist(), chosen.tolist()
 
 
-def _nucleus(logprobs: torch.Tensor, top_p: list[float]) -> torch.Tensor:
-    """Keep the smallest set of tokens that holds `top_p` of the mass."""
+def _keep_nucleus(logprobs: torch.Tensor, top_p: list[float]) -> torch.Tensor:
+    """Keep the smallest set of tokens that holds `top_p` of the probability mass."""
     ordered, index = logprobs.sort(dim=-1, descending=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()
     limit = torch.tensor(top_p, device=logprobs.device)[:, None]

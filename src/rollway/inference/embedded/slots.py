@@ -1,4 +1,4 @@
-"""A model with a preallocated key-value cache of slots, so that sequences of any age share a batch."""
+"""A model with a preallocated key-value cache of slots: sequences of any length share a batch."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from ...model.routers import capture, find_routers, num_experts
 class SlotCache(DynamicCache):
     """Keys and values `[slots, heads, context, dim]` per layer, written in place.
 
-    `aim` says which slots and positions the next forward pass fills; `update` then returns views of
-    everything these slots hold.
+    `aim` sets which slots and positions the next forward pass fills. `update`, which the model calls,
+    then returns views of everything that these slots hold.
     """
 
     def __init__(self, num_slots: int, max_context: int) -> None:
@@ -20,44 +20,48 @@ class SlotCache(DynamicCache):
         self._size = (num_slots, max_context)
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
-        self._rows = slice(0, 0)
+        self._slots = slice(0, 0)
         self._positions = torch.empty(0, dtype=torch.long)
         self._end = 0
 
     def aim(self, first_slot: int, positions: torch.Tensor, end: int) -> None:
         """Fill slots from `first_slot` at `positions` `[slots, tokens]`, and attend up to `end`."""
-        self._rows = slice(first_slot, first_slot + len(positions))
+        self._slots = slice(first_slot, first_slot + len(positions))
         self._positions = positions
         self._end = end
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int,
-        *args: Any, **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if layer_idx == len(self._keys):
-            self._grow(key_states)
+            self._add_layer(key_states)
         views = []
         for store, new in ((self._keys, key_states), (self._values, value_states)):
-            rows = store[layer_idx][self._rows]
+            slots = store[layer_idx][self._slots]
             at = self._positions[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3])
-            rows.scatter_(2, at, new)
-            views.append(rows[:, :, : self._end])
+            slots.scatter_(2, at, new)
+            views.append(slots[:, :, : self._end])
         return views[0], views[1]
 
-    def _grow(self, like: torch.Tensor) -> None:
+    def _add_layer(self, like: torch.Tensor) -> None:
         shape = (self._size[0], like.shape[1], self._size[1], like.shape[3])
         self._keys.append(torch.zeros(shape, dtype=like.dtype, device=like.device))
         self._values.append(torch.zeros(shape, dtype=like.dtype, device=like.device))
 
     @torch.inference_mode()
     def move(self, source: int, target: int, length: int) -> None:
-        """Bring what `source` holds to `target`."""
+        """Copy the first `length` positions of slot `source` to slot `target`."""
         for store in (*self._keys, *self._values):
             store[target, :, :length] = store[source, :, :length]
 
 
 class SlotModel:
-    """One forward pass for prompts and single tokens alike: new tokens in, next-token logits out."""
+    """Runs forward passes over prompts and single tokens alike: new tokens in, next-token logits out."""
 
     def __init__(self, model: Any, num_slots: int, max_context: int) -> None:
         self.model = model.eval()
@@ -78,9 +82,9 @@ class SlotModel:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Process `lengths[i]` new tokens of slot `first_slot + i` from position `starts[i]`.
 
-        `ids` is padded on the right: what padding writes lies beyond every position attended to, and
-        is overwritten when the sequence gets there. Returns the logits after each slot's last new
-        token, and routes `[slots, tokens, layers, topk]`.
+        `ids` is padded on the right. Padding writes only beyond the positions that are attended to, and
+        the sequence overwrites it later. Returns the logits after each slot's last new token, and routes
+        `[slots, tokens, layers, topk]`.
         """
         positions = starts[:, None] + torch.arange(ids.shape[1], device=ids.device)
         end = int((starts + lengths).max())
