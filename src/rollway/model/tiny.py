@@ -36,7 +36,7 @@ def write_tokenizer(folder: Path) -> int:
         "pad_token": "<|endoftext|>",
         "chat_template": CHAT_TEMPLATE,
     }
-    (folder / "tokenizer_shape.json").write_text(json.dumps(settings, indent=1))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
     return int(tokenizer.get_vocab_size())
 
 
