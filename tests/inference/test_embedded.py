@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.doubles.parts import ENGINE, serving_part
 
-from rollway.config.sections import EngineConfig, ModelConfig
+from rollway.config.sections import EmbeddedEngineConfig, EngineConfig, ModelConfig
 from rollway.config.specs import EngineSpec, WatchSpec
 from rollway.errors import EngineError, PartDied
 from rollway.inference.engines.control import open_control
@@ -28,10 +28,10 @@ from rollway.records.turn import Sampling
 pytestmark = pytest.mark.anyio
 
 
-def make_spec(folder: Path, port: int = 0) -> EngineSpec:
+def make_spec(folder: Path, port: int | None = None) -> EngineSpec:
     return EngineSpec(
         model=ModelConfig(path=str(folder), renderer="qwen3", template={"enable_thinking": False}),
-        engine=EngineConfig(port=port, max_batch=8, max_context=128),
+        engine=EngineConfig(max_context=128, embedded=EmbeddedEngineConfig(port=port, max_batch=8)),
         weights=str(folder),
         version=2,
         seed=0,
@@ -197,7 +197,7 @@ async def test_a_busy_port_and_a_broken_model_are_errors_of_one_line(
     async with serving(tiny_moe) as url:
         port = int(url.rpartition(":")[2])
         async with start_part("engine", ENGINE, make_spec(tiny_moe, port)) as second:
-            with pytest.raises(PartDied, match=rf"engine\.port {port} cannot be bound"):
+            with pytest.raises(PartDied, match=rf"'engine\.embedded\.port' = {port} cannot be bound"):
                 await second.listen(lambda stats: None, lambda body: None)
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_bytes((tiny_moe / name).read_bytes())

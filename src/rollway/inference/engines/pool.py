@@ -172,5 +172,5 @@ def check_same_model(engines: Sequence[tuple[str, ServedModel]]) -> None:
         if other != first:
             raise EngineError(
                 f"the engine at {first_url} serves {first}, the one at {url} {other}: all engines of a "
-                "run must be of one kind and serve one model under one name (engine.model)"
+                "run must be of one kind and serve one model under one name (engine.external.model)"
             )
