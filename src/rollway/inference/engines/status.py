@@ -66,14 +66,14 @@ INITIAL_VERSIONS = ("0", "default")
 """The versions that an engine reports while it has the weights that it was started with."""
 
 
-class _VersionAnswer(Struct, frozen=True):
+class _WeightInfo(Struct, frozen=True):
     weight_version: str | int | None = None
 
 
 def parse_version(body: bytes | bytearray) -> str:
     """Return the version in an engine's answer, or an empty string if there is none."""
     try:
-        version = msgspec.json.decode(body, type=_VersionAnswer).weight_version
+        version = msgspec.json.decode(body, type=_WeightInfo).weight_version
     except UNREADABLE:
         return ""
     return "" if version is None else str(version)
