@@ -13,6 +13,7 @@ from rollway.errors import ConfigError
 from rollway.launch.sinks import sinks
 from rollway.launch.watch import RunWatch
 from rollway.observe.console import Screen
+from rollway.records.ids import Step
 from rollway.rundir.metrics_file import MetricsFile
 from rollway.rundir.rundir import RunDir
 
@@ -82,7 +83,7 @@ async def test_a_resumed_run_tells_what_is_new_and_what_was_missed(run: RunDir) 
 async def test_a_line_that_was_taken_back_is_told_again(run: RunDir) -> None:
     pytest.importorskip("tensorboard")
     await fed(run, TENSORBOARD, 1, 2, 3)
-    run.forget_unpublished(1)  # type: ignore[arg-type]
+    run.remove_steps_after(Step(1))
     await fed(run, TENSORBOARD, 2)
     assert [step for step, tag, _ in scalars(run) if tag == "loss"] == [1, 2, 3, 2]
 

@@ -69,7 +69,7 @@ def train(
         raise RunDirError(f"no run at {directory.path} to resume")
     if clean:
         directory.clean()
-    with directory.locked():
+    with directory.lock():
         start = start_point(config, directory, resume=resume)
         if start.first_step > config.max_steps:
             typer.echo(f"Nothing to do: {directory.path} has trained {config.max_steps} steps")

@@ -12,7 +12,7 @@ import msgspec
 from ..config.plan import env_name
 from ..errors import UNREADABLE, RunDirError
 from ..payload.reuse import drop_all
-from ..rundir.rundir import only_one, write_whole
+from ..rundir.rundir import lock_folder, write_whole
 from .result import EvalResult, ResultKey
 from .spec import EvalSpec, differences
 
@@ -35,7 +35,7 @@ class EvalFolder:
         self._check(asked, resume=resume)
         for folder in (self.logs, self.payload):
             folder.mkdir(parents=True, exist_ok=True)
-        with only_one(self.logs, f"evaluates in {self.path}"):
+        with lock_folder(self.logs, f"evaluates in {self.path}"):
             self.drop_payload()
             if not resume:
                 write_whole(self.asked, msgspec.json.format(msgspec.json.encode(asked)) + b"\n")

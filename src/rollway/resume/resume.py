@@ -38,7 +38,7 @@ def resume_point(config: RunConfig, run: RunDir) -> StartPoint:
             f"{run.path} cannot go on: the weights of step {published} are gone from {weights}"
         )
     last = Step(published)
-    run.forget_unpublished(last)
+    run.remove_steps_after(last)
     report_the_rest(run, last)
     reader = SegmentReader(run.payload)
     shipped = _shipped_after(run, last)
@@ -48,8 +48,8 @@ def resume_point(config: RunConfig, run: RunDir) -> StartPoint:
     kept = {batch.manifest.step for batch in restored.batches}
     for manifest in shipped:
         if manifest.step not in kept:
-            run.forget_batch(manifest.step)
-    run.forget_evals(-1 if restored.evaluated is None else restored.evaluated)
+            run.remove_batch(manifest.step)
+    run.remove_evals_after(-1 if restored.evaluated is None else restored.evaluated)
     _remove_unused(run, reader, restored)
     return StartPoint(
         first_step=Step(last + 1),

@@ -1,4 +1,7 @@
-"""`metrics.jsonl`, `evals.jsonl`: one line a step, the last of which a crash may have torn. Blocks."""
+"""Files with one JSON line per step: `metrics.jsonl` and `evals.jsonl`. Calls block.
+
+A crash may have torn the last line. Readers pass over torn lines.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,49 +12,49 @@ from msgspec import Struct
 from ..errors import UNREADABLE
 
 
-class _Head(Struct):
+class _LineHead(Struct):
     step: int
 
 
 class MetricsFile:
-    """Appended to while a run lasts; whoever reads it sees whole lines only."""
+    """A metrics file that is appended to while a run lasts, and read at the same time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def append(self, line: bytes) -> None:
-        """In one write, so that no reader sees half of it unless this process dies meanwhile."""
-        left = memoryview(line + b"\n")
+        """Append a line in one write: a reader sees half of it only if this process dies meanwhile."""
+        unwritten = memoryview(line + b"\n")
         with self.path.open("ab", buffering=0) as file:
-            while left:
-                left = left[file.write(left) :]
+            while unwritten:
+                unwritten = unwritten[file.write(unwritten) :]
 
     def lines(self, start: int = 0) -> Iterator[tuple[int, int, bytes]]:
-        """Step, end and text of every whole line from byte `start` on."""
+        """Yield the step, the end and the text of every complete line from byte `start` on."""
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
             file.seek(start)
             for line in file:
                 start += len(line)
-                step = _step_of(line)
+                step = _read_step(line)
                 if step is not None:
                     yield step, start, line
 
     def last_step(self) -> int:
-        """The newest that was reported; -1 before the first."""
+        """Return the newest step in the file; -1 before the first."""
         return max((step for step, _, _ in self.lines()), default=-1)
 
-    def kept_until(self, step: int) -> bytes:
-        """What is to stay of it: whole lines of steps up to `step`."""
-        return b"".join(line for number, _, line in self.lines() if number <= step)
+    def lines_until(self, last: int) -> bytes:
+        """Return the complete lines of all steps up to `last`."""
+        return b"".join(line for step, _, line in self.lines() if step <= last)
 
 
-def _step_of(line: bytes) -> int | None:
-    """None for a line that is torn."""
+def _read_step(line: bytes) -> int | None:
+    """Return the step of a line; None if the line is torn."""
     if not line.endswith(b"\n"):
         return None
     try:
-        return msgspec.json.decode(line, type=_Head).step
+        return msgspec.json.decode(line, type=_LineHead).step
     except UNREADABLE:
         return None

@@ -1,10 +1,11 @@
-"""Paths of a run, and how a directory becomes one."""
+"""The paths of a run, and how its directory is made, locked, pruned and removed."""
 
 import fcntl
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from ..records.ids import PolicyVersion, Step
 from .metrics_file import MetricsFile
 
 STABLE = "STABLE"
-"""Marks a weights folder as complete; holds the record of the version."""
+"""The file that marks a weights folder as complete. It holds the record of the version."""
+REMOVED = ".removed_"
+"""A folder that is being removed has a name that starts with this."""
 
 
 class RunDir:
@@ -46,16 +49,16 @@ class RunDir:
         return self.config.exists()
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keeps other processes out of this run."""
+    def lock(self) -> Iterator[None]:
+        """Keep other processes out of this run while the block lasts."""
         if self.path.exists() and not self.exists and any(self.path.iterdir()):
             raise RunDirError(f"{self.path} exists and is not a run directory; choose another name")
         self.logs.mkdir(parents=True, exist_ok=True)
-        with only_one(self.logs, f"trains in {self.path}"):
+        with lock_folder(self.logs, f"trains in {self.path}"):
             yield
 
     def create(self, config: RunConfig) -> None:
-        """Make the folders, and write down what the run was started with."""
+        """Make the folders, and write down the config that the run was started with."""
         self.make_folders()
         self.keys.mkdir(mode=0o700, exist_ok=True)
         write_whole(self.config, tomli_w.dumps(without_none(msgspec.to_builtins(config))).encode())
@@ -68,9 +71,9 @@ class RunDir:
             folder.mkdir(parents=True, exist_ok=True)
 
     def clean(self) -> None:
-        """Remove the run; only ever a directory that is one, and that nobody trains in."""
+        """Remove the run. A directory that is not a run, or that is being trained in, is left alone."""
         if self.exists:
-            with self.locked():
+            with self.lock():
                 shutil.rmtree(self.path)
 
     def manifest(self, step: Step) -> Path:
@@ -80,15 +83,8 @@ class RunDir:
         return self.weights / f"step_{version}"
 
     def optimizer_of(self, version: PolicyVersion) -> Path:
-        """The optimizer as it was when it made this version."""
+        """Return the file with the optimizer's state right after the step that made this version."""
         return self.optimizer / f"step_{version}.pt"
-
-    def prune_optimizer(self, newest: int) -> None:
-        """Remove the states of versions up to `newest`."""
-        for path in self.optimizer.glob("step_*.pt"):
-            number = path.stem.removeprefix("step_")
-            if number.isdigit() and int(number) <= newest:
-                path.unlink()
 
     def checkpoint(self, step: Step) -> Path:
         return self.checkpoints / f"step_{step}"
@@ -99,54 +95,75 @@ class RunDir:
     def saved_evals(self, version: PolicyVersion) -> Path:
         return self.rollouts / f"step_{version}" / "eval.jsonl"
 
+    def last_published(self) -> PolicyVersion:
+        """Return the newest version whose weights are complete; 0 before the first."""
+        complete = [number for number, folder in _numbered(self.weights) if (folder / STABLE).exists()]
+        return PolicyVersion(max(complete, default=0))
+
     def last_checkpoint(self) -> Step | None:
-        """The newest complete checkpoint; half-written ones have another name."""
-        steps = [step for step, _ in _steps(self.checkpoints)]
+        """Return the step of the newest complete checkpoint. Half-written ones have another name."""
+        steps = [step for step, _ in _numbered(self.checkpoints)]
         return Step(max(steps)) if steps else None
 
+    def next_generation(self) -> int:
+        """Return how often the run will have been resumed once it resumes now. Segments are named after
+        the generation that wrote them, so the newest segment tells."""
+        prefixes = [path.name.partition(".")[0] for path in self.payload.glob("r*.seg")]
+        generations = [int(prefix[1:]) for prefix in prefixes if prefix[1:].isdigit()]
+        return max(generations, default=0) + 1
+
+    def prune_weights(self, current: int, keep: int) -> None:
+        """Remove old weights: of the versions up to `current`, the newest `keep` stay."""
+        for version, folder in _numbered(self.weights):
+            if version <= current - keep:
+                remove_folder(folder)
+
+    def prune_optimizer(self, current: int, keep: int) -> None:
+        """Remove old optimizer states: of those up to version `current`, the newest `keep` stay."""
+        for path in self.optimizer.glob("step_*.pt"):
+            version = path.stem.removeprefix("step_")
+            if version.isdigit() and int(version) <= current - keep:
+                path.unlink(missing_ok=True)
+
     def prune_checkpoints(self, keep: int) -> None:
-        """Remove all but the newest `keep`."""
-        for _, folder in sorted(_steps(self.checkpoints))[:-keep]:
-            shutil.rmtree(folder)
+        """Remove all checkpoints but the newest `keep`."""
+        for _, folder in sorted(_numbered(self.checkpoints))[:-keep]:
+            remove_folder(folder)
 
-    def prune_weights(self, newest: int) -> None:
-        """Remove versions up to `newest`."""
-        for version, folder in _steps(self.weights):
-            if version <= newest:
-                shutil.rmtree(folder)
-
-    def last_published(self) -> PolicyVersion:
-        """The newest version whose weights are complete; 0 before the first."""
-        whole = [number for number, folder in _steps(self.weights) if (folder / STABLE).exists()]
-        return PolicyVersion(max(whole, default=0))
-
-    def forget_batch(self, step: Step) -> None:
+    def remove_batch(self, step: Step) -> None:
+        """Remove a batch that cannot be trained, and the rollouts saved with it: both are made again."""
         for folder in (self.batches, self.rollouts):
-            shutil.rmtree(folder / f"step_{step}", ignore_errors=True)
+            remove_folder(folder / f"step_{step}")
 
-    def forget_evals(self, last: int) -> None:
-        """Remove what was told of evaluations after that of version `last`: they are made anew."""
-        for version, folder in _steps(self.rollouts):
-            if version > last:
+    def remove_steps_after(self, step: Step) -> None:
+        """Remove the weights, checkpoints and metrics of later steps, which will be trained again."""
+        for parent in (self.weights, self.checkpoints):
+            for number, folder in _numbered(parent):
+                if number > step:
+                    remove_folder(folder)
+        if self.metrics.exists():
+            write_whole(self.metrics, MetricsFile(self.metrics).lines_until(step))
+
+    def remove_evals_after(self, version: int) -> None:
+        """Remove the results of evaluations of later versions, which will run again."""
+        for number, folder in _numbered(self.rollouts):
+            if number > version:
                 (folder / "eval.jsonl").unlink(missing_ok=True)
         if self.evals.exists():
-            write_whole(self.evals, MetricsFile(self.evals).kept_until(last))
+            write_whole(self.evals, MetricsFile(self.evals).lines_until(version))
 
-    def next_generation(self) -> int:
-        """How often the run was resumed, this time included: the segments there are tell."""
-        starts = [one.name.partition(".")[0] for one in self.payload.glob("r*.seg")]
-        seen = [int(one[1:]) for one in starts if one[1:].isdigit()]
-        return max(seen, default=0) + 1
 
-    def forget_unpublished(self, step: Step) -> None:
-        """Remove weights that were not finished after `step`, checkpoints later than it, and lines of
-        metrics for steps that will be trained once more."""
-        for folder in (self.weights, self.checkpoints):
-            for number, one in _steps(folder):
-                if number > step:
-                    shutil.rmtree(one)
-        if self.metrics.exists():
-            write_whole(self.metrics, MetricsFile(self.metrics).kept_until(step))
+def remove_folder(folder: Path) -> None:
+    """Remove a folder and what is in it, unless another thread or process has removed it.
+
+    The folder is renamed first. A reader that looks it up by its name therefore finds all of it or
+    nothing, and of several removers only one gets it. Files that a killed remover left, or that could
+    not be removed because a reader on a network file system has them open, go with the next removal.
+    """
+    with suppress(FileNotFoundError):
+        folder.rename(folder.with_name(f"{REMOVED}{uuid.uuid4().hex}"))
+    for renamed in folder.parent.glob(f"{REMOVED}*"):
+        shutil.rmtree(renamed, ignore_errors=True)
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -157,14 +174,14 @@ def write_whole(path: Path, data: bytes) -> None:
     os.replace(partial, path)
 
 
-def _steps(folder: Path) -> list[tuple[int, Path]]:
-    """The folders `step_N` in a folder, by N; others are the user's."""
-    found = [(one.name.removeprefix("step_"), one) for one in folder.glob("step_*")]
-    return [(int(number), one) for number, one in found if number.isdigit()]
+def _numbered(parent: Path) -> list[tuple[int, Path]]:
+    """Return the folders `step_N` in `parent`, each with its N. Other folders are the user's."""
+    found = [(folder.name.removeprefix("step_"), folder) for folder in parent.glob("step_*")]
+    return [(int(number), folder) for number, folder in found if number.isdigit()]
 
 
 def without_none(tree: Any) -> Any:
-    """TOML has no null."""
+    """Return a tree of dicts and lists without the keys that are None: TOML has no null."""
     if isinstance(tree, dict):
         return {key: without_none(value) for key, value in tree.items() if value is not None}
     if isinstance(tree, (list, tuple)):
@@ -173,14 +190,17 @@ def without_none(tree: Any) -> Any:
 
 
 @contextmanager
-def only_one(folder: Path, does: str) -> Iterator[None]:
-    """Keeps others out; the kernel lets go when this process ends. `does` is what the other one does."""
-    held = os.open(folder, os.O_RDONLY)
+def lock_folder(folder: Path, activity: str) -> Iterator[None]:
+    """Keep other processes out while the block lasts; the kernel unlocks when this process ends.
+
+    `activity` completes the error of a second process: "another process trains in outputs/run".
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunDirError(f"another process {does}") from None
+            raise RunDirError(f"another process {activity}") from None
         yield
     finally:
-        os.close(held)
+        os.close(descriptor)

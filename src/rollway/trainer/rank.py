@@ -77,7 +77,7 @@ class Rank:
         partial = final.with_suffix(".partial")
         torch.save(self._learner.optimizer.state_dict(), partial)
         os.replace(partial, final)
-        self._run.prune_optimizer(version - KEPT_OPTIMIZERS)
+        self._run.prune_optimizer(version, KEPT_OPTIMIZERS)
 
     def _checkpoint(self, step: Step) -> None:
         """Everything a resume needs, under its name only once it is whole."""

@@ -129,7 +129,7 @@ class Bookkeeper:
 
     async def prune_weights(self, applied: PolicyVersion) -> None:
         """Remove versions that no engine will load again."""
-        await thread(self._run.prune_weights, applied - self._config.keep_weights)
+        await thread(self._run.prune_weights, applied, self._config.keep_weights)
 
     def hold_restored(self, restored: Restored) -> None:
         """Hold the payload that an interrupted run left. Its writers are gone."""

@@ -1,20 +1,21 @@
-"""`metrics.jsonl` as it is after a crash: readers see whole lines only."""
+"""`metrics.jsonl` as it is after a crash: readers see complete lines only."""
 
 from pathlib import Path
 
+from rollway.records.ids import Step
 from rollway.rundir.metrics_file import MetricsFile
 from rollway.rundir.rundir import RunDir
 
-WHOLE = b'{"step": 1}\n{"step": 2, "loss": 0.5}\n'
+COMPLETE = b'{"step": 1}\n{"step": 2, "loss": 0.5}\n'
 
 
-def written(folder: Path, data: bytes) -> MetricsFile:
+def write(folder: Path, data: bytes) -> MetricsFile:
     file = MetricsFile(folder / "metrics.jsonl")
     file.path.write_bytes(data)
     return file
 
 
-def test_lines_come_whole_and_from_where_one_stopped(tmp_path: Path) -> None:
+def test_reading_continues_where_it_stopped(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl")
     assert (list(file.lines()), file.last_step()) == ([], -1)
     file.append(b'{"step": 1}')
@@ -22,19 +23,19 @@ def test_lines_come_whole_and_from_where_one_stopped(tmp_path: Path) -> None:
     assert (step, end, line) == (1, 12, b'{"step": 1}\n')
     file.append(b'{"step": 2, "loss": 0.5}')
     assert [step for step, _, _ in file.lines(end)] == [2]
-    assert file.path.read_bytes() == WHOLE
+    assert file.path.read_bytes() == COMPLETE
     assert file.last_step() == 2
 
 
-def test_a_torn_last_line_is_no_line(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:
     for torn in (b'{"step": 3, "lo', b'{"step": 3}', b"\0\0", b"{}\n"):
-        file = written(tmp_path, WHOLE + torn)
+        file = write(tmp_path, COMPLETE + torn)
         assert [step for step, _, _ in file.lines()] == [1, 2], torn
 
 
-def test_a_resumed_run_keeps_what_it_will_not_train_again(tmp_path: Path) -> None:
+def test_a_resumed_run_drops_the_lines_of_steps_that_it_trains_again(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     run.make_folders()
-    written(tmp_path, WHOLE + b'{"step": 3, "lo')
-    run.forget_unpublished(1)  # type: ignore[arg-type]
+    write(tmp_path, COMPLETE + b'{"step": 3, "lo')
+    run.remove_steps_after(Step(1))
     assert run.metrics.read_bytes() == b'{"step": 1}\n'
