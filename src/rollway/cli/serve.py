@@ -143,11 +143,11 @@ async def _serve(part: RouterSpec, logs: Path, screen: Screen) -> None:
         asyncio.TaskGroup() as tasks,
         start_part(name, ROUTER, part, log=logs / f"{name}.log") as router,
     ):
-        listening = tasks.create_task(router.listen(watch.on_stats, lambda body: None))
+        listening = tasks.create_task(router.listen(watch.health.hear, lambda body: None))
         screen.line(
             f"Serving '{part.env.id}' at {await router.ready()} (Ctrl-C ends it); logs in {logs}"
         )
-        telling = tasks.create_task(watch.tell(STATUS_EVERY_S))
+        telling = tasks.create_task(watch.print_status(STATUS_EVERY_S))
         await listening
         telling.cancel()
 

@@ -113,7 +113,7 @@ async def job(
         async with sinks(config.metrics, directory, watch):
             if needs_model and part is not None:
                 await build_model(part, directory, screen)
-            watching = asyncio.create_task(watch.watch_itself(me))
+            watching = asyncio.create_task(watch.health.watch_own_loop(me))
             try:
                 await run_all(config, planned, directory, start, watch)
             finally:

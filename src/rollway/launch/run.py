@@ -34,7 +34,7 @@ async def run_all(
     config: RunConfig, plan: Plan, run: RunDir, start: StartPoint, watch: RunWatch
 ) -> None:  # fmt: skip
     """Start everything, wait for the last step, end everything."""
-    async with started_parts(run.logs, watch.on_stats, watch.on_said, watch.say) as parts:
+    async with started_parts(run.logs, watch.health.hear, watch.on_message, watch.say) as parts:
         watch.say(f"Starting: {', '.join(_what_starts(config, plan))}")
         urls, engine, trainer = config.engine.urls, None, None
         if not urls:

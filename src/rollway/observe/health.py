@@ -1,14 +1,20 @@
-"""What is said on a screen of processes whose loop was held or late."""
+"""How the processes of a run do: the lag of their event loops, and what held them."""
 
+import asyncio
+from collections.abc import Callable
+from typing import Never
+
+from ..loop.processes.part import STATS_EVERY_S
 from ..loop.watch.lag import merge
 from ..loop.watch.rarely import is_news
+from ..loop.watch.run import LoopWatch
 from ..loop.watch.stalls import StallTotals
 from ..records.lag import LagStats, ProcessStats, Stall
 from .console import Screen, late_line, stall_line
 
 
 class Complaints:
-    """Said when it happens; of a culprit that does it again and again, ever more seldom."""
+    """Prints what held a process when it happens, and less and less often for the same culprit."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -24,13 +30,52 @@ class Complaints:
             self._screen.line(late_line(name, stats.late))
 
     def worst(self) -> list[tuple[str, Stall]]:
-        """Which process was held by what, those that took longest in all first."""
-        all_of = [(name, one) for name, sums in self._culprits.items() for one in sums.seen()]
-        return sorted(all_of, key=lambda one: -one[1].total_s)
+        """Return every process with what held it, those that were held longest in all first."""
+        culprits = [(name, stall) for name, totals in self._culprits.items() for stall in totals.seen()]
+        return sorted(culprits, key=lambda culprit: -culprit[1].total_s)
+
+
+class ProcessHealth:
+    """The last report and the lag of every process that a command watches, with complaints printed.
+
+    `on_heard` gets every report too, for a command that passes them on.
+    """
+
+    def __init__(self, screen: Screen, on_heard: Callable[[ProcessStats], None] | None = None) -> None:
+        self._complaints = Complaints(screen)
+        self._on_heard = on_heard
+        self.latest: dict[str, ProcessStats] = {}
+        """The last report of each process."""
+        self.whole_run: dict[str, LagStats] = {}
+        """The lag of each process since the start."""
+
+    @property
+    def now(self) -> dict[str, LagStats]:
+        """The lag of each process in its last report."""
+        return {name: stats.lag for name, stats in self.latest.items()}
+
+    def hear(self, stats: ProcessStats) -> None:
+        """Take in the report of a process."""
+        name = stats.process
+        self.latest[name] = stats
+        self.whole_run[name] = merge(self.whole_run.get(name, LagStats()), stats.lag)
+        self._complaints.hear(stats)
+        if self._on_heard is not None:
+            self._on_heard(stats)
+
+    def worst(self) -> list[tuple[str, Stall]]:
+        """Return every process with what held it, those that were held longest in all first."""
+        return self._complaints.worst()
+
+    async def watch_own_loop(self, loop_watch: LoopWatch) -> Never:
+        """Hear the reports of this process, too, until cancelled."""
+        while True:
+            await asyncio.sleep(STATS_EVERY_S)
+            self.hear(loop_watch.take())
 
 
 class Lags:
-    """Merges windows until taken."""
+    """Lags and stalls of all processes, merged until they are taken for the metrics of a step."""
 
     def __init__(self) -> None:
         self._since: dict[str, LagStats] = {}
@@ -45,12 +90,12 @@ class Lags:
         self._since[stats.process] = merge(self._since.get(stats.process, LagStats()), stats.lag)
 
     def take(self) -> dict[str, LagStats]:
-        """Each process's lag since the last call; a process that said nothing keeps its last."""
+        """Return each process's lag since the last call; without a new report, its lag before that."""
         self._last.update(self._since)
         self._since = {}
         return dict(sorted(self._last.items()))
 
     def take_stalls(self) -> dict[str, tuple[Stall, ...]]:
-        """What held each process since the last call; processes that were not held are left out."""
+        """Return what held each process since the last call, without processes that were not held."""
         stalls, self._stalls = self._stalls, {}
         return {process: culprits.take() for process, culprits in sorted(stalls.items())}
