@@ -1,4 +1,4 @@
-"""W&B and TensorBoard, with their real packages, fed by a process of its own."""
+"""W&B and TensorBoard, with their real packages, fed by the sinks process."""
 
 import json
 import struct
@@ -10,7 +10,7 @@ import pytest
 
 from rollway.config.sections import EnvConfig, MetricsConfig, ModelConfig, RunConfig
 from rollway.errors import ConfigError
-from rollway.launch.sinks import sinks
+from rollway.launch.sinks import feed_sinks
 from rollway.launch.watch import RunWatch
 from rollway.observe.console import Screen
 from rollway.records.ids import Step
@@ -33,19 +33,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     return run
 
 
-def told(run: RunDir, *steps: int) -> None:
+def append_lines(run: RunDir, *steps: int) -> None:
     for step in steps:
         line = {"step": step, "time": 1000.0 + step, "loss": step / 8, "reward/all/mean": 0.5,
                 "stalls": [{"process": "w0"}]}  # fmt: skip
         MetricsFile(run.metrics).append(json.dumps(line).encode())
 
 
-async def fed(run: RunDir, config: MetricsConfig, *steps: int) -> None:
-    """A run in which these steps are trained."""
+async def train(run: RunDir, config: MetricsConfig, *steps: int) -> None:
+    """Run the sinks process while these steps are trained."""
     watch = RunWatch(Screen(), 10)
-    async with sinks(config, run, watch):
+    async with feed_sinks(config, run, watch):
         for step in steps:
-            told(run, step)
+            append_lines(run, step)
             watch.on_step()
 
 
@@ -64,27 +64,27 @@ def scalars(run: RunDir) -> list[tuple[int, str, float]]:
 
 async def test_tensorboard_reads_back_every_step(run: RunDir) -> None:
     pytest.importorskip("tensorboard")
-    await fed(run, TENSORBOARD, 1, 2)
+    await train(run, TENSORBOARD, 1, 2)
     assert scalars(run) == [
         (1, "loss", 0.125), (1, "reward/all/mean", 0.5), (2, "loss", 0.25), (2, "reward/all/mean", 0.5)
     ]  # fmt: skip
     assert [event.wall_time for event in events(run) if event.summary.value] == [1001.0, 1002.0]
 
 
-async def test_a_resumed_run_tells_what_is_new_and_what_was_missed(run: RunDir) -> None:
+async def test_a_resumed_run_sends_new_steps_and_missed_ones(run: RunDir) -> None:
     pytest.importorskip("tensorboard")
-    told(run, 1)
-    await fed(run, TENSORBOARD, 2)
-    told(run, 3)  # by a run whose sinks were down
-    await fed(run, TENSORBOARD, 4)
+    append_lines(run, 1)
+    await train(run, TENSORBOARD, 2)
+    append_lines(run, 3)  # by a run whose sinks were down
+    await train(run, TENSORBOARD, 4)
     assert [step for step, tag, _ in scalars(run) if tag == "loss"] == [1, 2, 3, 4]
 
 
-async def test_a_line_that_was_taken_back_is_told_again(run: RunDir) -> None:
+async def test_a_step_that_is_trained_again_is_sent_again(run: RunDir) -> None:
     pytest.importorskip("tensorboard")
-    await fed(run, TENSORBOARD, 1, 2, 3)
+    await train(run, TENSORBOARD, 1, 2, 3)
     run.remove_steps_after(Step(1))
-    await fed(run, TENSORBOARD, 2)
+    await train(run, TENSORBOARD, 2)
     assert [step for step, tag, _ in scalars(run) if tag == "loss"] == [1, 2, 3, 2]
 
 
@@ -113,36 +113,36 @@ def wandb_records(run: RunDir) -> list[Any]:
     return [Record.FromString(piece) for path in paths for piece in logged_pieces(path)]
 
 
-async def test_wandb_goes_on_under_the_same_id(run: RunDir) -> None:
+async def test_wandb_continues_a_resumed_run_under_the_same_id(run: RunDir) -> None:
     pytest.importorskip("wandb")
-    await fed(run, WANDB, 1, 2)
-    await fed(run, WANDB, 3)
+    await train(run, WANDB, 1, 2)
+    await train(run, WANDB, 3)
     records = wandb_records(run)
-    runs = [one.run for one in records if one.WhichOneof("record_type") == "run"]
-    id = json.loads(run.sinks.read_bytes())["wandb_id"]
-    assert {(one.run_id, one.entity, one.project, one.display_name) for one in runs} == {
-        (id, "team", "tests", "my-run")
+    runs = [record.run for record in records if record.WhichOneof("record_type") == "run"]
+    wandb_id = json.loads(run.sinks.read_bytes())["wandb_id"]
+    assert {(run.run_id, run.entity, run.project, run.display_name) for run in runs} == {
+        (wandb_id, "team", "tests", "my-run")
     }
-    history = [one.history for one in records if one.WhichOneof("record_type") == "history"]
+    history = [record.history for record in records if record.WhichOneof("record_type") == "history"]
     logged = [
-        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in one.item}
-        for one in history
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in line.item}
+        for line in history
     ]
-    assert [(one["_step"], one["loss"], one["reward/all/mean"]) for one in logged] == [
+    assert [(line["_step"], line["loss"], line["reward/all/mean"]) for line in logged] == [
         (1, 0.125, 0.5), (2, 0.25, 0.5), (3, 0.375, 0.5)
     ]  # fmt: skip
 
 
-async def test_a_project_that_cannot_be_opened_is_said_at_the_start(
+async def test_a_project_that_cannot_be_opened_is_an_error_at_the_start(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "no such mode")
     with pytest.raises(ConfigError, match=r"W&B cannot be opened: .*mode"):
-        await fed(run, WANDB, 1)
+        await train(run, WANDB, 1)
 
 
-async def test_without_sinks_there_is_no_process(run: RunDir) -> None:
-    await fed(run, MetricsConfig(), 1)
+async def test_without_sinks_no_process_is_started(run: RunDir) -> None:
+    await train(run, MetricsConfig(), 1)
     assert not run.sinks.exists()
     assert not (run.logs / "sinks.log").exists()

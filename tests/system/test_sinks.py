@@ -57,7 +57,7 @@ def test_sinks_that_die_do_not_end_the_run(work: Workspace) -> None:
         sinks.kill()
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
-    assert "Warning: W&B and TensorBoard will not hear of further steps" in out
+    assert "Warning: W&B and TensorBoard will not get further steps" in out
     assert [line["step"] for line in work.metrics()] == list(range(1, 9))
     work.nothing_is_left()
 

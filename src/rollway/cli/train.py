@@ -15,7 +15,7 @@ from ..config.specs import watch_spec
 from ..envs.registry import check_exists
 from ..errors import RunDirError
 from ..launch.run import run_all
-from ..launch.sinks import sinks
+from ..launch.sinks import feed_sinks
 from ..launch.watch import RunWatch
 from ..loop.processes.child import log_to
 from ..loop.watch.run import LoopWatch, run
@@ -110,7 +110,7 @@ async def job(
     part = warmup_spec(config)
     async with serve_metrics(config.metrics.prometheus, watch.exporter.render):
         await check(config.orchestrator)
-        async with sinks(config.metrics, directory, watch):
+        async with feed_sinks(config.metrics, directory, watch):
             if needs_model and part is not None:
                 await build_model(part, directory, screen)
             watching = asyncio.create_task(watch.health.watch_own_loop(me))

@@ -20,7 +20,7 @@ from ..envs.in_lane import EnvSpec, load_shared
 from ..envserver import client as envs
 from ..errors import EnvironmentNotFound, LaneError
 from ..launch import engine
-from ..launch.parts import RunningParts, started_parts
+from ..launch.parts import RunningParts, open_parts
 from ..launch.run import ROUTER
 from ..loop.lanes.lanes import ProcessLane
 from ..loop.watch.run import LoopWatch
@@ -58,7 +58,7 @@ async def evaluate(
     try:
         if not asked.base_url:
             await check_env(asked)
-        async with started_parts(
+        async with open_parts(
             folder.logs, progress.on_stats, lambda body: None, screen.line
         ) as parts:
             url = asked.base_url or await start_engine(parts, asked, how, screen)

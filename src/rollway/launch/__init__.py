@@ -1,1 +1,1 @@
-"""Starts the parts of a run, watches them, ends them together."""
+"""Starts the processes of a run, watches them, and ends them together."""

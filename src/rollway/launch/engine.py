@@ -1,4 +1,4 @@
-"""The embedded engine of a run: started again when it dies, at the same address."""
+"""The embedded engine of a run, restarted at the same address when it dies."""
 
 from collections.abc import Awaitable, Callable
 
@@ -14,17 +14,22 @@ HOST = "127.0.0.1"
 
 
 async def start_engine(
-    parts: RunningParts, part: EngineSpec, again: Callable[[], Awaitable[EngineSpec]]
+    parts: RunningParts, spec: EngineSpec, next_spec: Callable[[], Awaitable[EngineSpec]]
 ) -> Part:
-    """The first of them. The socket is ours: while one engine is gone, requests wait there for the
-    next, which `again` describes."""
-    sock = parts.hold(claimed("engine.embedded.port", HOST, part.engine.local.port))
+    """Start the engine; `next_spec` returns the spec of the one that follows when it dies.
+
+    The launcher owns the listening socket. Requests that arrive while an engine is gone wait there for
+    the next one.
+    """
+    sock = parts.keep_open(claimed("engine.embedded.port", HOST, spec.engine.local.port))
     listen_fd = sock.fileno()
 
-    def at_our_socket(one: EngineSpec) -> EngineSpec:
-        return msgspec.structs.replace(one, listen_fd=listen_fd)
+    def with_socket(spec: EngineSpec) -> EngineSpec:
+        return msgspec.structs.replace(spec, listen_fd=listen_fd)
 
-    async def renewed() -> EngineSpec:
-        return at_our_socket(await again())
+    async def next_with_socket() -> EngineSpec:
+        return with_socket(await next_spec())
 
-    return await parts.start_lasting("engine", ENGINE, at_our_socket(part), renewed, [listen_fd])
+    return await parts.start_restartable(
+        "engine", ENGINE, with_socket(spec), next_with_socket, [listen_fd]
+    )

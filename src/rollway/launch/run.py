@@ -1,4 +1,4 @@
-"""A whole run on this machine: engine, env servers, trainer, orchestrator."""
+"""Starts a whole run on this machine: engine, env servers, trainer, orchestrator."""
 
 from contextlib import suppress
 from functools import partial
@@ -22,7 +22,7 @@ from ..records.restored import StartPoint
 from ..records.turn import Sampling
 from ..rundir.rundir import RunDir
 from .engine import start_engine
-from .parts import started_parts
+from .parts import open_parts
 from .watch import RunWatch
 
 ROUTER = "rollway.envserver.router.router:main"
@@ -32,17 +32,17 @@ ORCHESTRATOR = "rollway.orchestrator.shell.main:main"
 
 async def run_all(
     config: RunConfig, plan: Plan, run: RunDir, start: StartPoint, watch: RunWatch
-) -> None:  # fmt: skip
-    """Start everything, wait for the last step, end everything."""
-    async with started_parts(run.logs, watch.health.hear, watch.on_message, watch.say) as parts:
+) -> None:
+    """Start all parts of a run, wait for its last step, end all parts."""
+    async with open_parts(run.logs, watch.health.hear, watch.on_message, watch.say) as parts:
         watch.say(f"Starting: {', '.join(_what_starts(config, plan))}")
         urls, engine, trainer = config.engine.urls, None, None
         if not urls:
-            again = partial(thread, newest_engine_spec, config, run, start)
-            engine = await start_engine(parts, engine_spec(config, start), again)
+            next_spec = partial(thread, newest_engine_spec, config, run, start)
+            engine = await start_engine(parts, engine_spec(config, start), next_spec)
         if config.trainer is not None:
-            spec = trainer_spec(config, config.trainer, run, start)
-            trainer = await parts.start("trainer", TRAINER, spec)
+            training = trainer_spec(config, config.trainer, run, start)
+            trainer = await parts.start("trainer", TRAINER, training)
         if engine is not None:
             urls = (await engine.ready(),)
         watch.say(f"Engine at {', '.join(urls)}; logs of all processes in {run.logs}")
@@ -54,22 +54,22 @@ async def run_all(
             if not env.external
         }
         addresses = {env.id: env.external.address for env in config.env if env.external}
-        addresses |= {id: await router.ready() for id, router in routers.items()}
+        addresses |= {env_id: await router.ready() for env_id, router in routers.items()}
         if trainer is not None:
             await trainer.ready()
-        part = orchestrator_spec(config, plan, run, start, urls, addresses)
-        orchestrator = await parts.start("orchestrator", ORCHESTRATOR, part)
+        spec = orchestrator_spec(config, plan, run, start, urls, addresses)
+        orchestrator = await parts.start("orchestrator", ORCHESTRATOR, spec)
         watch.relay_to(orchestrator)
-        await introduce(trainer, await orchestrator.ready(), run, watch)
-        await parts.ended(orchestrator)
+        await announce_batches(trainer, await orchestrator.ready(), run, watch)
+        await parts.wait_for(orchestrator)
 
 
-async def introduce(trainer: Part | None, address: str, run: RunDir, watch: RunWatch) -> None:
-    """Tell the trainer where batches are; the user, if the trainer is theirs."""
+async def announce_batches(trainer: Part | None, address: str, run: RunDir, watch: RunWatch) -> None:
+    """Tell the trainer where batches are shipped, or tell the user if the trainer is theirs."""
     if trainer is None:
         watch.say(f"Waiting for your trainer: open_batches('{address or run.path}')")
         return
-    with suppress(ConnectionError):  # it died first: whoever listens to it hears how
+    with suppress(ConnectionError):  # the trainer has died, and its listener raises the error
         await trainer.tell(OrchestratorAddress(address))
 
 
@@ -112,12 +112,13 @@ def engine_spec(config: RunConfig, start: StartPoint) -> EngineSpec:
 
 
 def engine_seed(seed: int, generation: int, version: int) -> int:
-    """Each time an engine starts it draws anew: the same numbers once more would not average out."""
+    """Return another seed for each start of an engine: the same random numbers again would not average
+    out."""
     return seed + 7919 * (generation + 1000 * version)
 
 
 def newest_engine_spec(config: RunConfig, run: RunDir, start: StartPoint) -> EngineSpec:
-    """As it was first started, with the newest weights there are. Blocks."""
+    """Return the spec of an engine that starts again with the newest weights. Blocks."""
     published = run.last_published()
     if published < start.first_step:
         return engine_spec(config, start)

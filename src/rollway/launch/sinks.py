@@ -1,4 +1,4 @@
-"""Steps for W&B and TensorBoard, which a process of their own passes on."""
+"""Runs the process that passes a run's steps on to W&B and TensorBoard."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,66 +19,75 @@ FEED = "rollway.observe.feed:serve"
 OPEN_DEADLINE_S = 120.0
 GRACE_S = 60.0
 """How long the last steps may take to arrive once the run has ended."""
-NEWS = b""
+NEW_LINES = b""
+"""The frame that says that the metrics files have new lines."""
 
 _answers: msgspec.msgpack.Decoder[SinksAnswer] = msgspec.msgpack.Decoder(SinksAnswer)
 
 
 @asynccontextmanager
-async def sinks(config: MetricsConfig, run: RunDir, watch: RunWatch) -> AsyncIterator[None]:
-    """While the block lasts, every step goes to the sinks that the run wants; they get what is left
-    when it ends. One that cannot be opened is said before anything slow begins; one that fails later
-    is mentioned, and the run goes on."""
-    names = [
-        name for name, on in (("W&B", config.wandb_project), ("TensorBoard", config.tensorboard)) if on
-    ]
+async def feed_sinks(config: MetricsConfig, run: RunDir, watch: RunWatch) -> AsyncIterator[None]:
+    """Send every step to the sinks that the run file names, while the block lasts.
+
+    A sink that cannot be opened is an error before anything slow begins. A sink that fails later is a
+    warning, and the run continues.
+    """
+    names = []
+    if config.wandb_project:
+        names.append("W&B")
+    if config.tensorboard:
+        names.append("TensorBoard")
     if not names:
         yield
         return
-    log, who = run.logs / "sinks.log", " and ".join(names)
+    log, title = run.logs / "sinks.log", " and ".join(names)
     async with child.start("sinks", FEED, log=log, grace_s=GRACE_S) as process:
-        await _open(process, SinksSpec(config, str(run.path)), who, log)
-        fresh = asyncio.Event()
-        watch.on_step = fresh.set
-        telling = asyncio.create_task(_tell(process, fresh))
-        hearing = asyncio.create_task(_hear(process, watch, who, log))
+        await _open(process, SinksSpec(config, str(run.path)), title, log)
+        has_new_lines = asyncio.Event()
+        watch.on_step = has_new_lines.set
+        notifying = asyncio.create_task(_notify(process, has_new_lines))
+        dying = asyncio.create_task(_warn_of_death(process, watch, title, log))
         try:
             yield
         finally:
-            has_died = hearing.done()
-            telling.cancel()
-            hearing.cancel()
+            has_died = dying.done()
+            notifying.cancel()
+            dying.cancel()
     if await process.wait() and not has_died:
-        watch.say(f"Warning: {who} may lack the last steps; see {log}")
+        watch.say(f"Warning: {title} may lack the last steps; see {log}")
 
 
-async def _open(process: child.Child, part: SinksSpec, who: str, log: Path) -> None:
+async def _open(process: child.Child, spec: SinksSpec, title: str, log: Path) -> None:
+    """Give the process its spec, and wait until it has opened all sinks."""
     try:
         async with asyncio.timeout(OPEN_DEADLINE_S):
-            await process.pipe.send(msgspec.msgpack.encode(part))
+            await process.pipe.send(msgspec.msgpack.encode(spec))
             frame = await process.pipe.receive()
     except TimeoutError:
-        raise ConfigError(f"{who} did not open within {OPEN_DEADLINE_S:g} s; see {log}") from None
+        raise ConfigError(f"{title} did not open within {OPEN_DEADLINE_S:g} s; see {log}") from None
     except ConnectionError:
         frame = None
     if frame is None:
-        raise PartDied(f"the process for {who} died; see {log}")
+        raise PartDied(f"the process for {title} died; see {log}")
     answer = _answers.decode(frame)
     if isinstance(answer, SinksRefused):
-        raise ConfigError(f"{who} cannot be opened: {answer.error}")
+        raise ConfigError(f"{title} cannot be opened: {answer.error}")
 
 
-async def _tell(process: child.Child, fresh: asyncio.Event) -> None:
-    """That there are new lines; while the process is busy, one word stands for all that came."""
+async def _notify(process: child.Child, has_new_lines: asyncio.Event) -> None:
+    """Tell the process about new lines. While it is busy, one frame stands for all that came."""
     with suppress(ConnectionError):
         while True:
-            await fresh.wait()
-            fresh.clear()
-            await process.pipe.send(NEWS)
+            await has_new_lines.wait()
+            has_new_lines.clear()
+            await process.pipe.send(NEW_LINES)
 
 
-async def _hear(process: child.Child, watch: RunWatch, who: str, log: Path) -> None:
-    """Nothing, unless it dies."""
+async def _warn_of_death(process: child.Child, watch: RunWatch, title: str, log: Path) -> None:
+    """Print a warning if the process dies; it sends nothing otherwise."""
     while await process.pipe.receive() is not None:
         pass
-    watch.say(f"Warning: {who} will not hear of further steps, their process died; see {log}")
+    watch.say(
+        f"Warning: {title} will not get further steps, because their process died; see {log}. "
+        "--resume sends them what they lack"
+    )
