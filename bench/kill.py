@@ -30,7 +30,7 @@ from loopback.report import arguments, finish
 
 FULL = {"steps": 30, "kills": 20}
 EXAMPLE = Path(__file__).parents[1] / "examples" / "reverse-text" / "run.toml"
-VICTIMS = ("orchestrator", "trainer", "trainer-core", ".router", ".w0", ".w1", "launcher")
+VICTIMS = ("orchestrator", "trainer", "trainer-rank", ".router", ".w0", ".w1", "launcher")
 LAST = 5
 
 

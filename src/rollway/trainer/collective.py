@@ -1,4 +1,4 @@
-"""The ranks of the trainer: processes with the same weights that sum their gradients."""
+"""How the ranks work together: each has the same weights, and they sum their gradients."""
 
 import os
 import sys
@@ -10,45 +10,50 @@ import torch.distributed as dist
 
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 PATIENCE = timedelta(minutes=30)
-"""How long a rank waits for the others in a step. One that dies is noticed at once."""
+"""How long a rank waits for the others in a step. The front notices a rank that dies at once."""
 
 
 class Collective:
-    """This process among all ranks. The sums are the same, to the bit, in every one of them."""
+    """This rank's view of all ranks: its share of the work, and sums over all of them.
+
+    It lives in a rank's process. `RankProcesses` is the front's view of the same ranks. A sum is the
+    same, to the bit, in every rank.
+    """
 
     def __init__(self, rank: int = 0, count: int = 1) -> None:
         self.rank = rank
         self.count = count
 
     def share(self, planned: Sequence[Sequence[tuple[int, ...]]]) -> list[tuple[int, ...]]:
-        """This rank's micro-batches. A batch that was packed for another number of ranks, before a
-        resume with other settings, is dealt out as it is."""
-        return [one for part in planned[self.rank :: self.count] for one in part if one]
+        """Return the micro-batches of this rank. If a batch was packed for another number of ranks,
+        before a resume with other settings, its parts are dealt out in turn."""
+        shares = planned[self.rank :: self.count]
+        return [micro_batch for share in shares for micro_batch in share if micro_batch]
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Of every rank, into each; a parameter that nobody used keeps none."""
+        """Replace each gradient by its sum over all ranks. A parameter that no rank used keeps none."""
         if self.count == 1:
             return
-        ours = [one for one in parameters if one.requires_grad]
-        used = torch.tensor([float(one.grad is not None) for one in ours])
-        dist.all_reduce(used)
-        for one, num_used in zip(ours, used.tolist(), strict=True):
-            if num_used:
-                grad = torch.zeros_like(one) if one.grad is None else one.grad
+        trainable = [parameter for parameter in parameters if parameter.requires_grad]
+        num_used = torch.tensor([float(parameter.grad is not None) for parameter in trainable])
+        dist.all_reduce(num_used)
+        for parameter, count in zip(trainable, num_used.tolist(), strict=True):
+            if count:
+                grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 dist.all_reduce(grad)
-                one.grad = grad
+                parameter.grad = grad
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Of each value, over all ranks."""
+        """Return the sum of each value over all ranks."""
         if self.count == 1:
             return list(values)
         sums = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(sums)
-        return [float(one) for one in sums]
+        return [float(value) for value in sums]
 
 
-def meet(rank: int, count: int, meeting: str) -> Collective:
-    """Find the other ranks, all of this machine, through the file `meeting`."""
+def join_ranks(rank: int, count: int, meeting: str) -> Collective:
+    """Find the other ranks, which are all on this machine, through the file `meeting`."""
     if count > 1:
         os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
         dist.init_process_group(

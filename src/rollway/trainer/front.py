@@ -1,4 +1,4 @@
-"""The trainer's process: takes batches, has the cores train them, publishes the versions."""
+"""The front of the trainer: takes batches, has the ranks train them, publishes the versions."""
 
 import asyncio
 import socket
@@ -13,32 +13,32 @@ from ..transport import Batches, open_batches
 from .rank_processes import RankProcesses, start_ranks
 
 
-def batches_of(part: TrainerSpec, address: str) -> AbstractAsyncContextManager[Batches]:
-    """At the address of the orchestrator, or in the run directory if it has none."""
-    zmq, run = part.transport.zmq, RunDir(part.run_dir)
+def open_shipped(spec: TrainerSpec, address: str) -> AbstractAsyncContextManager[Batches]:
+    """Open the batches at the orchestrator's address, or in the run directory if it has none."""
+    zmq, run = spec.transport.zmq, RunDir(spec.run_dir)
     if not address or zmq is None:
-        return open_batches(run.path, first=part.first_step)
+        return open_batches(run.path, first=spec.first_step)
     landing = run.landing if zmq.payload == "frames" else None
-    return open_batches(address, first=part.first_step, landing=landing, keys=zmq.trainer_keys)
+    return open_batches(address, first=spec.first_step, landing=landing, keys=zmq.trainer_keys)
 
 
-async def train_all(part: TrainerSpec, cores: RankProcesses, address: str) -> None:
-    """Every step in order: its batch, its weights, its publication."""
-    async with batches_of(part, address) as batches:
+async def train_all(spec: TrainerSpec, ranks: RankProcesses, address: str) -> None:
+    """Take the batch of every step in order, train it, and publish its weights."""
+    async with open_shipped(spec, address) as batches:
         async for batch in batches:
-            await batches.publish(await cores.train(batch))
+            await batches.publish(await ranks.train(batch))
 
 
-async def trainer(part: TrainerSpec, parent: Parent) -> None:
+async def trainer(spec: TrainerSpec, parent: Parent) -> None:
     """Train until the last step is published and the parent is gone."""
-    async with start_ranks(part) as cores:
+    async with start_ranks(spec) as ranks:
         await parent.ready()
-        told = await parent.told()
-        if told is None:
+        frame = await parent.told()
+        if frame is None:
             return
-        address = msgspec.msgpack.decode(told, type=OrchestratorAddress).address
+        address = msgspec.msgpack.decode(frame, type=OrchestratorAddress).address
         async with asyncio.TaskGroup() as tasks:
-            training = tasks.create_task(train_all(part, cores, address))
+            training = tasks.create_task(train_all(spec, ranks, address))
             await parent.gone()
             training.cancel()
 

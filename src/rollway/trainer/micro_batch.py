@@ -1,4 +1,4 @@
-"""A micro-batch: rows laid end to end as one sequence, each seeing only itself."""
+"""A micro-batch: rows laid end to end as one sequence, in which each row attends only to itself."""
 
 from collections.abc import Sequence
 
@@ -15,12 +15,13 @@ from ..records.batch import BatchRow
 class PackedMicroBatch(Struct, frozen=True):
     """Tensors of one forward pass over T tokens, of which N are trained.
 
-    `targets` are positions of trained tokens; token `targets[i]` is predicted at `targets[i] - 1`.
+    `targets` holds the indices of the trained tokens; token `targets[i]` is predicted at index
+    `targets[i] - 1`. Positions begin at 0 in each row.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    segments: torch.Tensor
+    row_of_token: torch.Tensor
     routes: torch.Tensor | None
     targets: torch.Tensor
     logprobs: torch.Tensor
@@ -31,43 +32,48 @@ class PackedMicroBatch(Struct, frozen=True):
 
 def load_micro_batch(reader: SegmentReader, rows: Sequence[BatchRow]) -> PackedMicroBatch:
     """Copy rows from their mapped segments into one packed sequence."""
-    parts = [reader.row(row) for row in rows]
-    lengths = [len(part["token_ids"]) for part in parts]
+    columns = [reader.row(row) for row in rows]
+    lengths = [len(row["token_ids"]) for row in columns]
     starts = np.cumsum([0, *lengths[:-1]])
-    masks = [_trained(part["loss_mask"]) for part in parts]
-    targets = np.concatenate([at + start for at, start in zip(masks, starts, strict=True)])
+    trained = [_trained_indices(row["loss_mask"]) for row in columns]
+    targets = np.concatenate([indices + start for indices, start in zip(trained, starts, strict=True)])
 
-    def picked(name: str) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate([p[name] for p in parts])[targets])
+    def select_trained(name: str) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([row[name] for row in columns])[targets])
 
-    for part in parts:
+    for part in columns:
         part.setdefault("token_weights", np.ones(len(part["token_ids"]), np.float32))
 
     return PackedMicroBatch(
-        token_ids=torch.from_numpy(np.concatenate([p["token_ids"] for p in parts]).astype(np.int64)),
-        positions=torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])),
-        segments=torch.from_numpy(np.repeat(np.arange(len(rows)), lengths)),
-        routes=_routes(parts),
-        targets=torch.from_numpy(targets),
-        logprobs=picked("logprobs"),
-        temperatures=picked("temperatures"),
-        advantages=torch.from_numpy(
-            np.repeat([row.advantage for row in rows], [len(at) for at in masks]).astype(np.float32)
+        token_ids=torch.from_numpy(
+            np.concatenate([row["token_ids"] for row in columns]).astype(np.int64)
         ),
-        token_weights=picked("token_weights"),
+        positions=torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])),
+        row_of_token=torch.from_numpy(np.repeat(np.arange(len(rows)), lengths)),
+        routes=_pack_routes(columns),
+        targets=torch.from_numpy(targets),
+        logprobs=select_trained("logprobs"),
+        temperatures=select_trained("temperatures"),
+        advantages=torch.from_numpy(
+            np.repeat([row.advantage for row in rows], list(map(len, trained))).astype(np.float32)
+        ),
+        token_weights=select_trained("token_weights"),
     )
 
 
-def _trained(loss_mask: NDArray[np.generic]) -> NDArray[np.int64]:
-    """Positions of trained tokens. The first token of a row has nothing before it to predict it."""
-    at = np.flatnonzero(loss_mask)
-    return at[at > 0]
+def _trained_indices(loss_mask: NDArray[np.generic]) -> NDArray[np.int64]:
+    """Return the indices of the trained tokens. Nothing predicts the first token of a row."""
+    indices = np.flatnonzero(loss_mask)
+    return indices[indices > 0]
 
 
-def _routes(parts: Sequence[dict[str, NDArray[np.generic]]]) -> torch.Tensor | None:
-    with_routes = sum("routes" in part for part in parts)
-    if not with_routes:
+def _pack_routes(columns: Sequence[dict[str, NDArray[np.generic]]]) -> torch.Tensor | None:
+    num_with_routes = sum("routes" in row for row in columns)
+    if not num_with_routes:
         return None
-    if with_routes < len(parts):
-        raise PayloadError("some rows of a micro-batch have routes and some have none")
-    return torch.from_numpy(np.concatenate([part["routes"] for part in parts]).astype(np.int64))
+    if num_with_routes < len(columns):
+        raise PayloadError(
+            f"only {num_with_routes} of the {len(columns)} rows of a micro-batch have routes; run every "
+            "'rollway serve' with the same --routes as the run file's engine.routes"
+        )
+    return torch.from_numpy(np.concatenate([row["routes"] for row in columns]).astype(np.int64))

@@ -1,4 +1,4 @@
-"""A process that computes: it takes its rank's part of each batch. The first rank writes the weights."""
+"""A rank: a process that computes its share of each step. The first rank writes the weights."""
 
 import os
 import shutil
@@ -15,37 +15,37 @@ from ..model.load import load_model, save_weights
 from ..model.routers import check_replay
 from ..records.engine import Published
 from ..records.ids import PolicyVersion, Step
-from ..rundir.rundir import RunDir
+from ..rundir.rundir import RunDir, remove_folder
 from ..transport.batch import Batch
 from ..wire.pipe import BlockingPipe
-from .collective import Collective, meet
+from .collective import Collective, join_ranks
 from .rank_processes import RankFailed, RankLoaded, RankStart, RankTookPart, RankTrained, TrainBatch
 from .step import Learner
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 OPTIMIZER = "optimizer.pt"
 KEPT_OPTIMIZERS = 2
-"""States of the last versions: the last may be half-published."""
+"""A resume needs the state of the last published version, and the newest may not be published yet."""
 
 
 class Rank:
-    """Weights and optimizer of a run, from a model folder or a checkpoint."""
+    """The model and the optimizer of one rank, loaded from a model folder or a checkpoint."""
 
-    def __init__(self, part: TrainerSpec, ranks: Collective) -> None:
-        torch.set_num_threads(part.trainer.threads)
-        torch.manual_seed(part.seed)
-        self._part = part
-        self._run = RunDir(part.run_dir)
+    def __init__(self, spec: TrainerSpec, ranks: Collective) -> None:
+        torch.set_num_threads(spec.trainer.threads)
+        torch.manual_seed(spec.seed)
+        self._spec = spec
+        self._run = RunDir(spec.run_dir)
         self._ranks = ranks
-        model = load_model(part.weights)
-        if part.trainer.replay_routes:
+        model = load_model(spec.weights)
+        if spec.trainer.replay_routes:
             check_replay(model)
-        self._learner = Learner(model, part.trainer, ranks)
-        if part.optimizer:
-            self._restore(Path(part.optimizer))
+        self._learner = Learner(model, spec.trainer, ranks)
+        if spec.optimizer:
+            self._restore(Path(spec.optimizer))
 
     def train(self, batch: Batch) -> Published | None:
-        """One step; the first rank's weights lie complete in the returned path, others return none."""
+        """Take one step. The first rank writes the weights and returns their record, others None."""
         waited_s = time.time() - batch.came_s
         start_s = time.monotonic()
         metrics = self._learner.step(batch.manifest(), batch.reader())
@@ -55,8 +55,8 @@ class Rank:
         folder = self._run.weights_of(batch.version)
         self._save_model(folder)
         self._save_optimizer(batch.version)
-        every = self._part.trainer.checkpoint_every
-        if batch.step == self._part.max_steps or batch.step % every == 0:
+        every = self._spec.trainer.checkpoint_every
+        if batch.step == self._spec.max_steps or batch.step % every == 0:
             self._checkpoint(batch.step)
         metrics["time/open"] = max(0.0, waited_s)
         metrics["time/train"] = trained_s - start_s
@@ -66,12 +66,12 @@ class Rank:
     def _save_model(self, folder: Path) -> None:
         save_weights(self._learner.model, folder)
         for name in TOKENIZER_FILES:
-            source = Path(self._part.weights) / name
+            source = Path(self._spec.weights) / name
             if source.exists():
                 shutil.copy(source, folder / name)
 
     def _save_optimizer(self, version: PolicyVersion) -> None:
-        """What a resume from this version goes on with; there before the version is published."""
+        """Save the state that a resume from this version needs, before the version is published."""
         final = self._run.optimizer_of(version)
         final.parent.mkdir(exist_ok=True)
         partial = final.with_suffix(".partial")
@@ -80,37 +80,37 @@ class Rank:
         self._run.prune_optimizer(version, KEPT_OPTIMIZERS)
 
     def _checkpoint(self, step: Step) -> None:
-        """Everything a resume needs, under its name only once it is whole."""
+        """Save weights and optimizer. The folder gets its final name once it is complete."""
         final = self._run.checkpoint(step)
         partial = final.with_name(f"partial_{final.name}")
         shutil.rmtree(partial, ignore_errors=True)
         self._save_model(partial)
         torch.save(self._learner.optimizer.state_dict(), partial / OPTIMIZER)
-        shutil.rmtree(final, ignore_errors=True)
+        remove_folder(final)
         os.replace(partial, final)
-        self._run.prune_checkpoints(self._part.trainer.keep_checkpoints)
+        self._run.prune_checkpoints(self._spec.trainer.keep_checkpoints)
 
     def _restore(self, path: Path) -> None:
         try:
             state = torch.load(path, weights_only=True)
         except (OSError, RuntimeError) as error:
-            raise ModelError(f"cannot read the optimizer's state {path}: {error}") from None
+            raise ModelError(f"cannot read the optimizer state {path}: {error}") from None
         self._learner.optimizer.load_state_dict(state)
 
 
 def serve_rank(name: str, sock: socket.socket) -> None:
-    """Load, then train what is asked for until the front is gone."""
+    """Load the model, then train the batches that the front sends, until the front is gone."""
     pipe = BlockingPipe(sock)
     first = pipe.receive()
     if first is None:
         return
     try:
         start = msgspec.msgpack.decode(first, type=RankStart)
-        ranks = meet(start.rank, start.part.trainer.ranks, start.meeting)
-        core = Rank(start.part, ranks)
+        rank = Rank(start.spec, join_ranks(start.rank, start.spec.trainer.ranks, start.meeting))
         pipe.send(msgspec.msgpack.encode(RankLoaded()))
         while (frame := pipe.receive()) is not None:
-            published = core.train(msgspec.msgpack.decode(frame, type=TrainBatch).batch)
-            pipe.send(msgspec.msgpack.encode(RankTrained(published) if published else RankTookPart()))
+            published = rank.train(msgspec.msgpack.decode(frame, type=TrainBatch).batch)
+            answer = RankTookPart() if published is None else RankTrained(published)
+            pipe.send(msgspec.msgpack.encode(answer))
     except RollwayError as error:
         pipe.send(msgspec.msgpack.encode(RankFailed(str(error))))

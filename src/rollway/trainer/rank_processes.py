@@ -1,4 +1,4 @@
-"""The trainer's compute processes, one for each rank, as the front sees them."""
+"""The processes of the ranks, as the front sees them, and the messages between front and rank."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -18,15 +18,15 @@ from ..transport.batch import Batch
 
 
 class RankStart(Struct, frozen=True):
-    """What a core is given first: its rank, and the file through which the ranks find each other."""
+    """The first message to a rank: its number, and the file through which the ranks find each other."""
 
-    part: TrainerSpec
+    spec: TrainerSpec
     rank: int = 0
     meeting: str = ""
 
 
 class TrainBatch(Struct, frozen=True):
-    """Take one step from this batch: this rank's part of it."""
+    """Compute this rank's share of a step from this batch."""
 
     batch: Batch
 
@@ -36,17 +36,17 @@ class RankLoaded(Struct, frozen=True, tag="loaded"):
 
 
 class RankTrained(Struct, frozen=True, tag="trained"):
-    """The step is taken and its weights are written."""
+    """The step is taken, and its weights are written. Only the first rank answers this."""
 
     published: Published
 
 
 class RankTookPart(Struct, frozen=True, tag="took_part"):
-    """The step is taken by this rank too; the first one writes its weights."""
+    """The step is taken. The first rank writes its weights."""
 
 
-class RankFailed(Struct, frozen=True, tag="troubled"):
-    """The core ends because of this."""
+class RankFailed(Struct, frozen=True, tag="failed"):
+    """The rank ends because of this error."""
 
     error: str
 
@@ -56,70 +56,83 @@ RankAnswer = RankLoaded | RankTrained | RankTookPart | RankFailed
 
 ENTRY = "rollway.trainer.rank:serve_rank"
 HINDSIGHT_S = 0.5
-"""How long after a failure others are waited for: the first to be noticed is not always the cause."""
+"""How long to wait for other failures after one: the first to be noticed is not always the cause."""
 
 _answers: msgspec.msgpack.Decoder[RankAnswer] = msgspec.msgpack.Decoder(RankAnswer)
 
 
 class RankProcesses:
-    """Ranks that have loaded the model. If one dies the step cannot be taken."""
+    """The front's view of all ranks: processes that have loaded the model and wait for batches.
 
-    def __init__(self, ranks: list[child.Child]) -> None:
-        self.ranks = ranks
+    `Collective` is the view that each rank has of the others. If one rank dies, no step can be taken.
+    """
+
+    def __init__(self, processes: list[child.Child]) -> None:
+        self.processes = processes
 
     async def train(self, batch: Batch) -> Published:
-        """One step of all ranks; its weights lie complete in the returned path."""
-        order = msgspec.msgpack.encode(TrainBatch(batch))
-        first, *_ = await _all([_asked(one, order) for one in self.ranks])
+        """Have all ranks take one step. Return the record of the weights, which are complete on disk."""
+        frame = msgspec.msgpack.encode(TrainBatch(batch))
+        first, *_ = await _gather([_ask(process, frame) for process in self.processes])
         assert isinstance(first, RankTrained)
         return first.published
 
 
 @asynccontextmanager
-async def start_ranks(part: TrainerSpec) -> AsyncIterator[RankProcesses]:
-    """RankStart every rank, and wait until all have loaded the model and met."""
+async def start_ranks(spec: TrainerSpec) -> AsyncIterator[RankProcesses]:
+    """Start all ranks, and wait until each has loaded the model and found the others."""
     async with AsyncExitStack() as stack:
-        names = [f"trainer-core{f'.{rank}' * bool(rank)}" for rank in range(part.trainer.ranks)]
-        ranks = [
-            await stack.enter_async_context(child.start(name, ENTRY, computes=True)) for name in names
+        processes = [
+            await stack.enter_async_context(child.start(_name(rank), ENTRY, computes=True))
+            for rank in range(spec.trainer.ranks)
         ]
         with TemporaryDirectory(prefix="rollway-ranks-") as folder:
-            starts = [RankStart(part, rank, f"{folder}/meeting") for rank in range(len(ranks))]
-            orders = [msgspec.msgpack.encode(start) for start in starts]
-            await _all([_asked(one, order) for one, order in zip(ranks, orders, strict=True)])
-        yield RankProcesses(ranks)
+            starts = [RankStart(spec, rank, f"{folder}/meeting") for rank in range(len(processes))]
+            await _gather(
+                [
+                    _ask(process, msgspec.msgpack.encode(start))
+                    for process, start in zip(processes, starts, strict=True)
+                ]
+            )
+        yield RankProcesses(processes)
 
 
-async def _all(asked: list[Coroutine[Any, Any, RankAnswer]]) -> list[RankAnswer]:
-    """Every answer, or why one is missing: a rank that was killed makes others fail."""
-    waiting = [asyncio.ensure_future(one) for one in asked]
+def _name(rank: int) -> str:
+    return f"trainer-rank.{rank}" if rank else "trainer-rank"
+
+
+async def _gather(questions: list[Coroutine[Any, Any, RankAnswer]]) -> list[RankAnswer]:
+    """Return the answer of every rank. If several fail, raise the error of one that was killed, because
+    its death makes the others fail."""
+    tasks = [asyncio.ensure_future(question) for question in questions]
     try:
-        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
-        if first := _failures(done):
-            done, _ = await asyncio.wait(waiting, timeout=HINDSIGHT_S)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        if failures := _failures(done):
+            done, _ = await asyncio.wait(tasks, timeout=HINDSIGHT_S)
             killed = [error for error in _failures(done) if error.was_killed]
-            raise (killed or first)[0]
-        return [one.result() for one in waiting]
+            raise (killed or failures)[0]
+        return [task.result() for task in tasks]
     finally:
-        for one in waiting:
-            one.cancel()
+        for task in tasks:
+            task.cancel()
 
 
 def _failures(done: "set[asyncio.Task[RankAnswer]]") -> list[PartDied]:
-    return [error for one in done if isinstance(error := one.exception(), PartDied)]
+    return [error for task in done if isinstance(error := task.exception(), PartDied)]
 
 
-async def _asked(core: child.Child, frame: bytes) -> RankAnswer:
+async def _ask(rank: child.Child, frame: bytes) -> RankAnswer:
+    """Send a message to a rank, and return its answer."""
     try:
-        await core.pipe.send(frame)
-        answered = await core.pipe.receive()
+        await rank.pipe.send(frame)
+        reply = await rank.pipe.receive()
     except ConnectionError:
-        answered = None
-    if answered is None:
-        code = await core.wait()
+        reply = None
+    if reply is None:
+        code = await rank.wait()
         how = how_it_ended(code)
-        raise PartDied(f"the trainer's compute process {core.name} (pid {core.pid}) {how}", code=code)
-    answer = _answers.decode(answered)
+        raise PartDied(f"the trainer's process {rank.name} (pid {rank.pid}) {how}", code=code)
+    answer = _answers.decode(reply)
     if isinstance(answer, RankFailed):
         raise PartDied(answer.error)
     return answer

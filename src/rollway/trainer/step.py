@@ -1,4 +1,4 @@
-"""One optimizer step from one manifest."""
+"""Takes one optimizer step from one batch."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -16,7 +16,7 @@ from .micro_batch import PackedMicroBatch, load_micro_batch
 
 
 class Learner:
-    """A model and its optimizer."""
+    """A model and its optimizer, in one rank."""
 
     def __init__(self, model: Any, config: TrainerConfig, ranks: Collective | None = None) -> None:
         self.model = model.train()
@@ -27,31 +27,37 @@ class Learner:
         )
 
     def step(self, manifest: BatchManifest, reader: SegmentReader) -> dict[str, float]:
-        """Gradients of this rank's micro-batches, summed over all ranks, one update; the step's metrics.
+        """Compute the gradients of this rank's micro-batches, sum them over all ranks, update the model,
+        and return the step's metrics.
 
-        Each loss is divided by the tokens of the whole batch, so the sum is what one rank would have.
+        Each loss is divided by the number of tokens of the whole batch. The sum over the ranks is then
+        the gradient that one rank would have computed alone.
         """
         lr = self._config.lr * min(1.0, manifest.step / max(1, self._config.lr_ramp_steps))
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
-        total, stats = 0.0, []
+        loss_sum, stats = 0.0, []
         for indices in self._ranks.share(manifest.ranks):
             rows = [manifest.rows[index] for index in indices]
-            loss, seen = self._backward(reader, rows, manifest.num_trainable)
-            total += loss
-            stats.append(seen)
+            loss, micro_batch_stats = self._backward(reader, rows, manifest.num_trainable)
+            loss_sum += loss
+            stats.append(micro_batch_stats)
         self._ranks.sum_gradients(self.model.parameters())
-        total, *sums = self._ranks.sum([total, *_sums(stats)])
+        loss_sum, *sums = self._ranks.sum([loss_sum, *_sums(stats)])
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)
         if not torch.isfinite(norm):
-            raise ModelError(f"the gradient of step {manifest.step} is not finite; nothing was updated")
+            raise ModelError(
+                f"the gradient of step {manifest.step} is not finite, so the model was not updated; "
+                "lower trainer.lr, and --resume continues from the last version"
+            )
         self.optimizer.step()
-        return {"loss": total, "grad_norm": float(norm), "lr": lr, **_means(*sums)}
+        return {"loss": loss_sum, "grad_norm": float(norm), "lr": lr, **_means(*sums)}
 
     def _backward(
         self, reader: SegmentReader, rows: list[Any], num_trainable: int
     ) -> tuple[float, TokenStats]:
+        """Add the gradients of one micro-batch; return its loss and the sums for its metrics."""
         packed = load_micro_batch(reader, rows)
         logprobs, entropy = token_logprobs(self.model, packed, replay_routes=self._config.replay_routes)
         engine_logprobs = packed.logprobs.to(logprobs.device)
@@ -62,17 +68,17 @@ class Learner:
         )  # fmt: skip
         loss = losses.sum() / num_trainable
         loss.backward()
-        seen = token_stats(logprobs.detach(), engine_logprobs, clipped, entropy)
-        return float(loss.detach()), seen
+        stats = token_stats(logprobs.detach(), engine_logprobs, clipped, entropy)
+        return float(loss.detach()), stats
 
 
 def _sums(stats: list[TokenStats]) -> tuple[float, ...]:
     return (
-        sum(one.num_tokens for one in stats),
-        sum(one.clipped for one in stats),
-        sum(one.ratio for one in stats),
-        sum(one.kl for one in stats),
-        sum(one.entropy for one in stats),
+        sum(part.num_tokens for part in stats),
+        sum(part.clipped for part in stats),
+        sum(part.ratio for part in stats),
+        sum(part.kl for part in stats),
+        sum(part.entropy for part in stats),
     )
 
 
@@ -88,14 +94,15 @@ def _means(
     }
 
 
-def _replayed(model: Any, packed: PackedMicroBatch) -> AbstractContextManager[None]:
+def _replay_routes(model: Any, packed: PackedMicroBatch) -> AbstractContextManager[None]:
+    """Make the model's routers choose the experts that the engine chose, while the block lasts."""
     if packed.routes is None:
         return nullcontext()
     routers = find_routers(model)
     if len(routers) != packed.routes.shape[1]:
         raise ModelError(
-            f"the engine reports routes of {packed.routes.shape[1]} layers, the model has "
-            f"{len(routers)} routers; set trainer.replay_routes=false to train without"
+            f"the engine returns routes of {packed.routes.shape[1]} layers, but the model has "
+            f"{len(routers)} routers; set trainer.replay_routes = false to train without them"
         )
     return replay(routers, packed.routes.to(model.device))
 
@@ -103,11 +110,12 @@ def _replayed(model: Any, packed: PackedMicroBatch) -> AbstractContextManager[No
 def token_logprobs(
     model: Any, packed: PackedMicroBatch, *, replay_routes: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logprob of each trained token, at the temperature it was drawn with, and the entropy there."""
+    """Return the logprob of each trained token, at the temperature it was drawn with, and the entropy of
+    the distribution it was drawn from."""
     device = model.device
-    same_row = packed.segments[:, None] == packed.segments[None, :]
+    same_row = packed.row_of_token[:, None] == packed.row_of_token[None, :]
     mask = same_row & (packed.positions[:, None] >= packed.positions[None, :])
-    with _replayed(model, packed) if replay_routes else nullcontext():
+    with _replay_routes(model, packed) if replay_routes else nullcontext():
         output = model(
             input_ids=packed.token_ids[None].to(device),
             position_ids=packed.positions[None].to(device),

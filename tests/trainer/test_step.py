@@ -29,23 +29,23 @@ NUM = 12
 
 
 def sample(model: Any, temperature: float, seed: int = 0) -> list[Turn]:
-    """What the embedded engine draws for prompts of different lengths."""
+    """Return turns that the embedded engine draws for prompts of different lengths."""
     scheduler = Scheduler(SlotModel(model, 8, 64), seed)
-    for id in range(NUM):
-        prompt = [(7 * id + n) % 200 for n in range(3 + id)]
-        scheduler.add(GenerationRequest(id, prompt, 6 + id, temperature, 1.0, frozenset(), 0, seed=id))
+    for n in range(NUM):
+        prompt = [(7 * n + token) % 200 for token in range(3 + n)]
+        scheduler.add(GenerationRequest(n, prompt, 6 + n, temperature, 1.0, frozenset(), 0, seed=n))
     turns = []
     while scheduler.has_work:
-        for one in scheduler.run_pass():
+        for sequence in scheduler.run_pass():
             turns.append(
                 Turn(
-                    prompt_ids=np.array(one.request.prompt, np.int32),
-                    completion_ids=np.array(one.tokens, np.int32),
-                    logprobs=np.array(one.logprobs, np.float32),
-                    versions=np.zeros(len(one.tokens), np.int32),
+                    prompt_ids=np.array(sequence.request.prompt, np.int32),
+                    completion_ids=np.array(sequence.tokens, np.int32),
+                    logprobs=np.array(sequence.logprobs, np.float32),
+                    versions=np.zeros(len(sequence.tokens), np.int32),
                     temperature=temperature,
                     finish_reason="length",
-                    routes=one.routes(),
+                    routes=sequence.routes(),
                 )
             )
     return turns
@@ -54,7 +54,7 @@ def sample(model: Any, temperature: float, seed: int = 0) -> list[Turn]:
 async def write(
     folder: Path, turns: list[Turn], advantage: Any = lambda n: n % 2 - 0.5
 ) -> list[BatchRow]:
-    """Turns as rows of a segment, the way a worker writes them."""
+    """Write turns as rows of a segment, the way a worker does."""
     rows = []
     with SegmentWriter(folder, "w.0", 1 << 20) as writer:
         for index, turn in enumerate(turns):
@@ -75,7 +75,9 @@ def model(tiny_moe: Path) -> Any:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-async def test_packed_logprobs_equal_the_engines(model: Any, tmp_path: Path, temperature: float) -> None:
+async def test_logprobs_of_packed_rows_equal_those_of_the_engine(
+    model: Any, tmp_path: Path, temperature: float
+) -> None:
     """Rows packed end to end do not see each other, whatever their temperature."""
     rows = await write(tmp_path, sample(model, temperature))
     packed = load_micro_batch(SegmentReader(tmp_path), rows)
@@ -87,9 +89,11 @@ async def test_packed_logprobs_equal_the_engines(model: Any, tmp_path: Path, tem
 
 
 @pytest.mark.anyio
-async def test_router_replay_is_real(model: Any, tiny_moe: Path, tmp_path: Path) -> None:
-    """Fresh rows of an engine in bfloat16, a trainer in float32, the same weights: where the two
-    choose other experts their logprobs part, and replay brings them together."""
+async def test_router_replay_brings_engine_and_trainer_together(
+    model: Any, tiny_moe: Path, tmp_path: Path
+) -> None:
+    """The engine computes in bfloat16, the trainer in float32, with the same weights. Where the two
+    choose different experts their logprobs differ, and replay removes most of the difference."""
     engine = load_model(str(tiny_moe), "bfloat16").eval()
     packed = load_micro_batch(SegmentReader(tmp_path), await write(tmp_path, sample(engine, 1.0)))
     with torch.no_grad(), capture(find_routers(model)) as chosen:
@@ -127,7 +131,7 @@ async def test_replay_makes_the_routers_choose_and_keeps_gradients(model: Any, t
     model.zero_grad()
 
 
-def test_the_clip_stops_the_push_but_not_the_way_back() -> None:
+def test_a_clipped_ratio_gets_no_gradient_away_from_one_but_back_to_it() -> None:
     engine = torch.zeros(4)
     logprobs = torch.log(torch.tensor([1.5, 0.5, 1.5, 0.5])).requires_grad_()
     advantages = torch.tensor([1.0, -1.0, -1.0, 1.0])
@@ -141,7 +145,7 @@ def test_the_clip_stops_the_push_but_not_the_way_back() -> None:
 
 @pytest.mark.anyio
 async def test_a_step_moves_probability_towards_advantage(tiny_moe: Path, tmp_path: Path) -> None:
-    """Whatever the packing, the same step; and the rewarded rows become more likely."""
+    """Any packing gives the same step, and the rewarded rows become more likely."""
     model = load_model(str(tiny_moe))
     rows = tuple(await write(tmp_path, sample(model.eval(), 1.0)))
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
@@ -192,7 +196,7 @@ async def test_token_weights_scale_the_loss_and_default_to_one(tiny_moe: Path, t
 
 
 @pytest.mark.anyio
-async def test_a_manifest_that_lies_is_refused(model: Any, tmp_path: Path) -> None:
+async def test_a_manifest_that_does_not_match_its_payload_is_refused(model: Any, tmp_path: Path) -> None:
     rows = await write(tmp_path, sample(model, 1.0))
     wrong = BatchRow(rows[0].rollout_id, rows[0].ref, 0, 999, 1, 0.0)
     with pytest.raises(PayloadError, match=r"g0\.0: row 0 is not what its manifest says"):

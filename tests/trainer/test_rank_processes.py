@@ -1,4 +1,4 @@
-"""Ranks are real processes: together they take the step that one would have taken alone."""
+"""Ranks are real processes: together they take the step that one rank would have taken alone."""
 
 import time
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from safetensors.torch import load_file
-from tests.trainer.test_trainer import sample, write
+from tests.trainer.test_step import sample, write
 
 from rollway.config.sections import TrainerConfig, TransportConfig
 from rollway.config.specs import TrainerSpec, WatchSpec
@@ -27,10 +27,10 @@ STEPS = 3
 BUDGET = 40
 
 
-def part_of(run: RunDir, model: Path, ranks: int) -> TrainerSpec:
+def spec_of(run: RunDir, model: Path, ranks: int, **settings: Any) -> TrainerSpec:
     run.make_folders()
     return TrainerSpec(
-        trainer=TrainerConfig(ranks=ranks, lr=1e-3, weight_decay=0.1),
+        trainer=TrainerConfig(ranks=ranks, lr=1e-3, weight_decay=0.1, **settings),
         transport=TransportConfig(),
         weights=str(model),
         optimizer="",
@@ -55,9 +55,9 @@ async def rows(tiny_moe: Path, tmp_path: Path) -> list[BatchRow]:
     return await write(payload, sample(load_model(str(tiny_moe)).eval(), 1.0))
 
 
-async def train(part: TrainerSpec, batches: list[Batch]) -> list[Published]:
-    async with start_ranks(part) as cores:
-        return [await cores.train(batch) for batch in batches]
+async def train(spec: TrainerSpec, batches: list[Batch]) -> list[Published]:
+    async with start_ranks(spec) as ranks:
+        return [await ranks.train(batch) for batch in batches]
 
 
 def weights_of(published: Published) -> dict[str, Any]:
@@ -67,8 +67,8 @@ def weights_of(published: Published) -> dict[str, Any]:
 async def test_two_ranks_take_the_steps_of_one(
     tiny_moe: Path, tmp_path: Path, rows: list[BatchRow]
 ) -> None:
-    """Over several steps, so that the optimizer's state is the same, too. One batch was packed for
-    another number of ranks, one has fewer rows than there are ranks."""
+    """Several steps show that the optimizer's state is the same, too. One batch was packed for another
+    number of ranks, and one has fewer rows than there are ranks."""
     results, payload = [], tmp_path / "payload"
     for ranks in (1, 2):
         run = RunDir(tmp_path / f"run{ranks}")
@@ -77,36 +77,49 @@ async def test_two_ranks_take_the_steps_of_one(
             batch_of(2, rows, payload, 3),
             batch_of(3, rows[:1], payload, ranks),
         ]
-        results.append(await train(part_of(run, tiny_moe, ranks), batches))
+        results.append(await train(spec_of(run, tiny_moe, ranks), batches))
         assert run.optimizer_of(PolicyVersion(STEPS)).exists()
         assert run.checkpoint(Step(STEPS)).exists()
     alone, together = results
-    for one, other in zip(alone, together, strict=True):
-        assert other.version == one.version
+    for expected, found in zip(alone, together, strict=True):
+        assert found.version == expected.version
         for name in ("loss", "grad_norm", "entropy", "ratio/mean", "mismatch_kl"):
-            assert other.metrics[name] == pytest.approx(one.metrics[name], rel=1e-3, abs=1e-6), name
+            assert found.metrics[name] == pytest.approx(expected.metrics[name], rel=1e-3, abs=1e-6), name
     before = load_file(tiny_moe / "model.safetensors")
-    expected, found = weights_of(alone[-1]), weights_of(together[-1])
-    for name, weight in expected.items():
+    weights_alone, weights_together = weights_of(alone[-1]), weights_of(together[-1])
+    for name, weight in weights_alone.items():
         moved = (weight - before[name]).norm()
         assert moved > 0, name
-        assert (found[name] - weight).norm() < 0.01 * moved, name
+        assert (weights_together[name] - weight).norm() < 0.01 * moved, name
 
 
 async def test_a_killed_rank_is_named(tiny_moe: Path, tmp_path: Path, rows: list[BatchRow]) -> None:
-    part = part_of(RunDir(tmp_path / "run"), tiny_moe, 2)
+    spec = spec_of(RunDir(tmp_path / "run"), tiny_moe, 2)
     batch = batch_of(1, rows, tmp_path / "payload", 2)
-    async with start_ranks(part) as cores:
-        await cores.train(batch)
-        cores.ranks[1].kill()
-        with pytest.raises(PartDied, match=r"trainer-core\.1 \(pid \d+\) was killed by SIGKILL"):
-            await cores.train(batch)
+    async with start_ranks(spec) as ranks:
+        await ranks.train(batch)
+        ranks.processes[1].kill()
+        with pytest.raises(PartDied, match=r"trainer-rank\.1 \(pid \d+\) was killed by SIGKILL"):
+            await ranks.train(batch)
 
 
-async def test_a_mistake_of_one_rank_is_told(
+async def test_an_error_in_one_rank_is_reported(
     tiny_moe: Path, tmp_path: Path, rows: list[BatchRow]
 ) -> None:
     wrong = [*rows[:-1], msgspec.structs.replace(rows[-1], num_tokens=rows[-1].num_tokens + 1)]
-    part = part_of(RunDir(tmp_path / "run"), tiny_moe, 2)
+    spec = spec_of(RunDir(tmp_path / "run"), tiny_moe, 2)
     with pytest.raises(PartDied, match="is not what its manifest says"):
-        await train(part, [batch_of(1, wrong, tmp_path / "payload", 2)])
+        await train(spec, [batch_of(1, wrong, tmp_path / "payload", 2)])
+
+
+async def test_only_the_newest_checkpoints_and_optimizer_states_stay(
+    tiny_moe: Path, tmp_path: Path, rows: list[BatchRow]
+) -> None:
+    run = RunDir(tmp_path / "run")
+    spec = spec_of(run, tiny_moe, 1, checkpoint_every=1, keep_checkpoints=2)
+    batches = [batch_of(step, rows[:1], tmp_path / "payload", 1) for step in (1, 2, 3)]
+    await train(spec, batches)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step_2", "step_3"]
+    assert sorted(path.name for path in run.optimizer.iterdir()) == ["step_2.pt", "step_3.pt"]
+    checkpoint = {path.name for path in run.checkpoint(Step(3)).iterdir()}
+    assert {"model.safetensors", "config.json", "optimizer.pt"} <= checkpoint
