@@ -34,8 +34,8 @@ class Learner:
         the gradient that one rank would have computed alone.
         """
         lr = self._config.lr * min(1.0, manifest.step / max(1, self._config.lr_ramp_steps))
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        for param_group in self.optimizer.param_groups:
+            param_group["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
         loss_sum, stats = 0.0, []
         for indices in self._ranks.share(manifest.ranks):

@@ -1,1 +1,1 @@
-"""Builds the tiny model of the demo, taught by an environment's answers."""
+"""Builds a tiny model for a run without one, and teaches it an environment's answers a little."""

@@ -11,10 +11,14 @@ from ..observe.console import Screen
 from ..rundir.rundir import RunDir
 from .recipe import WarmupEnded, WarmupMessage, WarmupProgress
 
-_said: msgspec.msgpack.Decoder[WarmupMessage] = msgspec.msgpack.Decoder(WarmupMessage)
+LINE_EVERY = 50
+"""Every this many steps the progress stays on the screen as a line; in between it is the status line."""
+
+_messages: msgspec.msgpack.Decoder[WarmupMessage] = msgspec.msgpack.Decoder(WarmupMessage)
 
 
 def warmup_spec(config: RunConfig) -> WarmupSpec | None:
+    """Return what the warm-up's process needs; None if the run file has no [warmup] section."""
     if config.warmup is None:
         return None
     return WarmupSpec(
@@ -27,24 +31,26 @@ def warmup_spec(config: RunConfig) -> WarmupSpec | None:
     )
 
 
-async def build_model(part: WarmupSpec, run: RunDir, screen: Screen) -> None:
-    """Run the warm-up in a process of its own, showing how far it is."""
-    wants = part.warmup
+async def build_model(spec: WarmupSpec, run: RunDir, screen: Screen) -> None:
+    """Run the warm-up in its process, and show its progress."""
+    goal = spec.warmup.solve_rate
     screen.line(
-        f"Building {part.model.path}: imitating '{part.env.id}' to a solve rate of {wants.solve_rate}"
+        f"Warm-up: building a small model at {spec.model.path} and teaching it answers of "
+        f"'{spec.env.id}' until it solves {goal:.0%} of the tasks"
     )
     log = run.logs / "warmup.log"
     async with child.start("warmup", "rollway.warmup.imitate:main", log=log) as process:
-        await process.begin_with(msgspec.msgpack.encode(part))
+        await process.begin_with(msgspec.msgpack.encode(spec))
         while (frame := await process.pipe.receive()) is not None:
-            match _said.decode(frame):
-                case WarmupProgress(step=step, loss=loss, solve_rate=solved):
-                    text = f"Warm-up step {step} | Loss: {loss:.3f} | Solve rate: {solved:.3f}"
-                    (screen.line if step % 50 == 0 or solved >= wants.solve_rate else screen.status)(
-                        text
-                    )
-                case WarmupEnded(error=error):
-                    if error:
-                        raise ModelError(error)
+            match _messages.decode(frame):
+                case WarmupProgress(step=step, loss=loss, solve_rate=solve_rate):
+                    text = f"Warm-up step {step} | Loss: {loss:.3f} | Solve rate: {solve_rate:.3f}"
+                    if step % LINE_EVERY == 0 or solve_rate >= goal:
+                        screen.line(text)
+                    else:
+                        screen.status(text)
+                case WarmupEnded(error=""):
                     return
+                case WarmupEnded(error=error):
+                    raise ModelError(error)
         raise PartDied(f"the warm-up died{last_words_in(log)}")

@@ -1,6 +1,7 @@
-"""The warm-up: a tiny model learns to imitate an environment's answers, but only a little.
+"""The warm-up: teaches a tiny model to imitate an environment's answers, but only a little.
 
-Reinforcement needs something to reinforce; this stops as soon as a right answer is likely enough.
+Reinforcement learning needs right answers to reinforce. The warm-up stops as soon as the model gives
+them often enough.
 """
 
 import itertools
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 import torch
 
+from ..config.sections import WarmupConfig
 from ..config.specs import WarmupSpec
 from ..envs.in_lane import EnvSpec
 from ..errors import ConfigError, ModelError, RollwayError
@@ -25,81 +27,84 @@ from ..records.task import Message
 from ..wire.pipe import BlockingPipe
 from .recipe import RECIPE, WarmupEnded, WarmupProgress, recipe
 
+Example = tuple[list[int], list[int]]
+"""The ids of a prompt and the ids of its answer."""
+
 REPORT_EVERY = 10
 RAMP_STEPS = 20
 SEED_OFFSET = 1_000_003
-"""Warm-up tasks are not the ones the run trains on."""
+"""Added to the seed, so that the warm-up does not see the tasks that the run trains on."""
 
 
-def warm_up(part: WarmupSpec, pipe: BlockingPipe) -> None:
-    """Build the model in a folder beside `model.path`, and give it that name when it is done."""
-    target = Path(part.model.path)
+def warm_up(spec: WarmupSpec, pipe: BlockingPipe) -> None:
+    """Build the model in a folder beside `model.path`, and rename the folder when the model is done."""
+    target = Path(spec.model.path)
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         vocab_size = write_tokenizer(partial)
-        torch.manual_seed(part.seed)
+        torch.manual_seed(spec.seed)
         eos_id = Tokenizer(str(partial)).convert_tokens_to_ids("<|im_end|>")
-        model = tiny_model(TinyShape(), vocab_size, eos_id, part.max_context)
-        _imitate(model, _examples(part, str(partial)), part, pipe)
+        model = tiny_model(TinyShape(), vocab_size, eos_id, spec.max_context)
+        _imitate(model, _examples(spec, str(partial)), spec.warmup, pipe)
         save_weights(model, partial)
-        (partial / RECIPE).write_bytes(recipe(part))
+        (partial / RECIPE).write_bytes(recipe(spec))
         os.replace(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _examples(part: WarmupSpec, folder: str) -> Iterator[tuple[list[int], list[int]]]:
-    """Prompt ids and answer ids of the environment's tasks, for ever."""
-    rendering = SyncRenderer(msgspec.structs.replace(part.model, path=folder))
+def _examples(spec: WarmupSpec, folder: str) -> Iterator[Example]:
+    """Yield the environment's tasks forever, in another order in each epoch."""
+    renderer = SyncRenderer(msgspec.structs.replace(spec.model, path=folder))
     tokenizer = Tokenizer(folder)
-    args = msgspec.json.encode(part.env.args)
+    args = msgspec.json.encode(spec.env.args)
     for epoch in itertools.count():
-        env = EnvSpec(part.env.id, args, part.seed + SEED_OFFSET + epoch).build()
+        env = EnvSpec(spec.env.id, args, spec.seed + SEED_OFFSET + epoch).build()
         system = [Message("system", env.system_prompt)] if env.system_prompt else []
         tasks = iter(env.tasks())
         first = next(tasks, None)
         if first is None:
-            raise ConfigError(f"warm-up needs tasks; '{part.env.id}' has none")
+            raise ConfigError(f"the warm-up needs tasks, but '{spec.env.id}' has none")
         for task in itertools.chain([first], tasks):
             if not isinstance(task.answer, str):
-                raise ConfigError(f"warm-up needs tasks with a text answer; '{part.env.id}' has none")
-            prompt = rendering.prompt([*system, Message("user", task.prompt)])
-            yield prompt, [*tokenizer.encode(task.answer), rendering.stop_ids[0]]
+                raise ConfigError(
+                    f"the warm-up needs tasks with a text answer, but the answer of task '{task.id}' of "
+                    f"'{spec.env.id}' is {type(task.answer).__name__}; remove [warmup] to use a model "
+                    "folder"
+                )
+            prompt = renderer.prompt([*system, Message("user", task.prompt)])
+            yield prompt, [*tokenizer.encode(task.answer), renderer.stop_ids[0]]
 
 
-def _imitate(
-    model: Any, examples: Iterator[tuple[list[int], list[int]]], part: WarmupSpec,
-    pipe: BlockingPipe,
-) -> None:  # fmt: skip
-    """Supervised steps until the mean probability of a whole answer reaches the solve rate."""
-    wants = part.warmup
-    optimizer = torch.optim.AdamW(model.parameters(), lr=wants.lr, betas=(0.9, 0.95))
+def _imitate(model: Any, examples: Iterator[Example], config: WarmupConfig, pipe: BlockingPipe) -> None:
+    """Take supervised steps until the mean probability of a whole answer reaches the solve rate."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95))
     model.train()
-    recent = 0.0
-    for step in range(1, wants.max_steps + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = wants.lr * min(1.0, step / RAMP_STEPS)
-        loss, solved = _likelihood(model, list(itertools.islice(examples, wants.batch_size)))
+    solve_rate = 0.0
+    for step in range(1, config.max_steps + 1):
+        for param_group in optimizer.param_groups:
+            param_group["lr"] = config.lr * min(1.0, step / RAMP_STEPS)
+        loss, probability = _likelihood(model, list(itertools.islice(examples, config.batch_size)))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        recent = 0.7 * recent + 0.3 * solved
-        done = recent >= wants.solve_rate
-        if done or step % REPORT_EVERY == 0:
-            pipe.send(msgspec.msgpack.encode(WarmupProgress(step, loss.item(), recent)))
-        if done:
+        solve_rate = 0.7 * solve_rate + 0.3 * probability
+        is_done = solve_rate >= config.solve_rate
+        if is_done or step % REPORT_EVERY == 0:
+            pipe.send(msgspec.msgpack.encode(WarmupProgress(step, loss.item(), solve_rate)))
+        if is_done:
             return
     raise ModelError(
-        f"warm-up reached a solve rate of {recent:.3f} in {wants.max_steps} steps, not "
-        f"{wants.solve_rate}; raise warmup.max_steps or warmup.lr"
+        f"the warm-up reached a solve rate of {solve_rate:.3f} in {config.max_steps} steps, not "
+        f"{config.solve_rate}; raise warmup.max_steps or warmup.lr"
     )
 
 
-def _likelihood(model: Any, examples: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, float]:
-    """Mean loss of an answer's token, and mean probability of a whole answer."""
+def _likelihood(model: Any, examples: list[Example]) -> tuple[torch.Tensor, float]:
+    """Return the mean loss of an answer's tokens, and the mean probability of a whole answer."""
     width = max(len(prompt) + len(answer) for prompt, answer in examples)
     ids = torch.zeros(len(examples), width, dtype=torch.long)
     mask = torch.zeros(len(examples), width, dtype=torch.bool)
@@ -113,7 +118,7 @@ def _likelihood(model: Any, examples: list[tuple[list[int], list[int]]]) -> tupl
 
 
 def main(name: str, sock: socket.socket) -> None:
-    """The warm-up's process."""
+    """Run the warm-up in its process."""
     pipe = BlockingPipe(sock)
     first = pipe.receive()
     if first is None:

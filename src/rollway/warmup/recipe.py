@@ -1,4 +1,7 @@
-"""What a warmed-up model was built from, and what its warm-up says. Imports nothing heavy."""
+"""The settings that a warmed-up model was built with, and the messages of the warm-up's process.
+
+This module imports nothing heavy, so that the command line can use it.
+"""
 
 import json
 from pathlib import Path
@@ -10,11 +13,11 @@ from ..config.specs import WarmupSpec
 from ..errors import ConfigError
 
 RECIPE = "warmup.json"
-"""Kept beside the weights."""
+"""The file beside the weights that holds the recipe."""
 
 
 class WarmupProgress(Struct, frozen=True, tag="progress"):
-    """How far the warm-up is."""
+    """The warm-up has taken another few steps."""
 
     step: int
     loss: float
@@ -22,7 +25,7 @@ class WarmupProgress(Struct, frozen=True, tag="progress"):
 
 
 class WarmupEnded(Struct, frozen=True, tag="ended"):
-    """It is done; `error` says why it could not be."""
+    """The warm-up has ended; `error` is empty if the model is built."""
 
     error: str = ""
 
@@ -30,23 +33,23 @@ class WarmupEnded(Struct, frozen=True, tag="ended"):
 WarmupMessage = WarmupProgress | WarmupEnded
 
 
-def recipe(part: WarmupSpec) -> bytes:
-    """Two configs with the same recipe give the same model."""
-    kept = {
-        "warmup": part.warmup,
-        "env": part.env.id,
-        "args": part.env.args,
-        "renderer": part.model.renderer,
-        "template": part.model.template,
-        "max_context": part.max_context,
-        "seed": part.seed,
+def recipe(spec: WarmupSpec) -> bytes:
+    """Return the settings that decide the weights. The same recipe gives the same model."""
+    settings = {
+        "warmup": spec.warmup,
+        "env": spec.env.id,
+        "args": spec.env.args,
+        "renderer": spec.model.renderer,
+        "template": spec.model.template,
+        "max_context": spec.max_context,
+        "seed": spec.seed,
     }
-    return msgspec.json.encode(kept, order="deterministic")
+    return msgspec.json.encode(settings, order="deterministic")
 
 
-def is_built(part: WarmupSpec) -> bool:
-    """Whether the model is there; refuses one that was built otherwise."""
-    folder = Path(part.model.path)
+def is_built(spec: WarmupSpec) -> bool:
+    """Return whether the model exists. Raise if it was built in another way or with other settings."""
+    folder = Path(spec.model.path)
     if not folder.exists():
         return False
     try:
@@ -56,9 +59,9 @@ def is_built(part: WarmupSpec) -> bool:
             f"model.path '{folder}' exists but was not built by a warm-up; remove [warmup] to use it, "
             "or choose another path"
         ) from None
-    if json.loads(built) != json.loads(recipe(part)):
+    if json.loads(built) != json.loads(recipe(spec)):
         raise ConfigError(
             f"model.path '{folder}' was built with other warm-up settings; delete the folder to build "
-            "it anew, or choose another path"
+            "it again, or choose another path"
         )
     return True
