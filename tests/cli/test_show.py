@@ -55,8 +55,8 @@ async def settle(run: RunDir) -> None:
                     Timing(0, 0, 0, 0))  # fmt: skip
     id = RolloutId("g3.0")
     async with open_ledger(run.ledger) as ledger:
-        await ledger.dispatched(id, GroupId(3), "sort", "7", PolicyVersion(1))
-        await ledger.settled(Settled(id, 1, WorkerName("w"), scored))
+        await ledger.record_dispatch(id, GroupId(3), "sort", "7", PolicyVersion(1))
+        await ledger.record_settled(Settled(id, 1, WorkerName("w"), scored))
 
 
 def said(*args: str) -> str:

@@ -1,7 +1,8 @@
-"""The ledger keeps everything written."""
+"""The ledger commits everything that is written to it."""
 
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ async def test_a_bad_statement_ends_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_what_was_queued_survives_a_failing_run(tmp_path: Path) -> None:
+async def test_everything_queued_is_committed_when_the_run_fails(tmp_path: Path) -> None:
     async def failing_run() -> None:
         async with open_ledger(tmp_path / "run.db") as ledger:
             for n in range(200):
@@ -53,11 +54,24 @@ async def test_what_was_queued_survives_a_failing_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_file_that_is_no_ledger_is_refused_before_anything_waits_for_it(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_database_is_refused_at_once(tmp_path: Path) -> None:
     path = tmp_path / "run.db"
-    path.write_bytes(b"no database " * 100)
+    path.write_bytes(b"not a database " * 100)
     with pytest.raises(RunDirError, match=r"the ledger .*run\.db cannot be used: .*not a database"):
         async with open_ledger(path):
-            pytest.fail("it was opened")
+            pytest.fail("the file was opened")
     with pytest.raises(RunDirError, match=r"cannot be used: .*--clean"):
         restore(path, [], [], lambda ref: True)
+
+
+@pytest.mark.anyio
+async def test_a_flush_after_a_bad_statement_raises_and_so_does_every_later_call(tmp_path: Path) -> None:
+    async def failing_run() -> None:
+        async with open_ledger(tmp_path / "run.db") as ledger:
+            await ledger.write("INSERT INTO nowhere VALUES (1)")
+            for call in (ledger.flush, ledger.flush, partial(ledger.write, INSERT, "r0", 1)):
+                with pytest.raises(sqlite3.OperationalError, match="no such table"):
+                    await call()
+
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):
+        await failing_run()

@@ -1,4 +1,4 @@
-"""Steps that were trained and not reported get their line from what is written elsewhere."""
+"""Steps that were trained but not reported get their line from the ledger and the trainer's records."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from rollway.records.batch import BatchManifest, BatchRow
 from rollway.records.engine import Published
 from rollway.records.ids import PolicyVersion, RolloutId, Step
 from rollway.records.payload import PayloadRef
-from rollway.resume.unreported import report_the_rest
+from rollway.resume.unreported import report_unreported_steps
 from rollway.rundir.rundir import STABLE, RunDir, write_whole
 
 pytestmark = pytest.mark.anyio
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.anyio
 BATCH = {"reward/all/mean": 0.5, "scored/tokens": 400.0, "scored/rollouts": 8.0}
 
 
-async def shipped(run: RunDir, step: int) -> None:
+async def ship(run: RunDir, step: int) -> None:
     async with open_ledger(run.ledger) as ledger:
-        await ledger.shipped(Step(step), [], BATCH)
+        await ledger.record_shipped(Step(step), [], BATCH)
 
 
-def published(run: RunDir, step: int, at_s: float) -> None:
+def publish(run: RunDir, step: int, at_s: float) -> None:
     folder = run.weights_of(PolicyVersion(step))
     write_whole(
         folder / STABLE,
@@ -47,42 +47,42 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
-async def test_a_line_is_made_of_the_ledger_and_the_trainers_record(run: RunDir) -> None:
+async def test_a_missing_line_is_made_from_the_ledger_and_the_trainers_record(run: RunDir) -> None:
     for step in (1, 2, 3):
-        await shipped(run, step)
-        published(run, step, at_s=1000.0 + 4 * step)
-    report_the_rest(run, Step(3))
+        await ship(run, step)
+        publish(run, step, at_s=1000.0 + 4 * step)
+    report_unreported_steps(run, Step(3))
     first, second, third = lines(run)
-    assert first == {"step": 1, "loss": 9}, "what was reported stays"
+    assert first == {"step": 1, "loss": 9}, "a reported step keeps its line"
     assert second == {
         "step": 2, **BATCH, "loss": 0.2, "time/step": 4.0, "throughput/tokens": 100.0,
         "throughput/rollouts": 2.0, "time": 1008.0, "stalls": [],
     }  # fmt: skip
     assert (third["step"], third["loss"], third["time"]) == (3, 0.3, 1012.0)
-    report_the_rest(run, Step(3))
-    assert len(lines(run)) == 3, "and only once"
+    report_unreported_steps(run, Step(3))
+    assert len(lines(run)) == 3, "a second call adds nothing"
 
 
-async def test_weights_that_are_gone_leave_what_the_batch_said(run: RunDir) -> None:
-    await shipped(run, 2)
-    await shipped(run, 3)
-    published(run, 3, at_s=1000.0)
-    report_the_rest(run, Step(3))
+async def test_a_step_whose_weights_are_gone_has_the_metrics_of_its_batch(run: RunDir) -> None:
+    await ship(run, 2)
+    await ship(run, 3)
+    publish(run, 3, at_s=1000.0)
+    report_unreported_steps(run, Step(3))
     assert lines(run)[1:] == [
         {"step": 2, **BATCH, "stalls": []},
         {"step": 3, **BATCH, "loss": 0.3, "time": 1000.0, "stalls": []},
     ]
 
 
-async def test_without_a_ledger_there_is_still_the_manifest(run: RunDir) -> None:
+async def test_a_step_that_is_not_in_the_ledger_has_the_metrics_of_its_manifest(run: RunDir) -> None:
     rows = tuple(
-        BatchRow(RolloutId(id), PayloadRef("s", 0, 1), row, 10, 5, 0.5)
-        for id, row in (("g0.0", 0), ("g0.0", 1), ("g0.1", 0))
+        BatchRow(RolloutId(name), PayloadRef("s", 0, 1), row, 10, 5, 0.5)
+        for name, row in (("g0.0", 0), ("g0.0", 1), ("g0.1", 0))
     )
     manifest = BatchManifest(Step(2), PolicyVersion(1), rows, (((0, 1), (2,)),))
     write_whole(run.manifest(Step(2)), msgspec.json.encode(manifest))
-    published(run, 2, at_s=1000.0)
-    report_the_rest(run, Step(2))
+    publish(run, 2, at_s=1000.0)
+    report_unreported_steps(run, Step(2))
     assert lines(run)[1:] == [
         {"step": 2, "batch/rollouts": 2, "batch/rows": 3, "batch/tokens": 30, "batch/micro_batches": 2,
          "loss": 0.2, "time": 1000.0, "stalls": []}

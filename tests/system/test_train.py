@@ -27,7 +27,7 @@ def test_a_whole_run_its_refusal_and_its_resumption(work: Workspace, rollway: Ro
     again = rollway("train", work.file)
     assert again.code == 1
     assert again.err.count("\n") == 1
-    assert "--resume goes on, --clean starts over" in again.err
+    assert "--resume continues it, --clean starts over" in again.err
     assert "Nothing to do" in rollway("train", work.file, "--resume").out
     more = work.train("--resume", "--set", "max_steps=6")
     assert more.returncode == 0, more.stderr

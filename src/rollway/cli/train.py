@@ -24,7 +24,7 @@ from ..observe.console import Screen
 from ..observe.prometheus import serve_metrics
 from ..orchestrator.shell.advantage import check
 from ..records.restored import StartPoint
-from ..resume.resume import start_point
+from ..resume.resume import find_start_point
 from ..rundir.rundir import RunDir, without_none
 from ..warmup.build import build_model, warmup_spec
 from ..warmup.recipe import is_built
@@ -70,7 +70,7 @@ def train(
     if clean:
         directory.clean()
     with directory.lock():
-        start = start_point(config, directory, resume=resume)
+        start = find_start_point(config, directory, resume=resume)
         if start.first_step > config.max_steps:
             typer.echo(f"Nothing to do: {directory.path} has trained {config.max_steps} steps")
             return

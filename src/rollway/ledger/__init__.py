@@ -1,1 +1,1 @@
-"""The run's memory: every rollout's life, in SQLite."""
+"""The run's memory: what became of every rollout, in SQLite."""

@@ -1,4 +1,4 @@
-"""One SQLite file per run. Writes are queued, batched and done in the thread lane."""
+"""Writes the ledger, one SQLite file per run. Statements are queued and committed in the thread lane."""
 
 import asyncio
 import sqlite3
@@ -14,17 +14,17 @@ from ..errors import RunDirError
 from ..loop.lanes.lanes import thread, thread_to_the_end
 from ..records.group import Fate
 from ..records.ids import GroupId, PolicyVersion, RolloutId, Step
-from ..records.rollout import Cancelled, Failed, Scored, Settled
+from ..records.rollout import Cancelled, Failed, Outcome, Scored, Settled
 from ..records.task import Pool, Split, Task
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
     group_id INTEGER PRIMARY KEY,
     env TEXT NOT NULL,
-    task BLOB NOT NULL,        -- msgpack: what a restart gives to rollouts that it runs again
+    task BLOB NOT NULL,        -- msgpack: for rollouts that a resumed run starts again
     version INTEGER NOT NULL,
-    position INTEGER NOT NULL, -- of the environment's next task, after this one
-    fate TEXT                  -- NULL while it is open or waits to be shipped; eval: never trains
+    position INTEGER NOT NULL, -- where the environment's next task is, after this one
+    fate TEXT                  -- NULL while it is open or not shipped yet; eval: never trains
 );
 CREATE TABLE IF NOT EXISTS rollouts (
     rollout_id TEXT PRIMARY KEY,
@@ -44,14 +44,14 @@ CREATE TABLE IF NOT EXISTS rollouts (
     first_version INTEGER,
     last_version INTEGER,
     segment TEXT, offset INTEGER, length INTEGER,
-    record BLOB,               -- msgpack: how it settled, whole
+    record BLOB,               -- msgpack: the complete record of how it settled
     step INTEGER               -- the step it trained in
 );
 CREATE INDEX IF NOT EXISTS rollouts_by_group ON rollouts (group_id);
 CREATE TABLE IF NOT EXISTS pools (
     env TEXT NOT NULL,
     task_id TEXT NOT NULL,
-    pool TEXT NOT NULL,        -- easy, hard; a task that is in neither has no line
+    pool TEXT NOT NULL,        -- easy or hard; a task in the normal pool is not in this table
     task BLOB NOT NULL,
     PRIMARY KEY (env, task_id)
 );
@@ -66,7 +66,7 @@ CREATE TABLE IF NOT EXISTS steps (
 );
 CREATE TABLE IF NOT EXISTS reports (
     step INTEGER PRIMARY KEY,
-    metrics BLOB NOT NULL      -- msgpack: what its batch says, for whoever reports the step
+    metrics BLOB NOT NULL      -- msgpack: the metrics of its batch, for the report of the step
 );
 """
 TRAINED = (
@@ -75,17 +75,22 @@ TRAINED = (
 MAX_QUEUED = 50_000
 
 Statement = tuple[str, tuple[Any, ...]]
+LedgerEntry = Statement | asyncio.Future[None] | None
+"""A statement to commit, a future to resolve once all before it is committed, or None: the end."""
 
 
 class Ledger:
-    """Write-behind: `write` queues a statement, one task commits what has gathered."""
+    """Records what happens in a run. Each call queues statements, which `commit_queued` commits.
+
+    A call returns before its statement is committed; `flush` waits for that.
+    """
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self._queue: asyncio.Queue[Statement | asyncio.Future[None] | None] = asyncio.Queue(MAX_QUEUED)
+        self._queue: asyncio.Queue[LedgerEntry] = asyncio.Queue(MAX_QUEUED)
         self._failed: sqlite3.Error | None = None
 
-    async def opened(
+    async def record_group(
         self,
         group_id: GroupId,
         env: str,
@@ -94,7 +99,7 @@ class Ledger:
         position: int,
         split: Split,
     ) -> None:
-        """A group's rollouts are about to start, or some of them once more."""
+        """Record that a group's rollouts are about to start, for the first time or after a resume."""
         await self.write(
             "INSERT OR REPLACE INTO groups (group_id, env, task, version, position, fate) "
             "VALUES (?, ?, ?, ?, ?, ?)",
@@ -102,11 +107,12 @@ class Ledger:
             "eval" if split == "eval" else None,
         )  # fmt: skip
 
-    async def closed(self, group_id: GroupId, fate: Fate) -> None:
+    async def record_fate(self, group_id: GroupId, fate: Fate) -> None:
+        """Record what became of a closed group."""
         await self.write("UPDATE groups SET fate = ? WHERE group_id = ?", fate, group_id)
 
-    async def pooled(self, env: str, task: Task, pool: Pool | None) -> None:
-        """A task is in this pool from now on; None: in none."""
+    async def record_pool(self, env: str, task: Task, pool: Pool | None) -> None:
+        """Record the pool that a task is in from now on; None is the normal pool."""
         if pool is None:
             await self.write("DELETE FROM pools WHERE env = ? AND task_id = ?", env, task.id)
             return
@@ -115,43 +121,36 @@ class Ledger:
             env, task.id, pool, msgspec.msgpack.encode(task),
         )  # fmt: skip
 
-    async def evaluated(self, version: PolicyVersion) -> None:
-        """The evaluation of a version is over and told."""
+    async def record_eval(self, version: PolicyVersion) -> None:
+        """Record that the evaluation of a version is over and reported."""
         await self.write("INSERT OR REPLACE INTO evals VALUES (?, ?)", version, time.time())
 
-    async def dispatched(
-        self, id: RolloutId, group_id: GroupId, env: str, task_id: str, version: PolicyVersion
+    async def record_dispatch(
+        self, rollout_id: RolloutId, group_id: GroupId, env: str, task_id: str, version: PolicyVersion
     ) -> None:
-        """Also of a rollout that a restart runs again: it is as if it had not run before."""
+        """Record the start of a rollout, and replace the record of an earlier start."""
         await self.write(
             "INSERT OR REPLACE INTO rollouts (rollout_id, group_id, env, task_id, dispatched_version, "
             "dispatched_s) VALUES (?, ?, ?, ?, ?, ?)",
-            id, group_id, env, task_id, version, time.time(),
+            rollout_id, group_id, env, task_id, version, time.time(),
         )  # fmt: skip
 
-    async def settled(self, settled: Settled) -> None:
-        outcome = settled.outcome
-        scored = outcome if isinstance(outcome, Scored) else None
-        ref = scored.ref if scored else None
-        boundary = outcome.boundary if isinstance(outcome, Failed) else None
-        error = outcome.reason if isinstance(outcome, Cancelled) else getattr(outcome, "error", None)
+    async def record_settled(self, settled: Settled) -> None:
+        """Record the end of a rollout."""
         await self.write(
             "UPDATE rollouts SET outcome = ?, attempt = ?, worker = ?, settled_s = ?, "
             "num_settled = num_settled + 1, reward = ?, boundary = ?, error = ?, "
             "first_version = ?, last_version = ?, segment = ?, offset = ?, length = ?, record = ? "
             "WHERE rollout_id = ?",
-            type(outcome).__name__.lower(), settled.attempt, settled.worker, time.time(),
-            scored and scored.reward, boundary, error,
-            scored and scored.first_version, scored and scored.last_version,
-            ref and ref.segment, ref and ref.offset, ref and ref.length,
-            msgspec.msgpack.encode(settled), settled.rollout_id,
+            type(settled.outcome).__name__.lower(), settled.attempt, settled.worker, time.time(),
+            *_outcome_values(settled.outcome), msgspec.msgpack.encode(settled), settled.rollout_id,
         )  # fmt: skip
 
-    async def shipped(
-        self, step: Step, trained: Iterable[RolloutId], metrics: Mapping[str, float]
+    async def record_shipped(
+        self, step: Step, rollout_ids: Iterable[RolloutId], metrics: Mapping[str, float]
     ) -> None:
-        """A batch went to the trainer; `metrics` are told of it once it is trained, if need be by a
-        restart."""
+        """Record that a batch of these rollouts went to the trainer. Its `metrics` are reported once it
+        is trained, by a resumed run if this one ends before."""
         await self.write(
             "INSERT OR REPLACE INTO reports (step, metrics) VALUES (?, ?)",
             step, msgspec.msgpack.encode(metrics),
@@ -159,74 +158,77 @@ class Ledger:
         await self.write(
             "INSERT OR REPLACE INTO steps (step, shipped_s) VALUES (?, ?)", step, time.time()
         )
-        for id in trained:
-            await self.write("UPDATE rollouts SET step = ? WHERE rollout_id = ?", step, id)
+        for rollout_id in rollout_ids:
+            await self.write("UPDATE rollouts SET step = ? WHERE rollout_id = ?", step, rollout_id)
 
-    async def published(self, step: Step) -> None:
-        """The batch is trained, and so are its groups."""
+    async def record_published(self, step: Step) -> None:
+        """Record that the batch of a step is trained, and its groups with it."""
         await self.write("UPDATE steps SET published_s = ? WHERE step = ?", time.time(), step)
         await self.write(TRAINED, step)
 
     async def write(self, sql: str, *values: Any) -> None:
-        """Queue a statement; waits when the disk is far behind."""
+        """Queue a statement; wait if the disk is far behind."""
         if self._failed is not None:
             raise self._failed
         await self._queue.put((sql, values))
 
     async def flush(self) -> None:
-        """Until everything written so far is committed."""
-        done = asyncio.get_running_loop().create_future()
+        """Wait until everything queued so far is committed."""
         if self._failed is not None:
             raise self._failed
-        await self._queue.put(done)
-        await done
+        flushed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await self._queue.put(flushed)
+        await flushed
 
-    async def _commit_all(self) -> None:
-        """Commit in batches until told to stop, each batch in the thread lane."""
+    async def commit_queued(self) -> None:
+        """Commit what is queued, as one transaction each time, until `close` is called."""
         with closing(self._db) as db:
-            done = False
-            while not done:
-                batch = [await self._queue.get()]
-                while not self._queue.empty():
-                    batch.append(self._queue.get_nowait())
-                done = None in batch
+            is_closed = False
+            while not is_closed:
+                entries = [await self._queue.get(), *self._take_queued()]
+                is_closed = None in entries
+                statements = [entry for entry in entries if isinstance(entry, tuple)]
+                flushes = [entry for entry in entries if isinstance(entry, asyncio.Future)]
                 try:
-                    await thread_to_the_end(_commit, db, [one for one in batch if type(one) is tuple])
+                    await thread_to_the_end(_commit, db, statements)
                 except sqlite3.Error as error:
-                    self._fail(batch, error)
+                    self._fail(flushes, error)
                     raise
-                for one in batch:
-                    if isinstance(one, asyncio.Future) and not one.done():
-                        one.set_result(None)
+                for flushed in flushes:
+                    if not flushed.done():
+                        flushed.set_result(None)
 
-    def _fail(self, batch: list[Any], error: sqlite3.Error) -> None:
-        """Whoever waits hears of it, and so does whoever writes from now on."""
+    def _take_queued(self) -> list[LedgerEntry]:
+        return [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+
+    def _fail(self, flushes: list[asyncio.Future[None]], error: sqlite3.Error) -> None:
+        """Pass an error of the database to every call that waits for `flush`, and to all later calls."""
         self._failed = error
-        while not self._queue.empty():
-            batch.append(self._queue.get_nowait())
-        for one in batch:
-            if isinstance(one, asyncio.Future) and not one.done():
-                one.set_exception(error)
+        waiting = [entry for entry in self._take_queued() if isinstance(entry, asyncio.Future)]
+        for flushed in [*flushes, *waiting]:
+            if not flushed.done():
+                flushed.set_exception(error)
 
-    async def _stop(self) -> None:
+    async def close(self) -> None:
+        """End `commit_queued` once everything queued so far is committed."""
         await self._queue.put(None)
 
 
 @asynccontextmanager
 async def open_ledger(path: Path) -> AsyncIterator[Ledger]:
-    """The ledger of a run; leaving the block commits what is queued."""
-    ledger = Ledger(await thread(_opened, path))
-    committing = asyncio.create_task(ledger._commit_all(), name="ledger")
+    """Open the ledger of a run. Leaving the block commits what is queued."""
+    ledger = Ledger(await thread(_open_database, path))
+    committing = asyncio.create_task(ledger.commit_queued(), name="ledger")
     try:
         yield ledger
     finally:
         if not committing.done():
-            await ledger._stop()
+            await ledger.close()
         await asyncio.shield(committing)
 
 
-def _opened(path: Path) -> sqlite3.Connection:
-    """The database with its tables; one that cannot be used is refused before anything is queued."""
+def _open_database(path: Path) -> sqlite3.Connection:
+    """Open the database and create its tables. Raise if the file is not a database."""
     db = None
     try:
         db = sqlite3.connect(path, check_same_thread=False)
@@ -241,10 +243,22 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def unusable(path: Path, error: sqlite3.Error) -> RunDirError:
+    """Return the error for a ledger that cannot be read or written."""
     return RunDirError(f"the ledger {path} cannot be used: {error}; --clean starts over without it")
 
 
-def _commit(db: sqlite3.Connection, batch: list[Statement]) -> None:
+def _outcome_values(outcome: Outcome) -> tuple[Any, ...]:
+    """Return reward, boundary, error, first and last version, segment, offset and length."""
+    match outcome:
+        case Scored(reward=reward, first_version=first, last_version=last, ref=ref):
+            return reward, None, None, first, last, ref.segment, ref.offset, ref.length
+        case Failed(boundary=boundary, error=error):
+            return None, boundary, error, None, None, None, None, None
+        case Cancelled(reason=reason):
+            return None, None, reason, None, None, None, None, None
+
+
+def _commit(db: sqlite3.Connection, statements: list[Statement]) -> None:
     with db:
-        for sql, values in batch:
+        for sql, values in statements:
             db.execute(sql, values)

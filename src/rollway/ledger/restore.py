@@ -1,9 +1,9 @@
-"""Reads back what a run had when it ended, however it ended. Blocks; not for a loop."""
+"""Reads back from the ledger what a run had not trained when it ended. Calls block."""
 
 import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -14,30 +14,30 @@ from ..records.group import ClosedGroup, Group, Member
 from ..records.ids import GroupId, RolloutId, Step
 from ..records.payload import PayloadRef
 from ..records.restored import Restored, RestoredBatch, RestoredGroup, RestoredTask
-from ..records.rollout import Cancelled, Failed, Scored, Settled
+from ..records.rollout import Failed, Scored, Settled
 from ..records.task import Task
 from .ledger import SCHEMA, TRAINED, unusable
 
 PUBLISHED = "UPDATE steps SET published_s = coalesce(published_s, ?) WHERE step = ?"
 CURSORS = "SELECT env, position, max(group_id) FROM groups WHERE fate IS NOT 'eval' GROUP BY env"
-UNFINISHED_EVALS = (
+CANCEL_UNFINISHED_EVALS = (
     "UPDATE rollouts SET outcome = 'cancelled', error = 'the run was interrupted' WHERE outcome IS NULL "
     "AND group_id IN (SELECT group_id FROM groups WHERE fate = 'eval')"
 )
-"""An evaluation that was interrupted is made anew."""
+"""An evaluation that was interrupted runs again, with new rollouts."""
 
 IsIntact = Callable[[PayloadRef], bool]
-"""Whether the columns of a ref can still be read, and are what was written."""
+"""Returns whether the columns of a ref can be read and are undamaged."""
 
 
 def restore(
     path: Path, trained: Sequence[BatchManifest], shipped: Sequence[BatchManifest], is_intact: IsIntact
 ) -> Restored:
-    """What is left to train: batches of `shipped` have a manifest and no weights yet, in order. Those of
-    `trained` have weights, though the ledger may not have heard of it.
+    """Return the batches and groups that are left to train, and correct the ledger.
 
-    A batch that lost payload is unmade: its rollouts are settled and untrained again, those without
-    payload run again. So do those that ran, failed by no fault of theirs, or were cancelled.
+    Batches of `shipped` have a manifest but no weights yet, in order. Batches of `trained` have weights,
+    though the ledger may not say so. A batch that lost payload is undone: its rollouts wait for a new
+    batch, and those without payload run again, like those that were running or cancelled.
     """
     if not path.exists():
         return Restored()
@@ -53,23 +53,22 @@ def _read(
     with closing(sqlite3.connect(path)) as db, db:
         db.executescript(SCHEMA)
         for manifest in trained:
-            _note(db, manifest)
+            _record_batch(db, manifest)
             db.execute(TRAINED, (manifest.step,))
             db.execute(PUBLISHED, (time.time(), manifest.step))
-        groups = _groups(db, is_intact)
+        groups = _read_groups(db, is_intact)
         batches: list[RestoredBatch] = []
         for manifest in shipped:
-            batch = _batch(manifest, groups, _report(db, manifest.step))
+            batch = _restore_batch(manifest, groups, _read_report(db, manifest.step))
             if batch is None:
-                break  # later ones were made of what came after
-            _note(db, manifest)
+                break  # later batches were made of later groups, and are undone with this one
+            _record_batch(db, manifest)
             batches.append(batch)
-            for one in batch.closed:
-                del groups[one.group.id]
-        _forget(db, {batch.manifest.step for batch in batches}, [one.step for one in shipped])
-        db.execute(UNFINISHED_EVALS)
-        newest = db.execute(CURSORS)
-        cursors = {env: position for env, position, _ in newest}
+            for closed in batch.closed:
+                del groups[closed.group.id]
+        _undo_batches(db, [manifest.step for manifest in shipped[len(batches) :]])
+        db.execute(CANCEL_UNFINISHED_EVALS)
+        cursors = {env: position for env, position, _ in db.execute(CURSORS)}
         last = db.execute("SELECT max(group_id) FROM groups").fetchone()[0]
         evaluated = db.execute("SELECT max(version) FROM evals").fetchone()[0]
         pooled = tuple(
@@ -80,102 +79,103 @@ def _read(
     return Restored(tuple(groups.values()), tuple(batches), cursors, next_group, pooled, evaluated)
 
 
-def _note(db: sqlite3.Connection, manifest: BatchManifest) -> None:
-    """A manifest is there before the ledger is told."""
+def _record_batch(db: sqlite3.Connection, manifest: BatchManifest) -> None:
+    """Record a batch as shipped. Its manifest is written before the ledger, which may lack it."""
     db.execute(
         "INSERT OR IGNORE INTO steps (step, shipped_s) VALUES (?, ?)", (manifest.step, time.time())
     )
-    for id in dict.fromkeys(row.rollout_id for row in manifest.rows):
-        db.execute("UPDATE rollouts SET step = ? WHERE rollout_id = ?", (manifest.step, id))
+    for rollout_id in dict.fromkeys(row.rollout_id for row in manifest.rows):
+        db.execute("UPDATE rollouts SET step = ? WHERE rollout_id = ?", (manifest.step, rollout_id))
 
 
-def _groups(db: sqlite3.Connection, is_intact: IsIntact) -> dict[GroupId, RestoredGroup]:
-    """Groups that were open, waited to be shipped, or are in a batch that was not published."""
-    ids: dict[int, list[RolloutId]] = defaultdict(list)
+def _read_groups(db: sqlite3.Connection, is_intact: IsIntact) -> dict[GroupId, RestoredGroup]:
+    """Return the groups that were open, not shipped yet, or in a batch that was not published."""
+    rollout_ids: dict[int, list[RolloutId]] = defaultdict(list)
     settled: dict[int, list[Settled]] = defaultdict(list)
-    rows = db.execute(
+    records = db.execute(
         "SELECT group_id, rollout_id, record FROM rollouts WHERE group_id IN "
         "(SELECT group_id FROM groups WHERE fate IS NULL) ORDER BY rollout_id"
     )
-    for group_id, id, record in rows:
-        ids[group_id].append(id)
+    for group_id, rollout_id, record in records:
+        rollout_ids[group_id].append(rollout_id)
         if record is not None:
             end = msgspec.msgpack.decode(record, type=Settled)
             if _is_usable(end, is_intact):
                 settled[group_id].append(end)
-    found = db.execute("SELECT group_id, env, task FROM groups WHERE fate IS NULL ORDER BY group_id")
+    groups = db.execute("SELECT group_id, env, task FROM groups WHERE fate IS NULL ORDER BY group_id")
     return {
-        id: RestoredGroup(
-            id, env, msgspec.msgpack.decode(task, type=Task), tuple(ids[id]), tuple(settled[id])
+        group_id: RestoredGroup(
+            id=group_id,
+            env=env,
+            task=msgspec.msgpack.decode(task, type=Task),
+            ids=tuple(rollout_ids[group_id]),
+            settled=tuple(settled[group_id]),
         )
-        for id, env, task in found
-        if ids[id]
+        for group_id, env, task in groups
+        if rollout_ids[group_id]
     }
 
 
 def _is_usable(end: Settled, is_intact: IsIntact) -> bool:
-    """A failure is known without payload; what was cancelled runs again."""
+    """Return whether an outcome counts: a failure needs no payload, a cancelled rollout runs again."""
     if isinstance(end.outcome, Scored):
         return is_intact(end.outcome.ref)
     return isinstance(end.outcome, Failed)
 
 
-def reports(path: Path) -> dict[Step, dict[str, float]]:
-    """What the batches of a run said, by step."""
+def read_reports(path: Path) -> dict[Step, dict[str, float]]:
+    """Return the metrics of a run's batches, by step."""
     if not path.exists():
         return {}
     with closing(sqlite3.connect(path)) as db:
         db.executescript(SCHEMA)
         steps = db.execute("SELECT step FROM reports").fetchall()
-        return {Step(step): _report(db, step) for (step,) in steps}
+        return {Step(step): _read_report(db, step) for (step,) in steps}
 
 
-def _report(db: sqlite3.Connection, step: int) -> dict[str, float]:
-    """Empty if the run ended before it was written down."""
+def _read_report(db: sqlite3.Connection, step: int) -> dict[str, float]:
+    """Return the metrics of one batch; none if the run ended before they were recorded."""
     found = db.execute("SELECT metrics FROM reports WHERE step = ?", (step,)).fetchone()
     return msgspec.msgpack.decode(found[0], type=dict[str, float]) if found else {}
 
 
-def _batch(
+def _restore_batch(
     manifest: BatchManifest, groups: dict[GroupId, RestoredGroup], metrics: dict[str, float]
 ) -> RestoredBatch | None:
-    """The batch's groups as they closed; None if some of its payload is gone."""
+    """Return a batch with its groups as they closed; None if some of its payload is gone."""
     advantages = {row.rollout_id: row.advantage for row in manifest.rows}
     closed: list[ClosedGroup] = []
     found: set[RolloutId] = set()
     for group in groups.values():
-        if not any(id in advantages for id in group.ids):
-            continue
-        members = [
-            Member(one.rollout_id, one.outcome) for one in group.settled
-            if isinstance(one.outcome, Scored)
-        ]  # fmt: skip
-        found |= {member.rollout_id for member in members}
-        closed.append(
-            ClosedGroup(
-                Group(group.id, group.env, group.task.id, tuple(members), *_others(group)),
-                tuple(advantages.get(member.rollout_id, 0.0) for member in members),
-                "trained",
-                tuple(one.rollout_id for one in members if one.rollout_id not in advantages),
-            )
-        )
-    is_whole = found >= advantages.keys()
-    return RestoredBatch(manifest, tuple(closed), metrics) if is_whole else None
+        if any(rollout_id in advantages for rollout_id in group.ids):
+            closed.append(_close_group(group, advantages))
+            found |= {member.rollout_id for member in closed[-1].group.members}
+    is_complete = found >= advantages.keys()
+    return RestoredBatch(manifest, tuple(closed), metrics) if is_complete else None
 
 
-def _others(
-    group: RestoredGroup,
-) -> tuple[tuple[tuple[RolloutId, Failed], ...], tuple[tuple[RolloutId, Cancelled], ...]]:
-    failed = tuple(
-        (one.rollout_id, one.outcome) for one in group.settled if isinstance(one.outcome, Failed)
+def _close_group(group: RestoredGroup, advantages: Mapping[RolloutId, float]) -> ClosedGroup:
+    """Return a group of a batch as it closed. Members without an advantage were left out."""
+    members: list[Member] = []
+    failed: list[tuple[RolloutId, Failed]] = []
+    for settled in group.settled:
+        match settled.outcome:
+            case Scored() as scored:
+                members.append(Member(settled.rollout_id, scored))
+            case Failed() as failure:
+                failed.append((settled.rollout_id, failure))
+    ids = [member.rollout_id for member in members]
+    return ClosedGroup(
+        Group(group.id, group.env, group.task.id, tuple(members), tuple(failed)),
+        tuple(advantages.get(rollout_id, 0.0) for rollout_id in ids),
+        "trained",
+        left_out=tuple(rollout_id for rollout_id in ids if rollout_id not in advantages),
     )
-    return failed, ()
 
 
-def _forget(db: sqlite3.Connection, kept: set[int], shipped: Sequence[int]) -> None:
-    """Unmake the batches that cannot be trained as they are."""
-    for step in shipped:
-        if step not in kept:
-            db.execute("UPDATE rollouts SET step = NULL WHERE step = ?", (step,))
-            db.execute("DELETE FROM steps WHERE step = ?", (step,))
-            db.execute("DELETE FROM reports WHERE step = ?", (step,))
+def _undo_batches(db: sqlite3.Connection, steps: Sequence[Step]) -> None:
+    """Remove batches that lost payload: their rollouts are untrained again."""
+    for step in steps:
+        db.execute("UPDATE rollouts SET step = NULL WHERE step = ?", (step,))
+        db.execute("DELETE FROM steps WHERE step = ?", (step,))
+        db.execute("DELETE FROM reports WHERE step = ?", (step,))

@@ -1,1 +1,1 @@
-"""Where an interrupted run continues, from what its run directory holds."""
+"""Finds where an interrupted run continues, and repairs what the interruption left."""

@@ -1,4 +1,4 @@
-"""Where an interrupted run goes on: its last weights, and all that was not trained. Blocks."""
+"""Finds where a run starts: from its model, or where an interrupted run stopped. Calls block."""
 
 from pathlib import Path
 
@@ -11,38 +11,40 @@ from ..records.batch import BatchManifest
 from ..records.ids import PolicyVersion, Step
 from ..records.payload import PayloadRef
 from ..records.restored import Restored, StartPoint
+from ..records.rollout import Scored
 from ..rundir.rundir import RunDir
 from ..transport.files import read_manifest, read_stable
-from .unreported import report_the_rest
+from .unreported import report_unreported_steps
 
 
-def start_point(config: RunConfig, run: RunDir, *, resume: bool) -> StartPoint:
-    """From the model, or from where the run was; an existing run is never overwritten unasked."""
+def find_start_point(config: RunConfig, run: RunDir, *, resume: bool) -> StartPoint:
+    """Return where the run starts. An existing run is resumed only on request, and never overwritten."""
     if not run.exists:
         return StartPoint(Step(1), str(Path(config.model.path).resolve()))
     if not resume:
-        raise RunDirError(f"{run.path} holds a run already: --resume goes on, --clean starts over")
-    return resume_point(config, run)
+        raise RunDirError(f"{run.path} already holds a run: --resume continues it, --clean starts over")
+    return find_resume_point(config, run)
 
 
-def resume_point(config: RunConfig, run: RunDir) -> StartPoint:
-    """From the last version that was published, with the optimizer that made it.
+def find_resume_point(config: RunConfig, run: RunDir) -> StartPoint:
+    """Return the last published version, the optimizer that made it, and all that was not trained.
 
-    What is half-written is removed: weights, batches that lost payload, payload nobody will read.
-    A step that was trained and not reported is reported now.
+    Steps that were trained but not reported are reported now. Whatever the run will make again, or never
+    read again, is removed: unfinished weights, batches that lost payload, unused payload.
     """
     published = run.last_published()
-    weights = _weights(run, published) if published else Path(config.model.path).resolve()
+    weights = _find_weights(run, published) if published else Path(config.model.path).resolve()
     if not weights.exists():
         raise RunDirError(
-            f"{run.path} cannot go on: the weights of step {published} are gone from {weights}"
+            f"{run.path} cannot be resumed: the weights of step {published} are gone from {weights}; "
+            "--clean starts over"
         )
     last = Step(published)
     run.remove_steps_after(last)
-    report_the_rest(run, last)
+    report_unreported_steps(run, last)
     reader = SegmentReader(run.payload)
-    shipped = _shipped_after(run, last)
-    trained = _last_trained(run, last)
+    shipped = _read_shipped_after(run, last)
+    trained = _read_last_trained(run, last)
     restored = restore(run.ledger, trained, shipped, lambda ref: _is_intact(reader, ref))
     _check_envs(config, run, restored)
     kept = {batch.manifest.step for batch in restored.batches}
@@ -54,20 +56,20 @@ def resume_point(config: RunConfig, run: RunDir) -> StartPoint:
     return StartPoint(
         first_step=Step(last + 1),
         weights=str(weights),
-        optimizer=_optimizer(run, published),
+        optimizer=_find_optimizer(run, published),
         restored=restored,
         generation=run.next_generation(),
     )
 
 
-def _weights(run: RunDir, version: PolicyVersion) -> Path:
-    """Where a version lies: in the run directory, or where a trainer of the user's wrote it."""
-    ours = run.weights_of(version)
-    return ours if (ours / "config.json").exists() else Path(read_stable(run, version).path)
+def _find_weights(run: RunDir, version: PolicyVersion) -> Path:
+    """Return the folder of a version: in the run directory, or where the user's trainer wrote it."""
+    folder = run.weights_of(version)
+    return folder if (folder / "config.json").exists() else Path(read_stable(run, version).path)
 
 
-def _optimizer(run: RunDir, published: PolicyVersion) -> str | None:
-    """As it was at that version; of the last checkpoint if that is gone; none before the first step."""
+def _find_optimizer(run: RunDir, published: PolicyVersion) -> str | None:
+    """Return the optimizer state of a version, or of the last checkpoint; None without either."""
     path = run.optimizer_of(published)
     if not path.exists():
         checkpoint = run.last_checkpoint()
@@ -76,24 +78,23 @@ def _optimizer(run: RunDir, published: PolicyVersion) -> str | None:
 
 
 def _check_envs(config: RunConfig, run: RunDir, restored: Restored) -> None:
-    known = {env.id for env in config.env}
-    strange = {group.env for group in restored.groups} - known
-    if strange:
+    unknown = {group.env for group in restored.groups} - {env.id for env in config.env}
+    if unknown:
         raise RunDirError(
-            f"{run.path} has rollouts of environment '{min(strange)}', which the run file does not name "
-            "any more: put it back, or --clean starts over"
+            f"{run.path} has rollouts of environment '{min(unknown)}', which the run file no longer "
+            "names: put it back, or --clean starts over"
         )
 
 
-def _shipped_after(run: RunDir, last: Step) -> list[BatchManifest]:
-    found: list[BatchManifest] = []
-    while (path := run.manifest(Step(last + len(found) + 1))).exists():
-        found.append(read_manifest(path))
-    return found
+def _read_shipped_after(run: RunDir, last: Step) -> list[BatchManifest]:
+    manifests: list[BatchManifest] = []
+    while (path := run.manifest(Step(last + len(manifests) + 1))).exists():
+        manifests.append(read_manifest(path))
+    return manifests
 
 
-def _last_trained(run: RunDir, last: Step) -> list[BatchManifest]:
-    """Those of which the ledger may not have heard."""
+def _read_last_trained(run: RunDir, last: Step) -> list[BatchManifest]:
+    """Return the manifests of the last trained steps, which the ledger may not have recorded."""
     steps = [Step(step) for step in range(max(1, last - 2), last + 1)]
     return [read_manifest(run.manifest(step)) for step in steps if run.manifest(step).exists()]
 
@@ -107,10 +108,11 @@ def _is_intact(reader: SegmentReader, ref: PayloadRef) -> bool:
 
 
 def _remove_unused(run: RunDir, reader: SegmentReader, restored: Restored) -> None:
-    members = [m for batch in restored.batches for one in batch.closed for m in one.group.members]
-    ends = [one.outcome for group in restored.groups for one in group.settled]
-    used = {one.scored.ref.segment for one in members}
-    used |= {ref.segment for end in ends if (ref := getattr(end, "ref", None))}
+    """Remove the segments that no restored rollout refers to."""
+    groups = [closed.group for batch in restored.batches for closed in batch.closed]
+    outcomes = [settled.outcome for group in restored.groups for settled in group.settled]
+    used = {member.scored.ref.segment for group in groups for member in group.members}
+    used |= {outcome.ref.segment for outcome in outcomes if isinstance(outcome, Scored)}
     for segment in reader.segments():
         if segment not in used:
             reader.remove(segment)

@@ -51,11 +51,11 @@ class Bookkeeper:
 
     async def dispatched(self, order: Dispatch) -> None:
         """Note rollouts that are about to start."""
-        await self._ledger.opened(
+        await self._ledger.record_group(
             order.group_id, order.env, order.task, order.version, order.position, order.split
         )
         for rollout_id in order.rollout_ids:
-            await self._ledger.dispatched(
+            await self._ledger.record_dispatch(
                 rollout_id, order.group_id, order.env, order.task.id, order.version
             )
             self._tracker.started(rollout_id, order.group_id, order.env, order.task)
@@ -65,7 +65,7 @@ class Bookkeeper:
         self._tracker.settled(settled.rollout_id, settled.outcome)
         if isinstance(settled.outcome, Scored):
             await self._segments.hold(settled.outcome.ref)
-        await self._ledger.settled(settled)
+        await self._ledger.record_settled(settled)
 
     def progressed(self, progress: WorkerProgress) -> None:
         self._tracker.progressed(progress)
@@ -89,7 +89,7 @@ class Bookkeeper:
     async def _report_batch(self, ship: Ship, metrics: dict[str, float]) -> None:
         step = ship.manifest.step
         trained = dict.fromkeys(row.rollout_id for row in ship.manifest.rows)
-        await self._ledger.shipped(step, trained, metrics)
+        await self._ledger.record_shipped(step, trained, metrics)
         kept = [closed for closed in ship.closed if closed.fate == "trained"]
         await self._save(self._run.saved_rollouts(step), kept)
         self._report_of(step).set_result(metrics)
@@ -98,7 +98,7 @@ class Bookkeeper:
         """Report a trained step, once everything that reads its payload has done so."""
         batch = await self._report_of(step)
         del self._reports[step]
-        await self._ledger.published(step)
+        await self._ledger.record_published(step)
         self._tracker.published()
         await self.steps.report(step, batch, trained)
 
@@ -110,7 +110,7 @@ class Bookkeeper:
 
     async def discarded(self, step: Step, closed: ClosedGroup) -> None:
         await self._save(self._run.saved_rollouts(step), [closed])
-        await self._ledger.closed(closed.group.id, closed.fate)
+        await self._ledger.record_fate(closed.group.id, closed.fate)
         await self.release(member.scored.ref for member in closed.group.members)
 
     async def evaluated(self, version: PolicyVersion, closed: ClosedGroup) -> None:
@@ -119,10 +119,10 @@ class Bookkeeper:
 
     async def eval_ended(self, version: PolicyVersion, groups: tuple[ClosedGroup, ...]) -> None:
         await self.steps.report_eval(version, groups)
-        await self._ledger.evaluated(version)
+        await self._ledger.record_eval(version)
 
     async def pooled(self, env: str, task: Task, pool: Pool | None) -> None:
-        await self._ledger.pooled(env, task, pool)
+        await self._ledger.record_pool(env, task, pool)
 
     async def release(self, refs: Iterable[PayloadRef]) -> None:
         await self._segments.release(refs)
