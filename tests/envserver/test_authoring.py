@@ -28,7 +28,7 @@ from rollway.records.rollout import Failed, Outcome, Scored
 from rollway.records.task import Task
 from rollway.records.turn import Sampling
 from rollway.testing import PolicyPrompt, ScriptedEngine, scripted_engine
-from rollway.transport.files import appear
+from rollway.transport.files import wait_for_file
 from rollway.wire.messages import Run
 
 pytestmark = pytest.mark.anyio
@@ -156,7 +156,7 @@ async def test_cancelling_reaches_plain_code_that_will_not_end(tmp_path: Path, t
         order = on.order()
         task = structs.replace(order.task, info={"mark": str(mark)})
         running = asyncio.create_task(on.runner.run(structs.replace(order, task=task), Track()))
-        await appear(mark)
+        await wait_for_file(mark)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running

@@ -1,4 +1,4 @@
-"""A run with payload, an orchestrator's side that serves it, and a line between that can be cut."""
+"""A run with payload, the orchestrator's end that serves it, and a connection that can be cut."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,15 +10,15 @@ import zmq
 import zmq.asyncio
 
 from rollway.config.load import check
-from rollway.config.sections import TransportConfig
+from rollway.config.sections import TransportConfig, ZmqTransportConfig
 from rollway.payload.blob import build
 from rollway.payload.writer import SegmentWriter
 from rollway.records.batch import BatchManifest, BatchRow
 from rollway.records.ids import PolicyVersion, RolloutId, Step
 from rollway.rundir.rundir import RunDir
 from rollway.transport.batch import Batch, BatchSender
-from rollway.transport.choose import open_shipping
-from rollway.transport.messages import FromTrainer, encode, for_trainer
+from rollway.transport.messages import FromTrainer, decode_for_trainer, encode
+from rollway.transport.open import WINDOW_BYTES, open_sender
 
 LAST = 4
 CONFIG = {"name": "run", "max_steps": LAST, "model": {"path": "m"}, "env": [{"id": "reverse-text"}]}
@@ -32,7 +32,7 @@ def new_run(folder: Any) -> RunDir:
 
 
 async def batch_of(run: RunDir, step: int, blobs: int = 3, size: int = 1000) -> BatchManifest:
-    """Rollouts of two rows each, in a segment of the run's; their tokens tell step, rollout and row."""
+    """Write rollouts of two rows each to a segment. Their tokens encode step, rollout and row."""
     rows = []
     with SegmentWriter(run.payload, f"w{step}.0", 1 << 30) as writer:
         for number in range(blobs):
@@ -51,7 +51,7 @@ def tokens(step: int, number: int, row: int) -> int:
 
 
 def check_batch(batch: Batch, step: int, blobs: int = 3) -> None:
-    """That every column is there, and is what was written."""
+    """Check that every column is there and is what was written."""
     assert batch.step == batch.version == step
     manifest, reader = batch.manifest(), batch.reader()
     seen = [int(np.unique(reader.row(row)["token_ids"]).item()) for row in manifest.rows]
@@ -59,13 +59,15 @@ def check_batch(batch: Batch, step: int, blobs: int = 3) -> None:
 
 
 @asynccontextmanager
-async def orchestrator(run: RunDir, *, first: int = 1, **wants: Any) -> AsyncIterator[BatchSender]:
-    """The orchestrator's side, serving; what goes wrong there fails the test."""
-    config = TransportConfig(manifests="zmq", **wants)
-    with open_shipping(run, config, Step(first), LAST) as shipping:
-        serving = asyncio.ensure_future(shipping.serve())
+async def orchestrator(
+    run: RunDir, *, window_bytes: int = WINDOW_BYTES, **settings: Any
+) -> AsyncIterator[BatchSender]:
+    """Serve batches as the orchestrator does. An error in there fails the test."""
+    config = TransportConfig(zmq=ZmqTransportConfig(**settings))
+    with open_sender(run, config, Step(1), LAST, window_bytes) as sender:
+        serving = asyncio.ensure_future(sender.serve())
         try:
-            yield shipping
+            yield sender
         finally:
             serving.cancel()
             with suppress(asyncio.CancelledError):
@@ -73,19 +75,21 @@ async def orchestrator(run: RunDir, *, first: int = 1, **wants: Any) -> AsyncIte
 
 
 class RawTrainer:
-    """A trainer's bare socket: says what it is told to, as often as it is told to."""
+    """The bare socket of a trainer: sends any message, any number of times."""
 
     def __init__(self, wire: Any) -> None:
         self.wire = wire
 
-    async def say(self, *messages: FromTrainer | bytes) -> None:
-        for one in messages:
-            await self.wire.send(one if isinstance(one, bytes) else encode(one))
+    async def send(self, *messages: FromTrainer | bytes) -> None:
+        for message in messages:
+            await self.wire.send(message if isinstance(message, bytes) else encode(message))
 
-    async def hear(self) -> Any:
-        return for_trainer(await asyncio.wait_for(self.wire.recv_multipart(copy=False), SOON_S))[0]
+    async def receive(self) -> Any:
+        return decode_for_trainer(await asyncio.wait_for(self.wire.recv_multipart(copy=False), SOON_S))[
+            0
+        ]
 
-    async def is_silent(self) -> bool:
+    async def gets_nothing(self) -> bool:
         return not await self.wire.poll(300)
 
 
@@ -98,7 +102,7 @@ async def raw_trainer(address: str) -> AsyncIterator[RawTrainer]:
 
 
 class Cable:
-    """A TCP connection through this process: it can be cut, and counts the bytes towards the trainer."""
+    """A TCP proxy in this process that can cut its connections and counts the bytes to the trainer."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -120,7 +124,8 @@ class Cable:
     ) -> None:
         with suppress(ConnectionError):
             while data := await reader.read(1 << 16):
-                self.num_bytes += len(data) * counts
+                if counts:
+                    self.num_bytes += len(data)
                 if self.num_bytes > self.cut_at:
                     self.cut_at = float("inf")
                     self.cut()
@@ -130,14 +135,14 @@ class Cable:
 
     def cut(self) -> None:
         ends, self._ends = self._ends, []
-        for one in ends:
-            one.transport.abort()
+        for end in ends:
+            end.transport.abort()
 
 
 @asynccontextmanager
 async def cable(address: str) -> AsyncIterator[tuple[Cable, str]]:
-    """A cable to `address`, and where to connect to it."""
-    one = Cable(int(address.rpartition(":")[2]))
-    async with await asyncio.start_server(one.connect, "127.0.0.1", 0) as server:
-        yield one, f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        one.cut()
+    """Yield a cable to `address`, and the address at which to connect to the cable."""
+    proxy = Cable(int(address.rpartition(":")[2]))
+    async with await asyncio.start_server(proxy.connect, "127.0.0.1", 0) as server:
+        yield proxy, f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        proxy.cut()

@@ -1,4 +1,4 @@
-"""Batches and versions through a directory: seen whole, in order, without polling."""
+"""Batches and versions through files: each is seen complete, in order, and without polling."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ from rollway.records.ids import PolicyVersion, Step
 from rollway.rundir.rundir import RunDir
 from rollway.transport import open_batches
 from rollway.transport.batch import Batch
-from rollway.transport.files import FileBatches, FileSender, read_manifest, read_stable
+from rollway.transport.files import FileBatches, FileSender, read_manifest, read_published
 
 pytestmark = pytest.mark.anyio
 
@@ -31,10 +31,9 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
-async def test_a_batch_arrives_once_it_is_whole(run: RunDir) -> None:
+async def test_a_batch_arrives_once_its_manifest_is_complete(run: RunDir) -> None:
     waiting = asyncio.ensure_future(anext(FileBatches(run, Step(3), 3)))
-    await asyncio.sleep(0.1)
-    assert not waiting.done()
+    assert not (await asyncio.wait([waiting], timeout=0.1))[0]
     await FileSender(run).ship(manifest(3))
     batch = await asyncio.wait_for(waiting, 10)
     assert batch.manifest() == manifest(3) == read_manifest(run.manifest(Step(3)))
@@ -43,22 +42,21 @@ async def test_a_batch_arrives_once_it_is_whole(run: RunDir) -> None:
 
 
 async def test_a_version_counts_only_when_marked_stable(run: RunDir) -> None:
-    """Wherever its weights lie."""
-    waiting = asyncio.ensure_future(FileSender(run).next_version(PolicyVersion(1)))
+    """The weights may be anywhere."""
+    waiting = asyncio.ensure_future(FileSender(run).wait_for_version(PolicyVersion(1)))
     folder = run.weights_of(PolicyVersion(1))
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"half")
-    await asyncio.sleep(0.1)
-    assert not waiting.done()
+    assert not (await asyncio.wait([waiting], timeout=0.1))[0]
     published = Published(PolicyVersion(1), "/elsewhere/step_1", {"loss": 0.5})
     await FileBatches(run, Step(1), 3).publish(published)
-    assert await asyncio.wait_for(waiting, 10) == published == read_stable(run, PolicyVersion(1))
+    assert await asyncio.wait_for(waiting, 10) == published == read_published(run, PolicyVersion(1))
 
 
-async def test_a_trainer_of_ones_own_goes_on_where_the_run_is(run: RunDir) -> None:
-    shipping = FileSender(run)
+async def test_a_trainer_continues_at_the_first_step_that_is_not_published(run: RunDir) -> None:
+    sender = FileSender(run)
     for step in (1, 2, 3):
-        await shipping.ship(manifest(step))
+        await sender.ship(manifest(step))
     taken: list[int] = []
     async with open_batches(run.path) as batches:
         async for batch in batches:
@@ -73,7 +71,7 @@ async def test_a_trainer_of_ones_own_goes_on_where_the_run_is(run: RunDir) -> No
     assert taken == [1, 2, 3, 2, 3]
 
 
-async def test_mistakes_are_named(run: RunDir, tmp_path: Path) -> None:
+async def test_a_wrong_folder_and_a_wrong_argument_are_errors(run: RunDir, tmp_path: Path) -> None:
     with pytest.raises(RunDirError, match="no run at"):
         async with open_batches(tmp_path / "nowhere"):
             pass
@@ -84,13 +82,13 @@ async def test_mistakes_are_named(run: RunDir, tmp_path: Path) -> None:
 
 async def test_waiting_can_be_cancelled(run: RunDir) -> None:
     waiting = asyncio.ensure_future(anext(FileBatches(run, Step(3), 3)))
-    await asyncio.sleep(0.05)
+    assert not (await asyncio.wait([waiting], timeout=0.1))[0]
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
 
 
-async def test_a_broken_manifest_is_named(run: RunDir) -> None:
+async def test_the_error_of_a_broken_manifest_names_it(run: RunDir) -> None:
     path = run.manifest(Step(1))
     path.parent.mkdir()
     path.write_text("{")

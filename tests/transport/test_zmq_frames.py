@@ -1,4 +1,4 @@
-"""Payload over the socket: as it was written, bounded on its way, kept until it is trained."""
+"""Payload over the socket: unchanged, bounded on its way, kept until it is trained."""
 
 import asyncio
 from pathlib import Path
@@ -39,7 +39,7 @@ from rollway.transport.messages import (
 pytestmark = pytest.mark.anyio
 
 BIG = 60_000
-"""Tokens of a row, so that a blob has about half a megabyte."""
+"""The number of tokens of a row that makes a blob of about half a megabyte."""
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def published(step: int) -> Published:
     return Published(PolicyVersion(step), f"/weights/step_{step}", {})
 
 
-async def comes_to_hold(landing: Path, steps: list[int]) -> None:
-    """Until the trainer's folder has batches of these steps, and no others follow."""
+async def wait_for_batches(landing: Path, steps: list[int]) -> None:
+    """Wait until the trainer's folder has the batches of these steps, and check that no others follow."""
     wanted = [f"rollway-batch-{step}" for step in steps]
     for _ in range(SOON_S * 20):
         if names(landing) == wanted:
@@ -63,99 +63,100 @@ async def comes_to_hold(landing: Path, steps: list[int]) -> None:
 
 
 def num_bytes(folder: Path) -> int:
-    return sum(one.stat().st_size for one in folder.iterdir())
+    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(one.name for one in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir())
 
 
-async def test_payload_lands_as_it_was_and_goes_when_trained(run: RunDir, tmp_path: Path) -> None:
-    """The next batch comes while one is trained, and no further ahead."""
+async def test_payload_arrives_unchanged_and_is_removed_once_trained(
+    run: RunDir, tmp_path: Path
+) -> None:
+    """The next batch is received while one is trained, and no more than that."""
     landing = tmp_path / "landing"
-    async with orchestrator(run) as shipping:
+    async with orchestrator(run) as sender:
         for step in range(1, LAST + 1):
-            await shipping.ship(await batch_of(run, step))
-        async with open_batches(shipping.address, landing=landing) as batches:
+            await sender.ship(await batch_of(run, step))
+        async with open_batches(sender.address, landing=landing) as batches:
             async for batch in batches:
                 assert Path(batch.payload).parent == landing
                 check_batch(batch, batch.step)
                 ahead = min(batch.step + 1, LAST)
-                await comes_to_hold(landing, list(range(batch.step, ahead + 1)))
+                await wait_for_batches(landing, list(range(batch.step, ahead + 1)))
                 await batches.publish(published(batch.step))
                 assert Path(batch.payload).name not in names(landing)
     assert names(landing) == []
 
 
-async def test_what_a_killed_trainer_left_is_removed(run: RunDir, tmp_path: Path) -> None:
+async def test_payload_that_a_killed_trainer_left_is_removed(run: RunDir, tmp_path: Path) -> None:
     (tmp_path / "rollway-batch-7").mkdir()
-    (tmp_path / "mine").mkdir()
-    async with orchestrator(run) as shipping:
-        await shipping.ship(await batch_of(run, 1))
-        async with open_batches(shipping.address, landing=tmp_path) as batches:
+    (tmp_path / "of_the_user").mkdir()
+    async with orchestrator(run) as sender:
+        await sender.ship(await batch_of(run, 1))
+        async with open_batches(sender.address, landing=tmp_path) as batches:
             check_batch(await anext(batches), 1)
-    assert names(tmp_path) == ["mine", "rollway-batch-1", "run"]
+    assert names(tmp_path) == ["of_the_user", "rollway-batch-1", "run"]
 
 
-async def test_bytes_on_their_way_are_bounded(run: RunDir) -> None:
-    """A trainer that takes nothing gets no more than the window holds."""
-    async with orchestrator(run, frames_mb=1) as shipping, raw_trainer(shipping.address) as trainer:
+async def test_a_trainer_that_takes_nothing_gets_no_more_than_the_window_holds(run: RunDir) -> None:
+    async with orchestrator(run, window_bytes=1 << 20) as sender, raw_trainer(sender.address) as trainer:
         manifest = await batch_of(run, 1, blobs=5, size=BIG)
         sizes = [ref.length for ref in manifest.refs]
         assert 2 * sizes[0] < 1 << 20 < 3 * sizes[0]
-        await shipping.ship(manifest)
-        await trainer.say(TrainerHello(), WantBatch(1, True))
-        assert isinstance(await trainer.hear(), TrainerWelcome)
-        shipped = await trainer.hear()
+        await sender.ship(manifest)
+        await trainer.send(TrainerHello(), WantBatch(1, True))
+        assert isinstance(await trainer.receive(), TrainerWelcome)
+        shipped = await trainer.receive()
         assert isinstance(shipped, ShippedBatch)
         assert shipped.num_blobs == 5
-        assert [await trainer.hear() for _ in range(2)] == [BlobHead(1, 0), BlobHead(1, 1)]
-        assert await trainer.is_silent()
-        await trainer.say(BytesTaken(sizes[0]))
-        assert await trainer.hear() == BlobHead(1, 2)
-        assert await trainer.is_silent()
-        await trainer.say(BytesTaken(10 * sizes[0]))
-        assert [await trainer.hear() for _ in range(2)] == [BlobHead(1, 3), BlobHead(1, 4)]
+        assert [await trainer.receive() for _ in range(2)] == [BlobHead(1, 0), BlobHead(1, 1)]
+        assert await trainer.gets_nothing()
+        await trainer.send(BytesTaken(sizes[0]))
+        assert await trainer.receive() == BlobHead(1, 2)
+        assert await trainer.gets_nothing()
+        await trainer.send(BytesTaken(10 * sizes[0]))
+        assert [await trainer.receive() for _ in range(2)] == [BlobHead(1, 3), BlobHead(1, 4)]
 
 
-async def test_a_transfer_goes_on_where_it_was_cut(run: RunDir, tmp_path: Path) -> None:
+async def test_a_transfer_continues_where_it_was_cut(run: RunDir, tmp_path: Path) -> None:
     blobs = 20
     manifest = await batch_of(run, 1, blobs=blobs, size=BIG)
-    whole = sum(ref.length for ref in manifest.refs)
+    total_bytes = sum(ref.length for ref in manifest.refs)
     async with (
-        orchestrator(run, frames_mb=1) as shipping,
-        cable(shipping.address) as (line, address),
+        orchestrator(run, window_bytes=1 << 20) as sender,
+        cable(sender.address) as (connection, address),
     ):
-        await shipping.ship(manifest)
-        line.cut_at = whole * 3 // 4
+        await sender.ship(manifest)
+        connection.cut_at = total_bytes * 3 // 4
         async with open_batches(address, landing=tmp_path / "landing") as batches:
             batch = await asyncio.wait_for(anext(batches), SOON_S)
             check_batch(batch, 1, blobs)
-        assert line.num_connections == 2
-        assert line.num_bytes < whole * 5 // 4, "what had come was not sent again"
+        assert connection.num_connections == 2
+        assert connection.num_bytes < total_bytes * 5 // 4, "blobs that had arrived were not sent again"
 
 
-async def test_blobs_are_asked_for_by_number(run: RunDir) -> None:
-    """What a trainer has is left out; not if it is of another batch."""
-    async with orchestrator(run) as shipping:
+async def test_blobs_that_a_trainer_has_are_left_out(run: RunDir) -> None:
+    """A blob of another batch, with another checksum, does not count."""
+    async with orchestrator(run) as sender:
         manifest = await batch_of(run, 1)
-        await shipping.ship(manifest)
-        async with raw_trainer(shipping.address) as trainer:
-            await trainer.say(TrainerHello(), WantBatch(1, True))
-            await trainer.hear()
-            shipped = await trainer.hear()
+        await sender.ship(manifest)
+        async with raw_trainer(sender.address) as trainer:
+            await trainer.send(TrainerHello(), WantBatch(1, True))
+            await trainer.receive()
+            shipped = await trainer.receive()
         right = crc32c(shipped.manifest)
         for checksum, expected in ((right, [1]), (right + 1, [0, 1, 2])):
-            async with raw_trainer(shipping.address) as trainer:
-                await trainer.say(TrainerHello(), WantBatch(1, True, (0, 2), checksum))
-                assert isinstance(await trainer.hear(), TrainerWelcome)
-                assert await trainer.hear() == shipped
-                assert [(await trainer.hear()).index for _ in expected] == expected
-                assert await trainer.is_silent()
+            async with raw_trainer(sender.address) as trainer:
+                await trainer.send(TrainerHello(), WantBatch(1, True, (0, 2), checksum))
+                assert isinstance(await trainer.receive(), TrainerWelcome)
+                assert await trainer.receive() == shipped
+                assert [(await trainer.receive()).index for _ in expected] == expected
+                assert await trainer.gets_nothing()
 
 
-async def test_what_comes_twice_is_dropped(run: RunDir, tmp_path: Path) -> None:
-    """An orchestrator that says everything twice, and in any order, gives each batch once."""
+async def test_blobs_and_manifests_that_come_twice_are_dropped(run: RunDir, tmp_path: Path) -> None:
+    """The orchestrator sends everything twice and in any order; the trainer gets each batch once."""
     manifest = await batch_of(run, 1)
     reader = SegmentReader(run.payload)
     blobs = [reader.copy(ref) for ref in manifest.refs]
@@ -182,17 +183,17 @@ async def test_what_comes_twice_is_dropped(run: RunDir, tmp_path: Path) -> None:
             await repeating
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(anext(batches), 0.3)
-            assert num_bytes(Path(batch.payload)) < 4 * len(blobs[0]), "each was written once"
+            assert num_bytes(Path(batch.payload)) < 4 * len(blobs[0]), "each blob was written once"
 
 
-async def test_a_damaged_blob_is_no_batch(run: RunDir, tmp_path: Path) -> None:
+async def test_a_damaged_blob_is_an_error(run: RunDir, tmp_path: Path) -> None:
     manifest = await batch_of(run, 1)
     ref = manifest.refs[1]
     with (run.payload / ref.segment).open("r+b") as segment:
         segment.seek(ref.offset + ref.length - 5)
         segment.write(b"\xff")
-    async with orchestrator(run) as shipping:
-        await shipping.ship(manifest)
-        async with open_batches(shipping.address, landing=tmp_path / "landing") as batches:
+    async with orchestrator(run) as sender:
+        await sender.ship(manifest)
+        async with open_batches(sender.address, landing=tmp_path / "landing") as batches:
             with pytest.raises(PayloadError, match="its data has checksum"):
                 await asyncio.wait_for(anext(batches), SOON_S)

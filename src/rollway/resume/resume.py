@@ -13,7 +13,7 @@ from ..records.payload import PayloadRef
 from ..records.restored import Restored, StartPoint
 from ..records.rollout import Scored
 from ..rundir.rundir import RunDir
-from ..transport.files import read_manifest, read_stable
+from ..transport.files import read_manifest, read_published
 from .unreported import report_unreported_steps
 
 
@@ -65,7 +65,7 @@ def find_resume_point(config: RunConfig, run: RunDir) -> StartPoint:
 def _find_weights(run: RunDir, version: PolicyVersion) -> Path:
     """Return the folder of a version: in the run directory, or where the user's trainer wrote it."""
     folder = run.weights_of(version)
-    return folder if (folder / "config.json").exists() else Path(read_stable(run, version).path)
+    return folder if (folder / "config.json").exists() else Path(read_published(run, version).path)
 
 
 def _find_optimizer(run: RunDir, published: PolicyVersion) -> str | None:

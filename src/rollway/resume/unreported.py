@@ -9,7 +9,7 @@ from ..observe.step_metrics import speed
 from ..records.ids import PolicyVersion, Step
 from ..rundir.metrics_file import MetricsFile
 from ..rundir.rundir import STABLE, RunDir
-from ..transport.files import read_manifest, read_published
+from ..transport.files import find_published, read_manifest
 
 
 def report_unreported_steps(run: RunDir, last: Step) -> None:
@@ -41,7 +41,7 @@ def _manifest_metrics(run: RunDir, step: Step) -> dict[str, float]:
 
 def _trainer_metrics(run: RunDir, step: Step, batch: dict[str, float]) -> dict[str, Any]:
     """Return the trainer's metrics of a step, and its duration: from one version on disk to the next."""
-    published = read_published(run, PolicyVersion(step))
+    published = find_published(run, PolicyVersion(step))
     if published is None:
         return {}
     published_s = _published_s(run, step)

@@ -46,7 +46,7 @@ class Rank:
 
     def train(self, batch: Batch) -> Published | None:
         """Take one step. The first rank writes the weights and returns their record, others None."""
-        waited_s = time.time() - batch.came_s
+        waited_s = time.time() - batch.ready_s
         start_s = time.monotonic()
         metrics = self._learner.step(batch.manifest(), batch.reader())
         if self._ranks.rank:

@@ -1,4 +1,4 @@
-"""Batches to the trainer and versions back. What a trainer of one's own imports:
+"""How batches reach the trainer, and how versions come back. A trainer of your own needs only this:
 
 from rollway.transport import Published, open_batches
 
@@ -10,6 +10,6 @@ async with open_batches("tcp://127.0.0.1:5599") as batches:
 
 from ..records.engine import Published
 from .batch import Batch, Batches
-from .choose import open_batches
+from .open import open_batches
 
 __all__ = ["Batch", "Batches", "Published", "open_batches"]

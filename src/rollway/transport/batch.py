@@ -1,4 +1,4 @@
-"""What a trainer gets for one step: the manifest as it was shipped, and where its payload lies."""
+"""A batch as a trainer gets it, and the two ends of a transport: `BatchSender` and `Batches`."""
 
 from pathlib import Path
 from typing import Protocol, Self
@@ -25,68 +25,81 @@ def decode_manifest(encoded: bytes, where: str) -> BatchManifest:
 
 
 class Batch(Struct, frozen=True):
-    """One step's rows. The manifest stays encoded on its way: only whoever trains decodes it."""
+    """The rows of one optimizer step. `manifest()` lists them, `reader()` opens their columns.
+
+    A batch holds its manifest encoded, so that it can be passed to another process at little cost.
+    """
 
     step: Step
+    """The step that this batch is trained in, from 1."""
     encoded: bytes
+    """The manifest as JSON."""
     payload: str
-    """Folder with the segments."""
-    came_s: float
-    """When it lay ready, as `time.time()`."""
+    """The folder with the segments that hold the columns."""
+    ready_s: float
+    """When the batch was complete, as `time.time()`."""
     landed: tuple[PayloadRef, ...] | None = None
-    """Where the manifest's blobs came to lie, if they were sent."""
+    """New refs for `manifest().refs`, in the same order, if the payload was sent to the trainer."""
 
     @property
     def version(self) -> PolicyVersion:
-        """Of the weights that this batch is trained into."""
+        """The version of the weights that training this batch makes."""
         return PolicyVersion(self.step)
 
     @property
     def checksum(self) -> int:
-        """Two batches of a step with the same one are the same batch."""
+        """The checksum of the manifest. Batches of a step with the same checksum are the same batch."""
         return crc32c(self.encoded)
 
     def manifest(self) -> BatchManifest:
-        """Rows, advantages and packing; refs are those of segments in `payload`."""
+        """Decode the manifest: the rows with their advantages, and the micro-batches of each rank.
+
+        A ref in it names a segment in the folder `payload`.
+        """
         manifest = decode_manifest(self.encoded, f"of step {self.step}")
         if self.landed is None:
             return manifest
-        moved = dict(zip(manifest.refs, self.landed, strict=True))
-        rows = [msgspec.structs.replace(row, ref=moved[row.ref]) for row in manifest.rows]
+        landed = dict(zip(manifest.refs, self.landed, strict=True))
+        rows = [msgspec.structs.replace(row, ref=landed[row.ref]) for row in manifest.rows]
         return msgspec.structs.replace(manifest, rows=tuple(rows))
 
     def reader(self) -> SegmentReader:
-        """Opens rows: `reader.row(row)` gives views of its columns."""
+        """Return a reader of the payload. Its `row(row)` returns the columns of a row of the manifest.
+
+        Columns are views of mapped files. They are valid until the version of this batch is published.
+        """
         return SegmentReader(Path(self.payload))
 
 
 class BatchSender(Protocol):
-    """The orchestrator's side."""
+    """The orchestrator's end of a transport: ships batches, and waits for their versions."""
 
     address: str
     """Where a trainer connects; empty if it finds batches in the run directory."""
 
     async def serve(self) -> None:
-        """What has to run while batches are shipped; ends at once if that is nothing."""
+        """Serve the trainer until cancelled. Returns at once if there is nothing to serve."""
         ...
 
     async def ship(self, manifest: BatchManifest) -> None:
-        """Hand a batch to the trainer. Once this returns it outlives this process."""
+        """Hand a batch to the trainer. Once this returns, the batch survives this process."""
         ...
 
-    async def next_version(self, version: PolicyVersion) -> Published:
-        """The record of `version`, once its weights are complete. It outlives this process."""
+    async def wait_for_version(self, version: PolicyVersion) -> Published:
+        """Wait until the weights of `version` are complete, and return their record. Once this returns,
+        the record survives this process."""
         ...
 
 
 class Batches(Protocol):
-    """The trainer's side: batches in order, until the run's last step."""
+    """The trainer's end of a transport: yields batches in order, until the run's last step."""
 
     def __aiter__(self) -> Self: ...
 
     async def __anext__(self) -> Batch: ...
 
     async def publish(self, published: Published) -> None:
-        """Say that the weights of a step lie complete in `published.path`, where the engine can read
-        them. Returns once the run has noted it; the batch's payload may be gone then."""
+        """Report that the weights of a step are complete in `published.path`, where the engine can read
+        them. Returns once the run has recorded the version; the payload of its batch may then be
+        removed."""
         ...

@@ -1,4 +1,4 @@
-"""Batches and versions through the run directory: a file is there whole, or not at all."""
+"""The transport through files: manifests and versions appear in the run directory, each complete."""
 
 import os
 import threading
@@ -15,9 +15,12 @@ from ..records.ids import PolicyVersion, Step
 from ..rundir.rundir import STABLE, RunDir, write_whole
 from .batch import Batch, decode_manifest
 
+LOOK_AGAIN_MS = 1000
+"""Look for a file this often even without a notification: some network file systems send none."""
+
 
 class FileSender:
-    """The orchestrator's side."""
+    """The orchestrator's end: writes manifests, and waits for marks of complete weights."""
 
     address = ""
 
@@ -25,22 +28,22 @@ class FileSender:
         self._run = run
 
     async def serve(self) -> None:
-        """Nothing: files lie there by themselves."""
+        """Return at once: files need no server."""
 
     async def ship(self, manifest: BatchManifest) -> None:
-        await self.write(manifest.step, msgspec.json.encode(manifest))
+        await self.write_manifest(manifest.step, msgspec.json.encode(manifest))
 
-    async def write(self, step: Step, encoded: bytes) -> None:
+    async def write_manifest(self, step: Step, encoded: bytes) -> None:
         await thread(write_whole, self._run.manifest(step), encoded)
 
-    async def next_version(self, version: PolicyVersion) -> Published:
+    async def wait_for_version(self, version: PolicyVersion) -> Published:
         path = self._run.weights_of(version) / STABLE
-        await appear(path)
+        await wait_for_file(path)
         return msgspec.json.decode(await thread(path.read_bytes), type=Published)
 
 
 class FileBatches:
-    """The trainer's side, from step `first` to step `last`."""
+    """The trainer's end: batches from step `first` to step `last`."""
 
     def __init__(self, run: RunDir, first: Step, last: int) -> None:
         self._run = run
@@ -54,24 +57,24 @@ class FileBatches:
         if self._next > self._last:
             raise StopAsyncIteration
         path = self._run.manifest(self._next)
-        await appear(path)
-        encoded, came_s = await thread(_read, path)
-        batch = Batch(self._next, encoded, str(self._run.payload), came_s)
+        await wait_for_file(path)
+        encoded, ready_s = await thread(_read_with_time, path)
+        batch = Batch(self._next, encoded, str(self._run.payload), ready_s)
         self._next = Step(self._next + 1)
         return batch
 
     async def publish(self, published: Published) -> None:
-        await mark_stable(self._run, published)
+        await record_published(self._run, published)
 
 
-async def mark_stable(run: RunDir, published: Published) -> None:
-    """Note in the run directory that a version is complete, wherever its weights lie."""
+async def record_published(run: RunDir, published: Published) -> None:
+    """Record in the run directory that a version is complete, wherever its weights are."""
     marker = run.weights_of(published.version) / STABLE
     await thread(write_whole, marker, msgspec.json.encode(published))
 
 
-def read_stable(run: RunDir, version: PolicyVersion) -> Published:
-    """The record of a version that is complete. Blocks."""
+def read_published(run: RunDir, version: PolicyVersion) -> Published:
+    """Return the record of a complete version. Blocks."""
     path = run.weights_of(version) / STABLE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Published)
@@ -79,8 +82,16 @@ def read_stable(run: RunDir, version: PolicyVersion) -> Published:
         raise PayloadError(f"cannot read {path}: {error}") from None
 
 
+def find_published(run: RunDir, version: PolicyVersion) -> Published | None:
+    """Return the record of a version; None if its weights are not complete, or gone. Blocks."""
+    try:
+        return read_published(run, version)
+    except PayloadError:
+        return None
+
+
 def read_manifest(path: Path) -> BatchManifest:
-    """Blocks."""
+    """Read and decode a manifest. Blocks."""
     try:
         encoded = path.read_bytes()
     except OSError as error:
@@ -88,29 +99,16 @@ def read_manifest(path: Path) -> BatchManifest:
     return decode_manifest(encoded, str(path))
 
 
-def read_published(run: RunDir, version: PolicyVersion) -> Published | None:
-    """The same; None if its weights are not complete, or gone. Blocks."""
-    try:
-        return read_stable(run, version)
-    except PayloadError:
-        return None
-
-
-def _read(path: Path) -> tuple[bytes, float]:
-    """A file, and since when it is there."""
+def _read_with_time(path: Path) -> tuple[bytes, float]:
+    """Return what a file holds, and when it was written."""
     with path.open("rb") as file:
         return file.read(), os.fstat(file.fileno()).st_mtime
 
 
-LOOK_AGAIN_MS = 1000
-"""Look anyway this often: some network file systems never notify."""
-
-
-async def appear(path: Path) -> None:
-    """Return once `path` exists. Its parent's parent must exist."""
-    watched = path.parent.parent
+async def wait_for_file(path: Path) -> None:
+    """Wait until `path` exists. Its parent's parent must exist."""
     stop = threading.Event()
-    with RustNotify([str(watched)], False, False, 0, True, True) as watcher:
+    with RustNotify([str(path.parent.parent)], False, False, 0, True, True) as watcher:
         try:
             while not await thread(path.exists):
                 await thread(watcher.watch, 20, 10, LOOK_AGAIN_MS, stop)

@@ -1,4 +1,4 @@
-"""A batch on its way to the trainer: its manifest, and those of its blobs that have come."""
+"""A batch on its way to the trainer: its manifest, and the blobs that have arrived."""
 
 import shutil
 import time
@@ -15,11 +15,11 @@ from .messages import ShippedBatch
 
 SEGMENT_BYTES = 256 << 20
 PREFIX = "rollway-batch-"
-"""Folders that are named so are ours to remove."""
+"""Folders whose names start with this may be removed: the trainer's end made them."""
 
 
 class IncomingBatch:
-    """Whole once every blob is written. Without a `folder` there are none to write."""
+    """Writes the blobs of a batch to `folder`. Without a folder no blobs are sent."""
 
     def __init__(self, shipped: ShippedBatch, payload: str, folder: Path | None) -> None:
         self.step = Step(shipped.step)
@@ -30,20 +30,21 @@ class IncomingBatch:
         self._landed: dict[int, PayloadRef] = {}
 
     @property
-    def have(self) -> tuple[int, ...]:
+    def arrived(self) -> tuple[int, ...]:
+        """The indices of the blobs that are written."""
         return tuple(self._landed)
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return len(self._landed) == self._shipped.num_blobs
 
-    async def land(self, index: int, frame: memoryview) -> None:
-        """Write a blob as it is, in the thread lane; one that came before is dropped."""
+    async def write_blob(self, index: int, frame: memoryview) -> None:
+        """Write a blob unchanged, in the thread lane. A blob that arrived before is dropped."""
         if index not in self._landed and self._writer is not None:
             self._landed[index] = await self._writer.append_whole(frame)
 
     def finish(self) -> Batch:
-        """The batch, ready to be trained."""
+        """Return the batch, ready to be trained."""
         landed = None
         if self._writer is not None:
             self._writer.close()
@@ -51,36 +52,36 @@ class IncomingBatch:
         return Batch(self.step, self._shipped.manifest, self._payload, time.time(), landed)
 
 
-async def arrive(
-    shipped: ShippedBatch, payload: str, landing: Path | None, before: IncomingBatch | None
+async def open_incoming(
+    shipped: ShippedBatch, payload: str, landing: Path | None, current: IncomingBatch | None
 ) -> IncomingBatch:
-    """Make room for a batch: in a folder of its own below `landing`, if its blobs are sent. One that was
-    on its way `before` goes on, if it is still the same."""
-    if before is not None and before.checksum == crc32c(shipped.manifest):
-        return before
+    """Return the incoming batch for a manifest: `current` if it is the same batch, so that the transfer
+    continues, else a new one with a new folder in `landing`."""
+    if current is not None and current.checksum == crc32c(shipped.manifest):
+        return current
     if landing is None:
         return IncomingBatch(shipped, payload, None)
-    folder = folder_of(landing, shipped.step)
-    await thread(_make_anew, folder)
+    folder = _folder_of(landing, shipped.step)
+    await thread(_make_empty, folder)
     return IncomingBatch(shipped, payload, folder)
 
 
-async def forget(landing: Path | None, step: int) -> None:
-    """The batch is trained: its payload is needed no more."""
+async def remove_payload(landing: Path | None, step: int) -> None:
+    """Remove the payload of a batch that is trained."""
     if landing is not None:
-        await thread(shutil.rmtree, folder_of(landing, step), ignore_errors=True)
+        await thread(shutil.rmtree, _folder_of(landing, step), ignore_errors=True)
 
 
-def folder_of(landing: Path, step: int) -> Path:
-    return landing / f"{PREFIX}{step}"
-
-
-def clear(landing: Path) -> None:
-    """Remove what a trainer that was killed had taken. Blocks."""
+def remove_leftovers(landing: Path) -> None:
+    """Remove the payload that a killed trainer left. Blocks."""
     for folder in landing.glob(f"{PREFIX}*"):
         shutil.rmtree(folder)
 
 
-def _make_anew(folder: Path) -> None:
+def _folder_of(landing: Path, step: int) -> Path:
+    return landing / f"{PREFIX}{step}"
+
+
+def _make_empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

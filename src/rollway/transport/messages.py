@@ -1,9 +1,12 @@
-"""What trainer and orchestrator say to each other on a socket.
+"""The messages between trainer and orchestrator on a socket, encoded as msgpack.
 
-A trainer says TrainerHello, is told where the run stands, and says which step it wants; it gets that batch's
-manifest as soon as it is shipped, and if it asked for frames every blob of it, each as one raw frame
-behind its header. A lost connection begins anew with TrainerHello: whatever was not answered is said again, and
-what comes twice is dropped. Messages are msgpack; numbers and texts of a trainer's have bounds.
+The trainer sends TrainerHello, and the orchestrator answers with TrainerWelcome, which says which step
+is next. The trainer asks for a step with WantBatch. It gets the manifest as ShippedBatch as soon as that
+batch is shipped. If it asked for frames, every blob follows as one raw frame behind a BlobHead. It
+publishes with PublishVersion, which VersionNoted acknowledges.
+
+After a lost connection the trainer connects again and starts with TrainerHello. Each side repeats what
+was not answered, and drops what it gets twice. Numbers and texts from a trainer have bounds.
 """
 
 from collections.abc import Sequence
@@ -18,19 +21,22 @@ from ..records.ids import Label, Natural
 
 PROTOCOL = 1
 MAX_TRAINER_BYTES = 16 << 20
-"""A message of a trainer's. The connection of one that sends more is closed."""
+"""The largest message a trainer may send. A connection that sends more is closed."""
 
 
 class TrainerHello(Struct, frozen=True, tag="hello"):
-    """A trainer is there. If another was before, this one takes its place."""
+    """A trainer connects. If another is connected, the new one takes its place."""
 
     name: Label = "trainer"
     protocol: Natural = PROTOCOL
 
 
 class WantBatch(Struct, frozen=True, tag="want"):
-    """Send the batch of `step`, with its payload as frames or without. `have` are the blobs that came
-    before a connection was lost, if the batch still has that checksum."""
+    """Send the batch of `step`, with its payload as frames or without.
+
+    `have` lists the blobs that arrived before a connection was lost. They are left out if the batch
+    still has this checksum.
+    """
 
     step: Natural
     frames: bool
@@ -39,21 +45,21 @@ class WantBatch(Struct, frozen=True, tag="want"):
 
 
 class BytesTaken(Struct, frozen=True, tag="taken"):
-    """`num_bytes` of raw frames are written: as many more may be sent."""
+    """The trainer has written `num_bytes` of raw frames, so as many more may be sent."""
 
     num_bytes: Natural
 
 
 class PublishVersion(Struct, frozen=True, tag="publish"):
-    """A version is complete; the checksum is that of the batch it was trained on."""
+    """A version is complete. `checksum` is that of the batch it was trained on."""
 
     published: Published
     checksum: Natural
 
 
 class TrainerWelcome(Struct, frozen=True, tag="welcome"):
-    """Where the run stands: the step to be trained next, and the last. `payload` is the folder with the
-    segments, for a trainer that can see it."""
+    """Names the step to be trained next, the last step, and the folder with the segments, for a trainer
+    that shares a file system with the run."""
 
     first_step: int
     last_step: int
@@ -62,7 +68,7 @@ class TrainerWelcome(Struct, frozen=True, tag="welcome"):
 
 
 class ShippedBatch(Struct, frozen=True, tag="shipped"):
-    """A batch: its manifest as it lies in the run directory, and how many blobs follow."""
+    """A batch: its manifest as it is in the run directory, and how many blobs follow."""
 
     step: int
     manifest: bytes
@@ -70,20 +76,20 @@ class ShippedBatch(Struct, frozen=True, tag="shipped"):
 
 
 class BlobHead(Struct, frozen=True, tag="blob"):
-    """The raw frame behind this is a blob of a batch: number `index` of its manifest's refs."""
+    """The raw frame behind this message is the blob of ref number `index` of a batch's manifest."""
 
     step: int
     index: int
 
 
 class VersionNoted(Struct, frozen=True, tag="noted"):
-    """A version's publication is noted, for good."""
+    """A published version is recorded in the run directory."""
 
     version: int
 
 
 class TrainerRefused(Struct, frozen=True, tag="refused"):
-    """The orchestrator has nothing more to say to this trainer."""
+    """The orchestrator ends the conversation with this trainer."""
 
     reason: str
 
@@ -96,7 +102,7 @@ _to_trainer: msgspec.msgpack.Decoder[ToTrainer] = msgspec.msgpack.Decoder(ToTrai
 encode = msgspec.msgpack.encode
 
 
-def from_trainer(frames: Sequence[bytes]) -> FromTrainer:
+def decode_from_trainer(frames: Sequence[bytes]) -> FromTrainer:
     try:
         (frame,) = frames
         return _from_trainer.decode(frame)
@@ -104,10 +110,13 @@ def from_trainer(frames: Sequence[bytes]) -> FromTrainer:
         raise ProtocolError(f"bad message of {len(frames)} frames: {ascii(str(error))[:200]}") from None
 
 
-def for_trainer(frames: Sequence[Any]) -> tuple[ToTrainer, Any]:
-    """A message as it came without a copy, and the raw frame behind it or None."""
+def decode_for_trainer(frames: Sequence[Any]) -> tuple[ToTrainer, Any]:
+    """Decode a message received without a copy; return it with the raw frame behind it, or None."""
     try:
         message = _to_trainer.decode(frames[0].buffer)
     except UNREADABLE as error:
-        raise ProtocolError(f"the orchestrator says what is no message: {error}") from None
+        raise ProtocolError(
+            f"the orchestrator sent a message that does not decode: {error}; install the same rollway "
+            "on both sides"
+        ) from None
     return message, frames[1] if len(frames) > 1 else None

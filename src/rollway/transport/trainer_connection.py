@@ -1,4 +1,4 @@
-"""A trainer's connection to the orchestrator, made anew whenever it is lost."""
+"""The trainer's connection to the orchestrator, which is made again whenever it is lost."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,104 +16,111 @@ from .messages import (
     TrainerHello,
     TrainerRefused,
     TrainerWelcome,
+    decode_for_trainer,
     encode,
-    for_trainer,
 )
 
-AGAIN_S = 0.2
-"""Between the loss of a connection and the next."""
+RECONNECT_AFTER_S = 0.2
 KEEPALIVE = {
     zmq.TCP_KEEPALIVE: 1,
     zmq.TCP_KEEPALIVE_IDLE: 30,
     zmq.TCP_KEEPALIVE_INTVL: 10,
     zmq.TCP_KEEPALIVE_CNT: 3,
 }
-"""A machine that vanished without a word is noticed within a minute."""
+"""A machine that disappears without closing its connections is noticed within a minute."""
 
-Hearer = Callable[[ToTrainer, Any], Awaitable[None]]
+OnMessage = Callable[[ToTrainer, Any], Awaitable[None]]
 """Takes a message and the raw frame behind it, or None."""
 
 
 class TrainerConnection:
-    """Every connection begins with TrainerHello and TrainerWelcome, on a socket of its own: what was on its way on the
-    last one is gone, so whoever hears TrainerWelcome says again what was not answered."""
+    """Connects to the orchestrator's address, and connects again when a connection is lost.
+
+    Every connection has a new socket and begins with TrainerHello and TrainerWelcome. Messages on their
+    way when a connection is lost are lost, too. So the receiver of TrainerWelcome must send again what
+    was not answered.
+    """
 
     def __init__(self, context: Any, address: str, keys: ClientKeys | None, patience_s: float) -> None:
         self._context = context
         self._address = address
         self._keys = keys
         self._patience_s = patience_s
-        self._wire: Any = None
+        self._socket: Any = None
 
     async def send(self, message: FromTrainer) -> None:
-        """Say something on the connection there is; without one it is not said."""
-        if self._wire is not None:
+        """Send a message. While there is no connection, nothing is sent."""
+        if self._socket is not None:
             with suppress(zmq.Again):
-                await self._wire.send(encode(message), zmq.NOBLOCK)
+                await self._socket.send(encode(message), zmq.NOBLOCK)
 
-    async def talk(self, hear: Hearer) -> Never:
-        """Pass on what the orchestrator says, until there is nobody for `patience_s`, or it refuses."""
+    async def receive_all(self, on_message: OnMessage) -> Never:
+        """Pass every message to `on_message`, until the orchestrator refuses this trainer or cannot be
+        reached for `patience_s`."""
         now_s = asyncio.get_running_loop().time
         deadline_s = now_s() + self._patience_s
         while True:
-            if await self._connection(hear, deadline_s):
+            if await self._receive_until_lost(on_message, deadline_s):
                 deadline_s = now_s() + self._patience_s
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RECONNECT_AFTER_S)
 
-    async def _connection(self, hear: Hearer, deadline_s: float) -> bool:
-        """One connection, until it is lost. Whether there was a TrainerWelcome, which must come in "
-        "time."""
-        has_keys = self._keys is not None
-        with self._context.socket(zmq.DEALER) as wire:
-            self._prepare(wire)
-            with Handshake(wire, has_keys=has_keys) as handshake:
-                wire.connect(self._address)
-                self._wire = wire
+    async def _receive_until_lost(self, on_message: OnMessage, deadline_s: float) -> bool:
+        """Connect once, and receive until the connection is lost. Return whether TrainerWelcome came; it
+        must come before the deadline."""
+        with self._context.socket(zmq.DEALER) as sock:
+            self._configure(sock)
+            with Handshake(sock, has_keys=self._keys is not None) as handshake:
+                sock.connect(self._address)
+                self._socket = sock
                 try:
                     async with asyncio.timeout_at(deadline_s) as limit:
-                        await self._until_lost(wire, handshake, hear, limit)
+                        await self._receive_or_refuse(sock, handshake, on_message, limit)
                 except TimeoutError:
-                    raise ProtocolError(self._nobody(handshake)) from None
+                    raise ProtocolError(self._describe_silence(handshake)) from None
                 finally:
-                    self._wire = None
+                    self._socket = None
                 return limit.when() is None
 
-    async def _until_lost(
-        self, wire: Any, handshake: Handshake, hear: Hearer, limit: asyncio.Timeout
+    async def _receive_or_refuse(
+        self, sock: Any, handshake: Handshake, on_message: OnMessage, limit: asyncio.Timeout
     ) -> None:
-        hearing = asyncio.ensure_future(self._listen(wire, hear, limit))
-        ended = asyncio.ensure_future(handshake.ended())
+        """Return once the connection is lost. Raise KeysError if the handshake fails."""
+        receiving = asyncio.ensure_future(self._receive(sock, on_message, limit))
+        ending = asyncio.ensure_future(handshake.ended())
         try:
-            await asyncio.wait([hearing, ended], return_when=asyncio.FIRST_COMPLETED)
-            if hearing.done():
-                hearing.result()
-            elif why := ended.result():
+            await asyncio.wait([receiving, ending], return_when=asyncio.FIRST_COMPLETED)
+            if receiving.done():
+                receiving.result()
+            elif why := ending.result():
                 raise KeysError(f"the orchestrator at {self._address} refused: {why}")
         finally:
-            hearing.cancel()
-            ended.cancel()
-            await asyncio.wait([hearing, ended])
+            receiving.cancel()
+            ending.cancel()
+            await asyncio.wait([receiving, ending])
 
-    async def _listen(self, wire: Any, hear: Hearer, limit: asyncio.Timeout) -> Never:
-        await wire.send(encode(TrainerHello()))  # for ever, if the connection was refused before
+    async def _receive(self, sock: Any, on_message: OnMessage, limit: asyncio.Timeout) -> Never:
+        await sock.send(encode(TrainerHello()))  # waits forever if the handshake failed
         while True:
-            message, frame = for_trainer(await wire.recv_multipart(copy=False))
+            message, frame = decode_for_trainer(await sock.recv_multipart(copy=False))
             match message:
                 case TrainerWelcome():
                     limit.reschedule(None)
                 case TrainerRefused(reason=reason):
                     raise ProtocolError(f"the orchestrator at {self._address} refused: {reason}")
-            await hear(message, frame)
+            await on_message(message, frame)
 
-    def _prepare(self, wire: Any) -> None:
-        wire.setsockopt(zmq.LINGER, 0)
-        wire.setsockopt(zmq.SNDHWM, 0)  # answers to what the orchestrator bounds
-        wire.setsockopt(zmq.IPV6, "[" in self._address)
+    def _configure(self, sock: Any) -> None:
+        sock.setsockopt(zmq.LINGER, 0)
+        sock.setsockopt(zmq.SNDHWM, 0)  # the orchestrator's requests bound the number of answers
+        sock.setsockopt(zmq.IPV6, "[" in self._address)
         for option, value in KEEPALIVE.items():
-            wire.setsockopt(option, value)
+            sock.setsockopt(option, value)
         if self._keys is not None:
-            self._keys.secure(wire)
+            self._keys.secure(sock)
 
-    def _nobody(self, handshake: Handshake) -> str:
-        met = "something answers there, but says no welcome" if handshake.has_met else "nobody is there"
-        return f"no orchestrator at {self._address}: {met} ({self._patience_s:g} s)"
+    def _describe_silence(self, handshake: Handshake) -> str:
+        if handshake.has_met:
+            found = "something listens there, but it does not answer as a run does"
+        else:
+            found = "nothing listens there"
+        return f"no orchestrator at {self._address}: {found} (waited {self._patience_s:g} s)"

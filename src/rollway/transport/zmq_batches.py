@@ -1,4 +1,4 @@
-"""The trainer's side of a socket to the orchestrator: takes batches ahead, says versions until heard."""
+"""The trainer's end of the transport through a socket."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
@@ -14,7 +14,7 @@ from ..records.engine import Published
 from ..records.ids import Step
 from ..wire.keys import ClientKeys
 from .batch import Batch
-from .incoming import IncomingBatch, arrive, clear, forget
+from .incoming import IncomingBatch, open_incoming, remove_leftovers, remove_payload
 from .messages import (
     BlobHead,
     BytesTaken,
@@ -31,26 +31,26 @@ T = TypeVar("T")
 
 
 class ZmqBatches:
-    """Batches in order, the next one coming while one is trained, and no more than that ahead.
+    """Batches in order. While one is trained the next one is received, and no more than that.
 
-    After a lost connection the batch on its way goes on where it was, and publications that were not
-    acknowledged are said again. With `landing` payload comes as frames, and lies below that folder until
-    its version is published.
+    After a lost connection the transfer of a batch continues where it was, and publications that were
+    not acknowledged are sent again. With `landing`, payload comes as frames, and stays in that folder
+    until its version is published.
     """
 
-    def __init__(self, line: TrainerConnection, landing: Path | None, first: Step | None) -> None:
-        self._line = line
+    def __init__(self, connection: TrainerConnection, landing: Path | None, first: Step | None) -> None:
+        self._connection = connection
         self._landing = landing
         self._next = first
         self._welcome: asyncio.Future[TrainerWelcome] = asyncio.get_running_loop().create_future()
-        self._arriving: IncomingBatch | None = None
+        self._incoming: IncomingBatch | None = None
         self._ready: asyncio.Queue[Batch] = asyncio.Queue(1)
         self._checksums: dict[int, int] = {}
-        self._unheard: dict[int, tuple[PublishVersion, asyncio.Future[None]]] = {}
-        self._talking = asyncio.ensure_future(line.talk(self._hear))
+        self._unacknowledged: dict[int, tuple[PublishVersion, asyncio.Future[None]]] = {}
+        self._receiving = asyncio.ensure_future(connection.receive_all(self._on_message))
 
-    async def greeted(self) -> TrainerWelcome:
-        """Where the run stands, once the orchestrator has said so."""
+    async def wait_for_welcome(self) -> TrainerWelcome:
+        """Wait for the orchestrator's first answer, which says which step is next."""
         return await self._unless_ended(asyncio.shield(self._welcome))
 
     def __aiter__(self) -> "ZmqBatches":
@@ -61,107 +61,111 @@ class ZmqBatches:
             raise StopAsyncIteration
         batch = await self._unless_ended(self._ready.get())
         self._checksums[batch.step] = batch.checksum
-        await self._ask()
+        await self._request_next()
         return batch
 
     async def publish(self, published: Published) -> None:
         version = published.version
         if version not in self._checksums:
-            raise ProtocolError(f"version {version} is published, and no batch of that step was taken")
-        heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            raise ProtocolError(
+                f"version {version} cannot be published: the batch of step {version} was not taken, or "
+                "its version is published already"
+            )
+        acknowledged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         message = PublishVersion(published, self._checksums[version])
-        self._unheard[version] = message, heard
+        self._unacknowledged[version] = message, acknowledged
         try:
-            await self._line.send(message)
-            await self._unless_ended(heard)
+            await self._connection.send(message)
+            await self._unless_ended(acknowledged)
         finally:
-            del self._unheard[version]
+            del self._unacknowledged[version]
         del self._checksums[version]
-        await forget(self._landing, version)
+        await remove_payload(self._landing, version)
 
     async def close(self) -> None:
-        self._talking.cancel()
-        await asyncio.gather(self._talking, return_exceptions=True)
+        self._receiving.cancel()
+        await asyncio.gather(self._receiving, return_exceptions=True)
 
     @property
     def _next_step(self) -> Step:
-        """The step whose batch comes next: as asked for, or the first that the run has not trained."""
+        """The step whose batch comes next. At first, the one that the trainer or the run names."""
         return Step(self._welcome.result().first_step) if self._next is None else self._next
 
-    async def _unless_ended(self, awaited: Awaitable[T]) -> T:
-        """What is awaited, or why it will never come."""
-        waiting = asyncio.ensure_future(awaited)
+    async def _unless_ended(self, awaitable: Awaitable[T]) -> T:
+        """Return the result of `awaitable`, or raise the error that ended the connection for good."""
+        waiting = asyncio.ensure_future(awaitable)
         try:
-            await asyncio.wait([waiting, self._talking], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([waiting, self._receiving], return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
-                self._talking.result()
+                self._receiving.result()
             return waiting.result()
         finally:
             waiting.cancel()
 
-    async def _hear(self, message: ToTrainer, frame: Any) -> None:
+    async def _on_message(self, message: ToTrainer, frame: Any) -> None:
         match message:
             case TrainerWelcome():
-                await self._begin(message)
+                await self._on_welcome(message)
             case ShippedBatch(step=step) if step == self._next_step and self._ready.empty():
-                await self._receive(message)
+                await self._on_shipped(message)
             case BlobHead(step=step, index=index) if frame is not None:
-                if self._arriving is not None and self._arriving.step == step:
-                    await self._arriving.land(index, frame.buffer)
-                await self._line.send(BytesTaken(len(frame)))
-                self._finish()
-            case VersionNoted(version=version) if version in self._unheard:
-                _, heard = self._unheard[version]
-                if not heard.done():
-                    heard.set_result(None)
+                if self._incoming is not None and self._incoming.step == step:
+                    await self._incoming.write_blob(index, frame.buffer)
+                await self._connection.send(BytesTaken(len(frame)))
+                self._finish_incoming()
+            case VersionNoted(version=version) if version in self._unacknowledged:
+                _, acknowledged = self._unacknowledged[version]
+                if not acknowledged.done():
+                    acknowledged.set_result(None)
 
-    async def _begin(self, welcome: TrainerWelcome) -> None:
-        """A connection is there, the first or a new one: say what the last one left unanswered."""
+    async def _on_welcome(self, welcome: TrainerWelcome) -> None:
+        """Send what the last connection left unanswered on the new one."""
         if not self._welcome.done():
             self._welcome.set_result(welcome)
-        await self._ask()
-        for message, _ in self._unheard.values():
-            await self._line.send(message)
+        await self._request_next()
+        for message, _ in self._unacknowledged.values():
+            await self._connection.send(message)
 
-    async def _ask(self) -> None:
-        """Ask for the next batch, unless one lies ready or there is none."""
+    async def _request_next(self) -> None:
+        """Ask for the next batch, unless one is waiting to be taken or the last was received."""
         step = self._next_step
         if not self._ready.empty() or step > self._welcome.result().last_step:
             return
-        has_frames, arriving = self._landing is not None, self._arriving
-        if arriving is None:
-            await self._line.send(WantBatch(step, has_frames))
+        has_frames, incoming = self._landing is not None, self._incoming
+        if incoming is None:
+            await self._connection.send(WantBatch(step, has_frames))
         else:
-            await self._line.send(WantBatch(step, has_frames, arriving.have, arriving.checksum))
+            await self._connection.send(WantBatch(step, has_frames, incoming.arrived, incoming.checksum))
 
-    async def _receive(self, shipped: ShippedBatch) -> None:
-        """A manifest: of the batch that is on its way already, or of another that begins."""
-        fresh = await arrive(shipped, self._welcome.result().payload, self._landing, self._arriving)
-        self._arriving = fresh
-        self._finish()
+    async def _on_shipped(self, shipped: ShippedBatch) -> None:
+        """Begin to receive a batch, or continue with the one that is on its way."""
+        payload = self._welcome.result().payload
+        self._incoming = await open_incoming(shipped, payload, self._landing, self._incoming)
+        self._finish_incoming()
 
-    def _finish(self) -> None:
-        if self._arriving is not None and self._arriving.is_whole:
-            batch = self._arriving.finish()
+    def _finish_incoming(self) -> None:
+        if self._incoming is not None and self._incoming.is_complete:
+            batch = self._incoming.finish()
             self._ready.put_nowait(batch)
-            self._arriving, self._next = None, Step(batch.step + 1)
+            self._incoming, self._next = None, Step(batch.step + 1)
 
 
 @asynccontextmanager
 async def connect(
     address: str, landing: Path | None, keys: ClientKeys | None, first: Step | None, patience_s: float
 ) -> AsyncIterator[ZmqBatches]:
-    """Batches of the run whose orchestrator waits at `address`, once it has answered."""
+    """Open the batches of the run whose orchestrator listens at `address`, once it has answered."""
     if landing is not None:
-        await thread(clear, landing)
+        await thread(remove_leftovers, landing)
     with zmq.asyncio.Context() as context:
-        batches = ZmqBatches(TrainerConnection(context, address, keys, patience_s), landing, first)
+        connection = TrainerConnection(context, address, keys, patience_s)
+        batches = ZmqBatches(connection, landing, first)
         try:
-            welcome = await batches.greeted()
+            welcome = await batches.wait_for_welcome()
             if landing is None and not await thread(Path(welcome.payload).is_dir):
                 raise ConfigError(
-                    f"the run's payload folder {welcome.payload} cannot be seen from here: give a "
-                    "'landing' folder, and payload is sent as frames"
+                    f"the run's payload folder {welcome.payload} does not exist on this machine: give a "
+                    "'landing' folder to open_batches, and payload is sent there"
                 )
             yield batches
         finally:

@@ -1,8 +1,8 @@
-"""The orchestrator's side of a socket to the trainer: keeps batches until their versions are there."""
+"""The orchestrator's end of the transport through a socket."""
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import zmq
@@ -21,7 +21,7 @@ from ..records.ids import PolicyVersion, Step
 from ..records.payload import PayloadRef
 from ..rundir.rundir import RunDir
 from ..wire.port import BoundPort
-from .files import FileSender, mark_stable
+from .files import FileSender, record_published
 from .messages import (
     PROTOCOL,
     BlobHead,
@@ -35,17 +35,19 @@ from .messages import (
     TrainerWelcome,
     VersionNoted,
     WantBatch,
+    decode_from_trainer,
     encode,
-    from_trainer,
 )
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-TAKEN_OVER = "another trainer has connected to this run since"
+TAKEN_OVER = "another trainer has connected to this run, which serves one at a time"
 
 
 class _UnpublishedBatch(Struct, frozen=True):
-    """A batch that was shipped and whose version is not published."""
+    """A batch that was shipped and whose version is not published yet."""
 
     encoded: bytes
     checksum: int
@@ -53,7 +55,7 @@ class _UnpublishedBatch(Struct, frozen=True):
 
 
 class _TrainerSession:
-    """One connection of a trainer: which batch it is sent, and the bytes on their way."""
+    """One connection of a trainer: the batch that it is sent, and the bytes on their way to it."""
 
     def __init__(self, peer: bytes, window_bytes: int) -> None:
         self.peer = peer
@@ -67,11 +69,11 @@ class _TrainerSession:
 
 
 class ZmqSender:
-    """Serves one trainer at a time; whoever says TrainerHello last is it.
+    """Serves one trainer at a time: the last one that sent TrainerHello.
 
-    A batch, and word of a version, are in the run directory before the other side hears of them, so
-    that neither is lost with this process. As many batches are kept as the core ships ahead of the
-    trainer; as many bytes of payload are on their way as the window holds.
+    Batches and published versions are in the run directory before the other side hears of them, so that
+    neither is lost with this process. The sender keeps as many batches as the core ships ahead of the
+    trainer, and has as many bytes of payload on their way as the window holds.
     """
 
     def __init__(self, run: RunDir, port: BoundPort, window_bytes: int, first: Step, last: int) -> None:
@@ -82,7 +84,7 @@ class ZmqSender:
         self._window_bytes = window_bytes
         self._last = last
         self._published = PolicyVersion(first - 1)
-        self._kept: dict[int, asyncio.Future[_UnpublishedBatch]] = {}
+        self._batches: dict[int, asyncio.Future[_UnpublishedBatch]] = {}
         self._versions: dict[int, asyncio.Future[Published]] = {}
         self._session: _TrainerSession | None = None
         self._turns = FairLoop()
@@ -90,17 +92,17 @@ class ZmqSender:
 
     async def ship(self, manifest: BatchManifest) -> None:
         encoded = msgspec.json.encode(manifest)
-        await self._files.write(manifest.step, encoded)
-        kept = _UnpublishedBatch(encoded, crc32c(encoded), manifest.refs)
-        _future(self._kept, manifest.step).set_result(kept)
+        await self._files.write_manifest(manifest.step, encoded)
+        batch = _UnpublishedBatch(encoded, crc32c(encoded), manifest.refs)
+        _future_of(self._batches, manifest.step).set_result(batch)
 
-    async def next_version(self, version: PolicyVersion) -> Published:
-        published: Published = await _future(self._versions, version)
+    async def wait_for_version(self, version: PolicyVersion) -> Published:
+        published = await _future_of(self._versions, version)
         del self._versions[version]
         return published
 
     async def serve(self) -> None:
-        """Hear and answer until cancelled."""
+        """Receive messages and answer them until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for guard in self._port.guards:
                 tasks.create_task(guard())
@@ -108,99 +110,107 @@ class ZmqSender:
                 peer, *frames = await self._port.wire.recv_multipart()
                 await self._turns.let_others()
                 try:
-                    await self._hear(peer, from_trainer(frames), tasks)
+                    await self._on_message(peer, decode_from_trainer(frames), tasks)
                 except ProtocolError as error:
                     self._num_bad += 1
                     if is_news(self._num_bad - 1, self._num_bad):
                         log.warning("dropped bad message %d: %s", self._num_bad, error)
 
-    async def _hear(self, peer: bytes, message: FromTrainer, tasks: asyncio.TaskGroup) -> None:
+    async def _on_message(self, peer: bytes, message: FromTrainer, tasks: asyncio.TaskGroup) -> None:
         session = self._session
         if isinstance(message, TrainerHello):
-            await self._welcome(peer, message)
-        elif session is None or session.peer != peer:
-            raise ProtocolError(f"a {type(message).__name__} of somebody who has not said TrainerHello")
-        elif isinstance(message, WantBatch):
-            await self._want(session, message, tasks)
-        elif isinstance(message, BytesTaken):
-            session.window.give(min(message.num_bytes, session.window.num_bytes))
-        elif isinstance(message, PublishVersion):
-            await self._note(peer, message)
+            await self._on_hello(peer, message)
+            return
+        if session is None or session.peer != peer:
+            raise ProtocolError(f"{type(message).__name__} came before TrainerHello")
+        match message:
+            case WantBatch():
+                await self._on_want(session, message, tasks)
+            case BytesTaken(num_bytes=num_bytes):
+                session.window.give(min(num_bytes, session.window.num_bytes))
+            case PublishVersion():
+                await self._on_publish(peer, message)
 
-    async def _welcome(self, peer: bytes, hello: TrainerHello) -> None:
+    async def _on_hello(self, peer: bytes, hello: TrainerHello) -> None:
         if hello.protocol != PROTOCOL:
-            reason = f"this run speaks version {PROTOCOL} of the protocol, the trainer {hello.protocol}"
-            await self._say(peer, TrainerRefused(f"{reason}: install the same rollway on both sides"))
+            reason = f"the run speaks version {PROTOCOL} of the protocol, the trainer {hello.protocol}"
+            await self._send(peer, TrainerRefused(f"{reason}: install the same rollway on both sides"))
             return
         if self._session is not None:
             self._session.stop()
-            await self._say(self._session.peer, TrainerRefused(TAKEN_OVER))
+            await self._send(self._session.peer, TrainerRefused(TAKEN_OVER))
         self._session = _TrainerSession(peer, self._window_bytes)
-        log.info("trainer '%s' is here; step %d is next", ascii(hello.name), self._published + 1)
-        await self._say(peer, TrainerWelcome(self._published + 1, self._last, str(self._run.payload)))
+        log.info("trainer '%s' has connected; step %d is next", ascii(hello.name), self._published + 1)
+        await self._send(peer, TrainerWelcome(self._published + 1, self._last, str(self._run.payload)))
 
-    async def _want(self, session: _TrainerSession, want: WantBatch, tasks: asyncio.TaskGroup) -> None:
+    async def _on_want(
+        self, session: _TrainerSession, want: WantBatch, tasks: asyncio.TaskGroup
+    ) -> None:
         if want.step == session.step:
-            return  # it is on its way
+            return  # the batch is on its way
         if not self._published < want.step <= self._last:
             reason = (
-                f"it wants step {want.step}; the next to be trained is {self._published + 1}, the last "
-                f"{self._last}: start it from version {self._published}"
+                f"the trainer asks for step {want.step}, but step {self._published + 1} is next and "
+                f"step {self._last} is the last: start the trainer from version {self._published}"
             )
-            await self._say(session.peer, TrainerRefused(reason))
+            await self._send(session.peer, TrainerRefused(reason))
             return
         session.stop()
         session.step = want.step
-        session.sending = tasks.create_task(self._send(session, want))
+        session.sending = tasks.create_task(self._send_batch(session, want))
 
-    async def _send(self, session: _TrainerSession, want: WantBatch) -> None:
-        """A batch as soon as it is shipped. Its blobs are read one by one, as the window has room."""
-        kept = await asyncio.shield(_future(self._kept, want.step))
-        refs = kept.refs if want.frames else ()
-        await self._say(session.peer, ShippedBatch(want.step, kept.encoded, len(refs)))
-        have = set(want.have) if want.checksum == kept.checksum else set()
+    async def _send_batch(self, session: _TrainerSession, want: WantBatch) -> None:
+        """Send a batch as soon as it is shipped. Blobs are read one by one, as the window has room."""
+        batch = await asyncio.shield(_future_of(self._batches, want.step))
+        refs = batch.refs if want.frames else ()
+        await self._send(session.peer, ShippedBatch(want.step, batch.encoded, len(refs)))
+        arrived = set(want.have) if want.checksum == batch.checksum else set()
         reader = SegmentReader(self._run.payload)
         for index, ref in enumerate(refs):
-            if index in have:
+            if index in arrived:
                 continue
             await session.window.take(ref.length)
             is_sent = False
             try:
                 frame = await thread(reader.copy, ref)
-                is_sent = await self._say(session.peer, BlobHead(want.step, index), frame)
+                is_sent = await self._send(session.peer, BlobHead(want.step, index), frame)
             finally:
                 if not is_sent:
                     session.window.give(ref.length)
             if not is_sent:
                 return
 
-    async def _note(self, peer: bytes, message: PublishVersion) -> None:
-        """Take a version in, once: a trainer says it again until it is told that it was heard."""
+    async def _on_publish(self, peer: bytes, message: PublishVersion) -> None:
+        """Record a version once. The trainer sends it again until it gets VersionNoted."""
         version = message.published.version
         if version > self._published:
-            if reason := self._why_not(message):
-                await self._say(peer, TrainerRefused(reason))
+            if reason := self._reason_to_refuse(message):
+                await self._send(peer, TrainerRefused(reason))
                 return
-            await mark_stable(self._run, message.published)
+            await record_published(self._run, message.published)
             self._published = version
-            del self._kept[version]
-            _future(self._versions, version).set_result(message.published)
-        await self._say(peer, VersionNoted(version))
+            del self._batches[version]
+            _future_of(self._versions, version).set_result(message.published)
+        await self._send(peer, VersionNoted(version))
 
-    def _why_not(self, message: PublishVersion) -> str:
+    def _reason_to_refuse(self, message: PublishVersion) -> str:
+        """Return why a version cannot be recorded; empty if it can."""
         version = message.published.version
-        kept = self._kept.get(version)
-        if version != self._published + 1 or kept is None or not kept.done():
-            return f"it publishes version {version}, and the last one was {self._published}"
-        if kept.result().checksum != message.checksum:
+        batch = self._batches.get(version)
+        if version != self._published + 1 or batch is None or not batch.done():
             return (
-                f"version {version} was trained on a batch that this run has made anew since: start the "
-                f"trainer from version {self._published}"
+                f"the trainer publishes version {version}, but the last version is {self._published}: "
+                f"start the trainer from version {self._published}"
+            )
+        if batch.result().checksum != message.checksum:
+            return (
+                f"version {version} was trained on a batch that this run has made again since: start "
+                f"the trainer from version {self._published}"
             )
         return ""
 
-    async def _say(self, peer: bytes, message: ToTrainer, frame: memoryview | None = None) -> bool:
-        """Whether there is still somebody to say it to."""
+    async def _send(self, peer: bytes, message: ToTrainer, frame: memoryview | None = None) -> bool:
+        """Send a message and a raw frame behind it. Return whether the peer is still connected."""
         parts: list[Any] = [peer, encode(message)]
         try:
             await self._port.wire.send_multipart(
@@ -213,8 +223,8 @@ class ZmqSender:
         return True
 
 
-def _future(known: dict[int, Any], number: int) -> Any:
-    """What will be known of a step or version, whoever asks for it first."""
-    if number not in known:
-        known[number] = asyncio.get_running_loop().create_future()
-    return known[number]
+def _future_of(futures: dict[int, asyncio.Future[T]], number: int) -> asyncio.Future[T]:
+    """Return the future of a step or version; the first caller makes it."""
+    if number not in futures:
+        futures[number] = asyncio.get_running_loop().create_future()
+    return futures[number]
