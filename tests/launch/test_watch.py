@@ -1,4 +1,4 @@
-"""What the screen shows of a run and of an env server."""
+"""The screen shows how a run and an env server do."""
 
 import io
 

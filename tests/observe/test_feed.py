@@ -89,8 +89,8 @@ async def test_a_step_that_is_trained_again_is_sent_again(run: RunDir) -> None:
 
 
 def logged_pieces(path: Path) -> Iterator[bytes]:
-    """The records of a file in LevelDB's log format, after W&B's 7 bytes of header: blocks of 32 KB, in
-    which a record is whole (1) or begins (2), goes on (3) and ends (4)."""
+    """Yield the records of a file in LevelDB's log format, after W&B's 7 bytes of header. The file has
+    blocks of 32 KB, in which a record is complete (1), or begins (2), continues (3) and ends (4)."""
     data, at, piece = path.read_bytes(), 7, b""
     while at + 7 <= len(data):
         left = BLOCK - at % BLOCK

@@ -1,4 +1,4 @@
-"""How processes do, as the commands that watch them keep it."""
+"""`ProcessHealth` keeps how processes do, for the commands that watch them."""
 
 import asyncio
 import io

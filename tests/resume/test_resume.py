@@ -1,4 +1,4 @@
-"""Where a run starts, from what its run directory holds."""
+"""A run starts where its run directory says that it stopped."""
 
 from pathlib import Path
 from typing import Any

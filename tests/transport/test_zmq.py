@@ -151,8 +151,7 @@ async def test_a_trainer_outlives_the_orchestrator(run: RunDir) -> None:
         batches = await opened.__aenter__()
         check_batch(await anext(batches), 1)
     publishing = asyncio.ensure_future(batches.publish(published(1)))
-    await asyncio.sleep(0.3)
-    assert not publishing.done()
+    assert not (await asyncio.wait([publishing], timeout=0.3))[0]
     async with orchestrator(run, bind=address) as sender:
         await sender.ship(manifest)
         await asyncio.wait_for(publishing, SOON_S)

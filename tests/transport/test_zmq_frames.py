@@ -52,7 +52,7 @@ def published(step: int) -> Published:
 
 
 async def wait_for_batches(landing: Path, steps: list[int]) -> None:
-    """Wait until the trainer's folder has the batches of these steps, and check that no others follow."""
+    """Wait until the trainer's folder has the batches of these steps, and no others follow."""
     wanted = [f"rollway-batch-{step}" for step in steps]
     for _ in range(SOON_S * 20):
         if names(landing) == wanted:

@@ -1,4 +1,4 @@
-"""What `rollway train` and `rollway serve` hear from their processes and show on the screen."""
+"""Shows on the screen what the processes of `rollway train` and `rollway serve` report."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""How the processes of a run do: the lag of their event loops, and what held them."""
+"""Keeps how the processes of a run do: the lag of their event loops, and what held them."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""The run directory: where everything of a run lies."""
+"""The run directory, which holds everything of a run."""

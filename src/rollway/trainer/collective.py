@@ -1,4 +1,4 @@
-"""How the ranks work together: each has the same weights, and they sum their gradients."""
+"""Lets ranks work together: each has the same weights, and they sum their gradients."""
 
 import os
 import sys

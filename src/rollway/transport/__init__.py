@@ -1,4 +1,4 @@
-"""How batches reach the trainer, and how versions come back. A trainer of your own needs only this:
+"""Takes batches to the trainer, and versions back. A trainer of your own needs only this:
 
 from rollway.transport import Published, open_batches
 

@@ -75,7 +75,7 @@ class BatchSender(Protocol):
     """The orchestrator's end of a transport: ships batches, and waits for their versions."""
 
     address: str
-    """Where a trainer connects; empty if it finds batches in the run directory."""
+    """The address at which a trainer connects; empty if it finds batches in the run directory."""
 
     async def serve(self) -> None:
         """Serve the trainer until cancelled. Returns at once if there is nothing to serve."""

@@ -68,7 +68,7 @@ class TrainerWelcome(Struct, frozen=True, tag="welcome"):
 
 
 class ShippedBatch(Struct, frozen=True, tag="shipped"):
-    """A batch: its manifest as it is in the run directory, and how many blobs follow."""
+    """A batch: its manifest, encoded as in the run directory, and the number of blobs that follow."""
 
     step: int
     manifest: bytes

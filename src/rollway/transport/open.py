@@ -26,7 +26,7 @@ MAX_UNREAD = 1000
 UNBOUNDED = 0
 """No limit of unsent messages is needed: the window and the batches shipped ahead bound their bytes."""
 LINGER_MS = 1000
-"""How long the end of a run waits until the trainer has heard that its last version is recorded."""
+"""How long the end of a run waits until its last messages have reached the trainer."""
 
 
 @contextmanager

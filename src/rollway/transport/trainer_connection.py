@@ -49,7 +49,7 @@ class TrainerConnection:
         self._socket: Any = None
 
     async def send(self, message: FromTrainer) -> None:
-        """Send a message. While there is no connection, nothing is sent."""
+        """Send a message if there is a connection; without one, do nothing."""
         if self._socket is not None:
             with suppress(zmq.Again):
                 await self._socket.send(encode(message), zmq.NOBLOCK)
