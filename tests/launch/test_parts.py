@@ -46,7 +46,7 @@ async def test_a_restartable_part_that_is_killed_is_started_again(tmp_path: Path
         return MortalPart(count)
 
     async with parts_of(lives, tmp_path) as parts:
-        part = await parts.start_restartable("mortal", MORTAL, MortalPart(0), next_config)
+        part = await parts.start("mortal", MORTAL, MortalPart(0), next_config)
         assert await part.ready() == "0"
         assert await lives.reported.get() == 0
         os.kill(part.pid, signal.SIGKILL)
@@ -62,7 +62,7 @@ async def test_a_part_that_dies_too_often_ends_the_run(tmp_path: Path) -> None:
 
     async def run() -> None:
         async with parts_of(lives, tmp_path) as parts:
-            await parts.start_restartable("mortal", MORTAL, MortalPart(0, "after"), next_config)
+            await parts.start("mortal", MORTAL, MortalPart(0, "after"), next_config)
             await asyncio.Event().wait()
 
     with pytest.raises(BaseExceptionGroup) as raised:
@@ -82,7 +82,7 @@ async def test_a_part_that_was_never_ready_is_not_started_again(tmp_path: Path) 
 
     async def run() -> None:
         async with parts_of(lives, tmp_path) as parts:
-            part = await parts.start_restartable("mortal", MORTAL, MortalPart(0, "before"), next_config)
+            part = await parts.start("mortal", MORTAL, MortalPart(0, "before"), next_config)
             await part.ready()
 
     with pytest.raises(BaseExceptionGroup) as raised:

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from rollway.config.sections import WatchConfig
+from rollway.config.specs import WatchSpec
 from rollway.loop.watch.run import LoopWatch, run
 from rollway.observe.console import Screen
 from rollway.observe.health import ProcessHealth
@@ -55,6 +55,6 @@ def test_a_command_hears_its_own_loop() -> None:
             await watching
         return stats
 
-    stats = run("launcher", WatchConfig(), main)
+    stats = run("launcher", WatchSpec(), main)
     assert stats.process == "launcher"
     assert stats.lag.num_ticks > 0

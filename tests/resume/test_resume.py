@@ -40,7 +40,7 @@ def publish(run: RunDir, step: int, weights: Path) -> None:
 
 def test_a_new_run_starts_from_its_model(tmp_path: Path, config: RunConfig) -> None:
     start = find_start_point(config, RunDir(tmp_path / "new"), resume=False)
-    assert (start.first_step, start.weights, start.optimizer) == (1, str(tmp_path / "model"), "")
+    assert (start.first_step, start.weights, start.optimizer) == (1, str(tmp_path / "model"), None)
 
 
 def test_an_existing_run_is_not_overwritten(run: RunDir, config: RunConfig) -> None:

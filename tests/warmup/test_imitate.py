@@ -55,6 +55,8 @@ def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
     assert build(spec_of(tmp_path / "b")) == first
     assert build(spec_of(tmp_path / "c", seed=1)) != first
     assert is_built(spec_of(tmp_path / "a"))
+    files = {path.name for path in (tmp_path / "a").iterdir()}
+    assert {"config.json", "tokenizer.json", "tokenizer_config.json", "warmup.json"} <= files
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"], "no partial folder stays"
 
 

@@ -5,14 +5,11 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-from ..loop.processes.part import STATS_EVERY_S
-from ..loop.watch.lag import merge
 from ..loop.watch.rarely import is_news
-from ..loop.watch.run import LoopWatch
 from ..loop.watch.stall_text import ms
 from ..observe.console import Screen, lag_line
-from ..observe.health import Complaints
-from ..records.lag import LagStats, ProcessStats
+from ..observe.health import ProcessHealth
+from ..records.lag import LagStats
 from .result import EvalResult, ResultKey
 from .spec import EvalSpec
 from .statistics import Estimate, EvalSummary, summarise
@@ -36,9 +33,7 @@ class EvalProgress:
         self._errors: Counter[str] = Counter()
         self._start_s: float | None = None
         self._num_turns = 0
-        self._lags_now: dict[str, LagStats] = {}
-        self._lags: dict[str, LagStats] = {}
-        self._complaints = Complaints(screen)
+        self.health = ProcessHealth(screen)
 
     @property
     def num_done(self) -> int:
@@ -78,19 +73,13 @@ class EvalProgress:
         if is_news(count - 1, count):
             self._screen.line(f"failed ({boundary} number {count}): {result.error.error}")
 
-    def on_stats(self, stats: ProcessStats) -> None:
-        name = stats.process
-        self._lags_now[name] = stats.lag
-        self._lags[name] = merge(self._lags.get(name, LagStats()), stats.lag)
-        self._complaints.hear(stats)
-
     def status(self) -> str:
         if self._start_s is None:
             return "starting workers"
         reward = self._rewards / self.num_scored if self.num_scored else None
         turns_per_s = self._num_turns / max(self._elapsed_s, 1e-9)
         done, total = self.num_done, self._asked.total
-        return status_line(done, total, reward, self._errors, turns_per_s, self._lags_now)
+        return status_line(done, total, reward, self._errors, turns_per_s, self.health.now)
 
     async def show(self) -> None:
         """The status line, for ever."""
@@ -98,17 +87,11 @@ class EvalProgress:
             self._screen.status(self.status())
             await asyncio.sleep(SHOW_EVERY_S)
 
-    async def watch_itself(self, watch: LoopWatch) -> None:
-        """This process's own loop, for ever."""
-        while True:
-            await asyncio.sleep(STATS_EVERY_S)
-            self.on_stats(watch.take())
-
     def summary(self) -> EvalSummary:
         return summarise(self._results.values(), self._pass_at, self._asked.num_rollouts)
 
     def table(self) -> list[str]:
-        return table(self._asked, self.summary(), self._elapsed_s, self._lags)
+        return table(self._asked, self.summary(), self._elapsed_s, self.health.whole_run)
 
 
 def status_line(

@@ -54,12 +54,12 @@ async def evaluate(
     progress: EvalProgress, screen: Screen, watch: LoopWatch,
 ) -> None:  # fmt: skip
     """Start what is needed, run what is missing, end everything."""
-    background = [asyncio.create_task(progress.watch_itself(watch))]
+    background = [asyncio.create_task(progress.health.watch_own_loop(watch))]
     try:
         if not asked.base_url:
             await check_env(asked)
         async with open_parts(
-            folder.logs, progress.on_stats, lambda body: None, screen.line
+            folder.logs, progress.health.hear, lambda body: None, screen.line
         ) as parts:
             url = asked.base_url or await start_engine(parts, asked, how, screen)
             part = router_spec(asked, how, folder, url)
@@ -74,7 +74,7 @@ async def evaluate(
                     await recorder.add(result, ref)
                     progress.on_result(result)
 
-                hears = EvalListener(progress.begin, on_result, progress.on_stats, screen.line)
+                hears = EvalListener(progress.begin, on_result, progress.health.hear, screen.line)
                 await EvalDriver(client, asked, known, how.concurrency, hears).drive()
     finally:
         for task in background:

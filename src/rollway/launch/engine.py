@@ -30,6 +30,4 @@ async def start_engine(
     async def next_with_socket() -> EngineSpec:
         return with_socket(await next_spec())
 
-    return await parts.start_restartable(
-        "engine", ENGINE, with_socket(spec), next_with_socket, [listen_fd]
-    )
+    return await parts.start("engine", ENGINE, with_socket(spec), next_with_socket, [listen_fd])

@@ -22,6 +22,7 @@ MAX_DEATHS, WITHIN_S = 5, 300.0
 """A part that died this often within this time is not restarted any more."""
 
 T = TypeVar("T")
+NextConfig = Callable[[], Awaitable[Any]]
 
 
 def _distance_from_cause(death: tuple[Part, PartDied]) -> tuple[bool, bool]:
@@ -56,23 +57,21 @@ class RunningParts:
         """Enter a context that parts need, and leave it when all of them have ended."""
         return self._stack.enter_context(resource)
 
-    async def start(self, name: str, entry: str, config: Any) -> Part:
-        """Start a part whose death ends the run."""
-        part = await self._stack.enter_async_context(self._open(name, entry, config))
-        self._listeners[name] = self._tasks.create_task(self._listen(part), name=name)
-        return part
-
-    async def start_restartable(
+    async def start(
         self,
         name: str,
         entry: str,
         config: Any,
-        next_config: Callable[[], Awaitable[Any]],
+        next_config: NextConfig | None = None,
         pass_fds: Sequence[int] = (),
     ) -> Part:
-        """Start a part that is restarted when it dies, with the config that `next_config` returns."""
+        """Start a part. If it dies, it is restarted with the config that `next_config` returns; without
+        `next_config`, its death ends the run."""
         part = await self._stack.enter_async_context(self._open(name, entry, config, pass_fds))
-        listener = self._listen_and_restart(part, entry, next_config, pass_fds)
+        if next_config is None:
+            listener = self._listen(part)
+        else:
+            listener = self._listen_and_restart(part, entry, next_config, pass_fds)
         self._listeners[name] = self._tasks.create_task(listener, name=name)
         return part
 
@@ -93,11 +92,7 @@ class RunningParts:
             raise min(self._deaths, key=_distance_from_cause)[1]
 
     async def _listen_and_restart(
-        self,
-        part: Part,
-        entry: str,
-        next_config: Callable[[], Awaitable[Any]],
-        pass_fds: Sequence[int],
+        self, part: Part, entry: str, next_config: NextConfig, pass_fds: Sequence[int]
     ) -> None:
         """Listen to a part and to those that replace it. Raise if the first was never ready, or if they
         die too often."""

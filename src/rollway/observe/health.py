@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Never
 
 from ..loop.processes.part import STATS_EVERY_S
 from ..loop.watch.lag import merge
@@ -13,37 +12,17 @@ from ..records.lag import LagStats, ProcessStats, Stall
 from .console import Screen, late_line, stall_line
 
 
-class Complaints:
-    """Prints what held a process when it happens, and less and less often for the same culprit."""
-
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
-        self._culprits: dict[str, StallTotals] = {}
-
-    def hear(self, stats: ProcessStats) -> None:
-        name = stats.process
-        for stall in stats.stalls:
-            total = self._culprits.setdefault(name, StallTotals()).add(stall)
-            if is_news(total.count - stall.count, total.count):
-                self._screen.line(stall_line(name, total))
-        if stats.late is not None:
-            self._screen.line(late_line(name, stats.late))
-
-    def worst(self) -> list[tuple[str, Stall]]:
-        """Return every process with what held it, those that were held longest in all first."""
-        culprits = [(name, stall) for name, totals in self._culprits.items() for stall in totals.seen()]
-        return sorted(culprits, key=lambda culprit: -culprit[1].total_s)
-
-
 class ProcessHealth:
-    """The last report and the lag of every process that a command watches, with complaints printed.
+    """How the processes that a command watches do: the last report and the lag of each.
 
-    `on_heard` gets every report too, for a command that passes them on.
+    What held a process is printed when it happens, and less and less often for the same culprit.
+    `on_heard` gets every report too, for a command that passes reports on.
     """
 
     def __init__(self, screen: Screen, on_heard: Callable[[ProcessStats], None] | None = None) -> None:
-        self._complaints = Complaints(screen)
+        self._screen = screen
         self._on_heard = on_heard
+        self._culprits: dict[str, StallTotals] = {}
         self.latest: dict[str, ProcessStats] = {}
         """The last report of each process."""
         self.whole_run: dict[str, LagStats] = {}
@@ -59,15 +38,21 @@ class ProcessHealth:
         name = stats.process
         self.latest[name] = stats
         self.whole_run[name] = merge(self.whole_run.get(name, LagStats()), stats.lag)
-        self._complaints.hear(stats)
+        for stall in stats.stalls:
+            total = self._culprits.setdefault(name, StallTotals()).add(stall)
+            if is_news(total.count - stall.count, total.count):
+                self._screen.line(stall_line(name, total))
+        if stats.late is not None:
+            self._screen.line(late_line(name, stats.late))
         if self._on_heard is not None:
             self._on_heard(stats)
 
     def worst(self) -> list[tuple[str, Stall]]:
         """Return every process with what held it, those that were held longest in all first."""
-        return self._complaints.worst()
+        culprits = [(name, stall) for name, totals in self._culprits.items() for stall in totals.seen()]
+        return sorted(culprits, key=lambda culprit: -culprit[1].total_s)
 
-    async def watch_own_loop(self, loop_watch: LoopWatch) -> Never:
+    async def watch_own_loop(self, loop_watch: LoopWatch) -> None:
         """Hear the reports of this process, too, until cancelled."""
         while True:
             await asyncio.sleep(STATS_EVERY_S)

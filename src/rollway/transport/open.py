@@ -58,9 +58,9 @@ async def open_batches(
 ) -> AsyncIterator[Batches]:
     """Open the batches of a run, for a trainer. Iterate over the result, and `publish` each version.
 
-    `where` is the run directory, or the address (`tcp://host:port`) that a run with
-    `[transport.zmq]` prints. Batches begin at step `first`, or at the first step that is not trained yet.
-    The other arguments are for an address only:
+    `where` is the run directory, or the address (`tcp://host:port`) that a run with `[transport.zmq]`
+    prints. Batches begin at step `first`, or at the first step that is not trained yet. The other
+    arguments are for an address only:
 
     `landing` is a folder of the trainer's machine to which payload is sent. Without it the trainer opens
     segments in the run directory, which must be on a file system that both machines share.
