@@ -9,7 +9,7 @@ import pytest
 
 from rollway.errors import RunDirError
 from rollway.ledger.ledger import open_ledger
-from rollway.ledger.restore import restore
+from rollway.ledger.restore import read_reports, restore
 
 INSERT = (
     "INSERT INTO rollouts (rollout_id, group_id, env, task_id, dispatched_version, dispatched_s, step) "
@@ -62,6 +62,8 @@ async def test_a_file_that_is_not_a_database_is_refused_at_once(tmp_path: Path) 
             pytest.fail("the file was opened")
     with pytest.raises(RunDirError, match=r"cannot be used: .*--clean"):
         restore(path, [], [], lambda ref: True)
+    with pytest.raises(RunDirError, match=r"cannot be used: .*--clean"):
+        read_reports(path)
 
 
 @pytest.mark.anyio

@@ -13,7 +13,7 @@ from rollway.records.batch import BatchManifest, BatchRow
 from rollway.records.engine import Published
 from rollway.records.ids import PolicyVersion, RolloutId, Step
 from rollway.records.payload import PayloadRef
-from rollway.resume.unreported import report_unreported_steps
+from rollway.resume.resume import report_unreported_steps
 from rollway.rundir.rundir import STABLE, RunDir, write_whole
 
 pytestmark = pytest.mark.anyio

@@ -3,8 +3,8 @@
 import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -41,17 +41,7 @@ def restore(
     """
     if not path.exists():
         return Restored()
-    try:
-        return _read(path, trained, shipped, is_intact)
-    except sqlite3.DatabaseError as error:
-        raise unusable(path, error) from None
-
-
-def _read(
-    path: Path, trained: Sequence[BatchManifest], shipped: Sequence[BatchManifest], is_intact: IsIntact
-) -> Restored:
-    with closing(sqlite3.connect(path)) as db, db:
-        db.executescript(SCHEMA)
+    with _open(path) as db:
         for manifest in trained:
             _record_batch(db, manifest)
             db.execute(TRAINED, (manifest.step,))
@@ -77,6 +67,17 @@ def _read(
         )
     next_group = GroupId(0 if last is None else last + 1)
     return Restored(tuple(groups.values()), tuple(batches), cursors, next_group, pooled, evaluated)
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open the ledger, and commit at the end of the block."""
+    try:
+        with closing(sqlite3.connect(path)) as db, db:
+            db.executescript(SCHEMA)
+            yield db
+    except sqlite3.DatabaseError as error:
+        raise unusable(path, error) from None
 
 
 def _record_batch(db: sqlite3.Connection, manifest: BatchManifest) -> None:
@@ -127,8 +128,7 @@ def read_reports(path: Path) -> dict[Step, dict[str, float]]:
     """Return the metrics of a run's batches, by step."""
     if not path.exists():
         return {}
-    with closing(sqlite3.connect(path)) as db:
-        db.executescript(SCHEMA)
+    with _open(path) as db:
         steps = db.execute("SELECT step FROM reports").fetchall()
         return {Step(step): _read_report(db, step) for (step,) in steps}
 

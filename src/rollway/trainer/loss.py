@@ -1,17 +1,6 @@
 """The clipped, importance-weighted policy-gradient loss."""
 
 import torch
-from msgspec import Struct
-
-
-class TokenStats(Struct, frozen=True):
-    """Sums over the trained tokens of a micro-batch, for reporting."""
-
-    num_tokens: int
-    clipped: float
-    ratio: float
-    kl: float
-    entropy: float
 
 
 def policy_loss(
@@ -29,16 +18,11 @@ def policy_loss(
     return -weights * torch.minimum(gain, bounded_gain), bounded_gain < gain
 
 
-def token_stats(
-    logprobs: torch.Tensor, engine_logprobs: torch.Tensor, clipped: torch.Tensor,
-    entropy: torch.Tensor,
-) -> TokenStats:  # fmt: skip
+def token_sums(
+    logprobs: torch.Tensor, engine_logprobs: torch.Tensor, clipped: torch.Tensor, entropy: torch.Tensor
+) -> list[float]:
+    """Return five sums over the trained tokens, for metrics: 1, clipped, ratio, KL and entropy."""
     log_ratio = logprobs - engine_logprobs
     ratio = log_ratio.exp()
-    return TokenStats(
-        num_tokens=len(logprobs),
-        clipped=float(clipped.sum()),
-        ratio=float(ratio.sum()),
-        kl=float((ratio - 1 - log_ratio).sum()),
-        entropy=float(entropy.sum()),
-    )
+    sums = (clipped.sum(), ratio.sum(), (ratio - 1 - log_ratio).sum(), entropy.sum())
+    return [len(logprobs), *map(float, sums)]

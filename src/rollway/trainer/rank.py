@@ -19,7 +19,7 @@ from ..rundir.rundir import RunDir, remove_folder
 from ..transport.batch import Batch
 from ..wire.pipe import BlockingPipe
 from .collective import Collective, join_ranks
-from .rank_processes import RankFailed, RankLoaded, RankStart, RankTookPart, RankTrained, TrainBatch
+from .rank_processes import RankFailed, RankLoaded, RankStart, RankTrained
 from .step import Learner
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -109,8 +109,7 @@ def serve_rank(name: str, sock: socket.socket) -> None:
         rank = Rank(start.spec, join_ranks(start.rank, start.spec.trainer.ranks, start.meeting))
         pipe.send(msgspec.msgpack.encode(RankLoaded()))
         while (frame := pipe.receive()) is not None:
-            published = rank.train(msgspec.msgpack.decode(frame, type=TrainBatch).batch)
-            answer = RankTookPart() if published is None else RankTrained(published)
-            pipe.send(msgspec.msgpack.encode(answer))
+            batch = msgspec.msgpack.decode(frame, type=Batch)
+            pipe.send(msgspec.msgpack.encode(RankTrained(rank.train(batch))))
     except RollwayError as error:
         pipe.send(msgspec.msgpack.encode(RankFailed(str(error))))

@@ -18,17 +18,12 @@ from ..transport.batch import Batch
 
 
 class RankStart(Struct, frozen=True):
-    """The first message to a rank: its number, and the file through which the ranks find each other."""
+    """The first message to a rank: its number, and the file through which the ranks find each other.
+    Every later message is a batch to train."""
 
     spec: TrainerSpec
     rank: int = 0
     meeting: str = ""
-
-
-class TrainBatch(Struct, frozen=True):
-    """Compute this rank's share of a step from this batch."""
-
-    batch: Batch
 
 
 class RankLoaded(Struct, frozen=True, tag="loaded"):
@@ -36,13 +31,9 @@ class RankLoaded(Struct, frozen=True, tag="loaded"):
 
 
 class RankTrained(Struct, frozen=True, tag="trained"):
-    """The step is taken, and its weights are written. Only the first rank answers this."""
+    """The step is taken. The first rank has written its weights, and adds their record."""
 
-    published: Published
-
-
-class RankTookPart(Struct, frozen=True, tag="took_part"):
-    """The step is taken. The first rank writes its weights."""
+    published: Published | None
 
 
 class RankFailed(Struct, frozen=True, tag="failed"):
@@ -51,8 +42,7 @@ class RankFailed(Struct, frozen=True, tag="failed"):
     error: str
 
 
-RankAnswer = RankLoaded | RankTrained | RankTookPart | RankFailed
-
+RankAnswer = RankLoaded | RankTrained | RankFailed
 
 ENTRY = "rollway.trainer.rank:serve_rank"
 HINDSIGHT_S = 0.5
@@ -72,9 +62,10 @@ class RankProcesses:
 
     async def train(self, batch: Batch) -> Published:
         """Have all ranks take one step. Return the record of the weights, which are complete on disk."""
-        frame = msgspec.msgpack.encode(TrainBatch(batch))
+        frame = msgspec.msgpack.encode(batch)
         first, *_ = await _gather([_ask(process, frame) for process in self.processes])
         assert isinstance(first, RankTrained)
+        assert first.published is not None
         return first.published
 
 
@@ -88,12 +79,8 @@ async def start_ranks(spec: TrainerSpec) -> AsyncIterator[RankProcesses]:
         ]
         with TemporaryDirectory(prefix="rollway-ranks-") as folder:
             starts = [RankStart(spec, rank, f"{folder}/meeting") for rank in range(len(processes))]
-            await _gather(
-                [
-                    _ask(process, msgspec.msgpack.encode(start))
-                    for process, start in zip(processes, starts, strict=True)
-                ]
-            )
+            frames = map(msgspec.msgpack.encode, starts)
+            await _gather(list(map(_ask, processes, frames)))
         yield RankProcesses(processes)
 
 

@@ -9,9 +9,9 @@ from ..config.sections import TrainerConfig
 from ..errors import ModelError
 from ..model.routers import find_routers, replay
 from ..payload.reader import SegmentReader
-from ..records.batch import BatchManifest
+from ..records.batch import BatchManifest, BatchRow
 from .collective import Collective
-from .loss import TokenStats, policy_loss, token_stats
+from .loss import policy_loss, token_sums
 from .micro_batch import PackedMicroBatch, load_micro_batch
 
 
@@ -37,14 +37,13 @@ class Learner:
         for param_group in self.optimizer.param_groups:
             param_group["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
-        loss_sum, stats = 0.0, []
+        sums = [0.0] * 6
         for indices in self._ranks.share(manifest.ranks):
             rows = [manifest.rows[index] for index in indices]
-            loss, micro_batch_stats = self._backward(reader, rows, manifest.num_trainable)
-            loss_sum += loss
-            stats.append(micro_batch_stats)
+            added = self._backward(reader, rows, manifest.num_trainable)
+            sums = [total + value for total, value in zip(sums, added, strict=True)]
         self._ranks.sum_gradients(self.model.parameters())
-        loss_sum, *sums = self._ranks.sum([loss_sum, *_sums(stats)])
+        loss, num_tokens, *sums = self._ranks.sum(sums)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)
         if not torch.isfinite(norm):
             raise ModelError(
@@ -52,12 +51,10 @@ class Learner:
                 "lower trainer.lr, and --resume continues from the last version"
             )
         self.optimizer.step()
-        return {"loss": loss_sum, "grad_norm": float(norm), "lr": lr, **_means(*sums)}
+        return {"loss": loss, "grad_norm": float(norm), "lr": lr, **_means(num_tokens, *sums)}
 
-    def _backward(
-        self, reader: SegmentReader, rows: list[Any], num_trainable: int
-    ) -> tuple[float, TokenStats]:
-        """Add the gradients of one micro-batch; return its loss and the sums for its metrics."""
+    def _backward(self, reader: SegmentReader, rows: list[BatchRow], num_trainable: int) -> list[float]:
+        """Add the gradients of one micro-batch. Return its loss and the sums of `token_sums`."""
         packed = load_micro_batch(reader, rows)
         logprobs, entropy = token_logprobs(self.model, packed, replay_routes=self._config.replay_routes)
         engine_logprobs = packed.logprobs.to(logprobs.device)
@@ -68,30 +65,14 @@ class Learner:
         )  # fmt: skip
         loss = losses.sum() / num_trainable
         loss.backward()
-        stats = token_stats(logprobs.detach(), engine_logprobs, clipped, entropy)
-        return float(loss.detach()), stats
+        sums = token_sums(logprobs.detach(), engine_logprobs, clipped, entropy)
+        return [float(loss.detach()), *sums]
 
 
-def _sums(stats: list[TokenStats]) -> tuple[float, ...]:
-    return (
-        sum(part.num_tokens for part in stats),
-        sum(part.clipped for part in stats),
-        sum(part.ratio for part in stats),
-        sum(part.kl for part in stats),
-        sum(part.entropy for part in stats),
-    )
-
-
-def _means(
-    num_tokens: float, clipped: float, ratio: float, kl: float, entropy: float
-) -> dict[str, float]:
-    tokens = num_tokens or 1
-    return {
-        "clip_fraction": clipped / tokens,
-        "ratio/mean": ratio / tokens,
-        "mismatch_kl": kl / tokens,
-        "entropy": entropy / tokens,
-    }
+def _means(num_tokens: float, *sums: float) -> dict[str, float]:
+    """Return the metrics that are means over the trained tokens, from the sums of `token_sums`."""
+    names = ("clip_fraction", "ratio/mean", "mismatch_kl", "entropy")
+    return {name: value / (num_tokens or 1) for name, value in zip(names, sums, strict=True)}
 
 
 def _replay_routes(model: Any, packed: PackedMicroBatch) -> AbstractContextManager[None]:

@@ -82,14 +82,6 @@ def read_published(run: RunDir, version: PolicyVersion) -> Published:
         raise PayloadError(f"cannot read {path}: {error}") from None
 
 
-def find_published(run: RunDir, version: PolicyVersion) -> Published | None:
-    """Return the record of a version; None if its weights are not complete, or gone. Blocks."""
-    try:
-        return read_published(run, version)
-    except PayloadError:
-        return None
-
-
 def read_manifest(path: Path) -> BatchManifest:
     """Read and decode a manifest. Blocks."""
     try:
