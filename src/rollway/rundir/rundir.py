@@ -191,8 +191,8 @@ def without_none(tree: Any) -> Any:
 
 @contextmanager
 def lock_folder(folder: Path, activity: str) -> Iterator[None]:
-    """Keep other processes out while the block lasts, or this process. A second one gets an error that
-    ends with `activity`: "another process trains in outputs/run"."""
+    """Keep other processes out while the block lasts. The kernel unlocks if this process dies. A second
+    process gets an error that ends with `activity`: "another process trains in outputs/run"."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
