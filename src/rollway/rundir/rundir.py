@@ -120,9 +120,8 @@ class RunDir:
 
     def prune_optimizer(self, current: int, keep: int) -> None:
         """Remove old optimizer states: of those up to version `current`, the newest `keep` stay."""
-        for path in self.optimizer.glob("step_*.pt"):
-            version = path.stem.removeprefix("step_")
-            if version.isdigit() and int(version) <= current - keep:
+        for version, path in _numbered(self.optimizer):
+            if version <= current - keep:
                 path.unlink(missing_ok=True)
 
     def prune_checkpoints(self, keep: int) -> None:
@@ -175,9 +174,11 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def _numbered(parent: Path) -> list[tuple[int, Path]]:
-    """Return the folders `step_N` in `parent`, each with its N. Other folders are the user's."""
-    found = [(folder.name.removeprefix("step_"), folder) for folder in parent.glob("step_*")]
-    return [(int(number), folder) for number, folder in found if number.isdigit()]
+    """Return what is named `step_N` or `step_N.pt` in `parent`, with its N. The rest is the user's."""
+    found = [
+        (path.name.removeprefix("step_").removesuffix(".pt"), path) for path in parent.glob("step_*")
+    ]
+    return [(int(number), path) for number, path in found if number.isdigit()]
 
 
 def without_none(tree: Any) -> Any:
