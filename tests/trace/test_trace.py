@@ -44,7 +44,7 @@ def joined(row: Row, name: str) -> Any:
 def conversations(draw: st.DrawFn) -> list[tuple[int, list[int], list[int], bool]]:
     """Turns of interleaved agents: (agent, new prompt ids, completion ids, history compacted).
 
-    Agents have first tokens of their own, so that no agent's row is another's prefix.
+    Each agent begins with a different token, so that no agent's row is a prefix of another's.
     """
     ids = st.lists(st.integers(10, 500), min_size=1, max_size=6)
     return draw(
@@ -57,20 +57,20 @@ def conversations(draw: st.DrawFn) -> list[tuple[int, list[int], list[int], bool
 
 
 def naive_rows(turns: list[Turn], full_routes: list[Any]) -> list[dict[str, Any]]:
-    """The same by the book: whole prefixes compared as lists, whole arrays rebuilt at every turn."""
+    """Build the rows in the simplest way: compare prefixes as lists, and rebuild arrays at every turn."""
     rows: list[dict[str, Any]] = []
-    for one, routes in zip(turns, full_routes, strict=True):
-        prompt, drawn = one.prompt_ids.tolist(), one.completion_ids.tolist()
+    for turn, routes in zip(turns, full_routes, strict=True):
+        prompt, sampled = turn.prompt_ids.tolist(), turn.completion_ids.tolist()
         fits = [row for row in rows if prompt[: len(row["ids"])] == row["ids"]]
         row = max(fits, key=lambda row: len(row["ids"]), default=None)
         if row is None:
             row = {"ids": [], "mask": [], "routes": routes[:0]}
             rows.append(row)
-        known = max(0, len(row["ids"]) - 1)
-        row["mask"] = row["mask"] + [0] * (len(prompt) - len(row["ids"])) + [1] * len(drawn)
-        row["ids"] = prompt + drawn
+        num_known = max(0, len(row["ids"]) - 1)
+        row["mask"] = row["mask"] + [0] * (len(prompt) - len(row["ids"])) + [1] * len(sampled)
+        row["ids"] = prompt + sampled
         last = np.zeros((1, LAYERS, TOPK), routes.dtype)
-        row["routes"] = np.concatenate([row["routes"][:known], routes[known:], last])
+        row["routes"] = np.concatenate([row["routes"][:num_known], routes[num_known:], last])
     return rows
 
 
@@ -88,9 +88,8 @@ def test_rows_and_routes_equal_a_naive_merge(
         rng = np.random.default_rng(random.getrandbits(32))
         routes = rng.integers(0, top, shape, dtype, endpoint=True)
         start = routes_start(trace, np.array(prompt, np.int32)) if delta else 0
-        one = turn(prompt, drawn, routes=routes[start:], start=start)
-        trace.add(one)
-        turns.append(one)
+        turns.append(turn(prompt, drawn, routes=routes[start:], start=start))
+        trace.add(turns[-1])
         all_routes.append(routes)
     expected = naive_rows(turns, all_routes)
     rows = trace.finish()
@@ -102,7 +101,7 @@ def test_rows_and_routes_equal_a_naive_merge(
         assert joined(row, "routes").dtype == dtype
         assert row.num_tokens == len(naive["ids"])
         assert row.num_trainable == sum(naive["mask"])
-    sampled = [token for one in turns for token in one.completion_ids.tolist()]
+    sampled = [token for turn in turns for token in turn.completion_ids.tolist()]
     trained = [
         token
         for row in rows
@@ -115,24 +114,26 @@ def test_rows_and_routes_equal_a_naive_merge(
 @st.composite
 def family_talks(draw: st.DrawFn) -> list[tuple[int, int, list[int], list[int], bool]]:
     """Turns of agents that fork from each other and compact their history:
-    (earlier turn to go on from, tokens of it kept, new prompt ids, completion ids, delta routes)."""
-    ids = st.lists(st.integers(0, 3), min_size=1, max_size=4)  # few ids: prefixes meet by chance too
+    (earlier turn to continue, tokens of it kept, new prompt ids, completion ids, delta routes)."""
+    ids = st.lists(
+        st.integers(0, 3), min_size=1, max_size=4
+    )  # few ids, so that prefixes are also equal by chance
     keep = st.one_of(st.just(10_000), st.integers(0, 6))
-    one = st.tuples(st.integers(-1, 11), keep, ids, ids, st.booleans())
-    return draw(st.lists(one, min_size=1, max_size=12))
+    turns = st.tuples(st.integers(-1, 11), keep, ids, ids, st.booleans())
+    return draw(st.lists(turns, min_size=1, max_size=12))
 
 
 @given(family_talks(), st.randoms())
 def test_forks_and_compaction_reproduce_what_the_engine_saw(
     talk: list[tuple[int, int, list[int], list[int], bool]], random: Any
 ) -> None:
-    """Children that share their parent's history, siblings, histories cut anywhere, and an engine
-    that sends all routes or only new ones as it likes: still the naive merge, byte for byte."""
+    """Children share their parent's history, histories are cut anywhere, and the engine sends all
+    routes or only new ones. The result equals the naive merge, byte for byte."""
     trace, turns, all_routes = Trace(), [], []
-    said: list[list[int]] = []
+    requests: list[list[int]] = []
     for parent, kept, new, drawn, delta in talk:
-        prompt = (said[parent % len(said)][:kept] if said and parent >= 0 else []) + new
-        said.append(prompt + drawn)
+        prompt = (requests[parent % len(requests)][:kept] if requests and parent >= 0 else []) + new
+        requests.append(prompt + drawn)
         rng = np.random.default_rng(random.getrandbits(32))
         shape = (len(prompt) + len(drawn) - 1, LAYERS, TOPK)
         routes = rng.integers(0, 255, shape, np.uint8, endpoint=True)
@@ -146,53 +147,9 @@ def test_forks_and_compaction_reproduce_what_the_engine_saw(
         assert joined(row, "loss_mask").tolist() == naive["mask"]
         assert joined(row, "routes").tobytes() == naive["routes"].tobytes()
     texts = [joined(row, "token_ids").tolist() for row in rows]
-    for seen in said:
-        assert any(text[: len(seen)] == seen for text in texts), "a request is a row's beginning"
-    assert sum(row.num_trainable for row in rows) == sum(len(one.completion_ids) for one in turns)
-
-
-@given(conversations(), st.data())
-def test_extra_columns_lie_on_the_tokens_they_came_with(
-    talk: list[tuple[int, list[int], list[int], bool]], data: st.DataObject
-) -> None:
-    """Each turn brings any of three columns; every drawn token keeps its value, the rest is filled."""
-    trace = Trace()
-    history: dict[int, list[int]] = {}
-    brought: list[tuple[Turn, dict[str, Any]]] = []
-    for agent, new, drawn, compact in talk:
-        prompt = ([agent] if compact or agent not in history else history[agent]) + new
-        history[agent] = prompt + drawn
-        names = data.draw(st.sets(st.sampled_from(["ref_logprobs", "token_weights", "value"])))
-        extra = {name: np.arange(len(drawn), dtype=np.float32) + 10 * len(brought) + 2 for name in names}
-        one = msgspec.structs.replace(turn(prompt, drawn, version=len(brought)), extra=extra)
-        trace.add(one)
-        brought.append((one, extra))
-    for row in trace.finish():
-        versions = joined(row, "versions")
-        here = {int(version) for version in versions if version != NOT_SAMPLED}
-        assert set(row.extra) == {name for version in here for name in brought[version][1]}
-        for name in row.extra:
-            column = joined(row, name)
-            assert column.dtype == np.float32
-            assert set(column[versions == NOT_SAMPLED]) <= {1.0 if name == "token_weights" else 0.0}
-            for version in here:
-                one, extra = brought[version]
-                missing = np.full(len(one.completion_ids), 1 if name == "token_weights" else np.nan)
-                np.testing.assert_array_equal(column[versions == version], extra.get(name, missing))
-
-
-@pytest.mark.parametrize(
-    ("name", "column", "said"),
-    [
-        ("ref_logprobs", np.zeros(3, np.float32), r"float32\[3\], expected float32\[2\]"),
-        ("ref_logprobs", np.zeros(2, np.float64), "float64"),
-        ("logprobs", np.zeros(2, np.float32), "cannot be called 'logprobs'"),
-        ("a.b", np.zeros(2, np.float32), "cannot be called"),
-    ],
-)
-def test_extra_columns_that_do_not_fit_are_refused(name: str, column: Any, said: str) -> None:
-    with pytest.raises(TraceError, match=said):
-        Trace().add(msgspec.structs.replace(turn([1], [2, 3]), extra={name: column}))
+    for request in requests:
+        assert any(text[: len(request)] == request for text in texts), "every request begins a row"
+    assert sum(row.num_trainable for row in rows) == sum(len(turn.completion_ids) for turn in turns)
 
 
 def test_columns_of_two_turns() -> None:
@@ -207,10 +164,10 @@ def test_columns_of_two_turns() -> None:
     assert row.columns().keys() == {"token_ids", "loss_mask", "logprobs", "temperatures", "versions"}
 
 
-def test_the_longest_row_wins() -> None:
+def test_a_turn_extends_the_longest_row_that_fits() -> None:
     trace = Trace()
     trace.add(turn([1], [2]))
-    trace.add(turn([1, 7], [3]))  # not [1, 2, …]: another row
+    trace.add(turn([1, 7], [3]))  # it does not begin with [1, 2], so it is another row
     trace.add(turn([1, 2, 5], [6]))
     trace.add(turn([1, 2, 5, 6, 8], [9]))
     rows = trace.finish()
@@ -220,7 +177,7 @@ def test_the_longest_row_wins() -> None:
     ]
 
 
-def test_a_prompt_that_is_a_view_with_gaps_meets_its_row() -> None:
+def test_a_prompt_that_is_not_contiguous_finds_its_row() -> None:
     trace = Trace()
     trace.add(turn([1, 2], [3]))
     every_second = np.array([1, 9, 2, 9, 3, 9, 4, 9], np.int32)[::2]
@@ -230,7 +187,7 @@ def test_a_prompt_that_is_a_view_with_gaps_meets_its_row() -> None:
     assert [joined(row, "token_ids").tolist() for row in trace.finish()] == [[1, 2, 3, 4, 5]]
 
 
-def test_routes_are_asked_from_the_boundary_token_on() -> None:
+def test_routes_are_requested_from_the_last_token_of_the_row() -> None:
     trace = Trace()
     assert routes_start(trace, np.array([1, 2], np.int32)) == 0
     routes = np.zeros((3, LAYERS, TOPK), np.uint8)
@@ -243,23 +200,26 @@ ROUTES = np.zeros((3, LAYERS, TOPK), np.uint8)
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "message"),
     [
         (turn([1, 2], [3, 4], routes=ROUTES[:2]), "routes of 2 tokens"),
-        (turn([1, 2], [3, 4], routes=ROUTES[1:], start=1), "start at 1"),
+        (
+            turn([1, 2], [3, 4], routes=ROUTES[1:], start=1),
+            "start at position 1",
+        ),
         (turn([1, 2], [3, 4], routes=ROUTES.astype(np.int32)), "int32"),
         (turn([1, 2], [3, 4], routes=ROUTES[:, 0]), r"\[3, 3\]"),
     ],
 )
-def test_routes_that_cannot_be_right_are_refused(bad: Turn, said: str) -> None:
-    with pytest.raises(TraceError, match=said):
+def test_routes_that_cannot_be_right_are_refused(bad: Turn, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
         Trace().add(bad)
 
 
 def test_a_turn_without_the_routes_of_its_row_is_refused() -> None:
     trace = Trace()
     trace.add(turn([1, 2], [3, 4], routes=ROUTES))
-    with pytest.raises(TraceError, match="lacks routes"):
+    with pytest.raises(TraceError, match="has no routes, but earlier turns of its row had them"):
         trace.add(turn([1, 2, 3, 4, 5], [6]))
 
 

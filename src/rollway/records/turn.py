@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 
 import numpy as np
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
@@ -13,7 +13,7 @@ Routes = NDArray[Any]
 
 
 class Sampling(Struct, frozen=True):
-    """How the engine draws a reply."""
+    """How the engine samples a reply."""
 
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     temperature: Annotated[float, Meta(ge=0, le=1_000)] = 1.0
@@ -21,11 +21,10 @@ class Sampling(Struct, frozen=True):
 
 
 class Turn(Struct, frozen=True):
-    """What the engine was given and what it drew.
+    """The prompt the engine was given and the completion it sampled.
 
-    `routes` covers positions `routes_start .. len(prompt_ids) + len(completion_ids) - 2`: the last
-    token was never processed by the engine, so it has no route yet. `extra` holds further columns, one
-    value for each token of the completion, such as `ref_logprobs` and `token_weights`.
+    `routes` covers positions `routes_start .. len(prompt_ids) + len(completion_ids) - 2`: the engine
+    never processed the last token, so that token has no route yet.
     """
 
     prompt_ids: Ints
@@ -36,4 +35,3 @@ class Turn(Struct, frozen=True):
     finish_reason: str
     routes: Routes | None = None
     routes_start: int = 0
-    extra: dict[str, Floats] = field(default_factory=dict)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 import msgspec
-import numpy as np
 from msgspec import Struct
 
 from ..config.sections import ServerConfig
@@ -172,8 +171,7 @@ def _played(kind: type, done: Finished, record: Record) -> Played:
 
 
 def _row(row: Row) -> PlayedRow:
-    ids, mask = np.concatenate(row.token_ids), np.concatenate(row.loss_mask)
-    return PlayedRow(tuple(ids.tolist()), tuple(mask.tolist()))
+    return PlayedRow(tuple(row.token_ids.tolist()), tuple(row.loss_mask.tolist()))
 
 
 async def play(

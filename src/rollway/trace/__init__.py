@@ -1,1 +1,1 @@
-"""Turns in, rows out. Pure: no I/O, no clock, and work linear in tokens."""
+"""Turns a rollout's turns into rows. Pure: no I/O, no clock, and work linear in tokens."""

@@ -1,4 +1,4 @@
-"""Signs that a row's text has gone wrong, from its drawn tokens and how likely they were."""
+"""Finds signs that a row's text has gone wrong: unlikely tokens, and long runs of certain ones."""
 
 import math
 
@@ -10,15 +10,15 @@ from ..records.turn import Floats, Ints
 RARE_FROM = 100_000
 """Token ids from here on are rare: vocabularies are sorted by how often their merges occur."""
 UNLIKELY_BELOW = -14.0
-"""A log-probability below this is very unlikely."""
+"""A log-probability below this is very unlikely. A rare token that was so unlikely is gibberish."""
 LOOP_TOKENS = 3_000
-"""A text that goes round in circles has at least this many tokens in a row that were almost certain."""
+"""A text that repeats itself has at least this many tokens in a row that were almost certain."""
 CERTAIN_ABOVE = math.log(0.99)
 """A log-probability above this is almost certain."""
 
 
 def detect(token_ids: Ints, logprobs: Floats) -> tuple[Detection, ...]:
-    """The signs in one row's drawn tokens. A few passes over small columns."""
+    """Return the signs in one row's sampled tokens. Makes a few passes over small columns."""
     found: list[Detection] = []
     if bool(((token_ids >= RARE_FROM) & (logprobs < UNLIKELY_BELOW)).any()):
         found.append("gibberish")
@@ -28,7 +28,7 @@ def detect(token_ids: Ints, logprobs: Floats) -> tuple[Detection, ...]:
 
 
 def longest_run(flags: np.typing.NDArray[np.bool_]) -> int:
-    """The greatest number of true values next to each other."""
+    """Return the length of the longest run of true values."""
     if not flags.any():
         return 0
     ends = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).astype(np.int8)))

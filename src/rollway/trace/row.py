@@ -3,67 +3,62 @@
 from collections.abc import Sequence
 
 import numpy as np
-from msgspec import Struct, field
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..records.rollout import RowSummary
 from ..records.turn import Floats, Ints, Routes, Turn
 from .detect import detect
-from .extra import laid_out
 from .routes import check_routes, new_routes
 
 NOT_SAMPLED = -1
-"""Version of a token that no policy drew."""
-
-Chunks = tuple[NDArray[np.generic], ...]
+"""The version of a token that no policy sampled."""
 
 
 class Row(Struct, frozen=True):
-    """A finished row. Each column is a tuple of chunks that joined make `num_tokens` entries."""
+    """A finished row. Every column has `num_tokens` entries; `routes` come in chunks, one per turn."""
 
     num_tokens: int
     num_trainable: int
-    token_ids: Chunks
-    loss_mask: Chunks
-    logprobs: Chunks
-    temperatures: Chunks
-    versions: Chunks
-    routes: Chunks | None
-    extra: dict[str, Chunks] = field(default_factory=dict)
+    token_ids: Ints
+    loss_mask: NDArray[np.uint8]
+    logprobs: Floats
+    temperatures: Floats
+    versions: Ints
+    routes: tuple[Routes, ...] | None
 
     def summary(self) -> RowSummary:
-        """Its size, and what of the signs its drawn tokens show."""
-        (ids,), (mask,), (logprobs,) = self.token_ids, self.loss_mask, self.logprobs
-        drawn = mask.astype(bool)
-        detected = detect(ids[drawn], logprobs[drawn])
+        """Return the row's sizes and the signs of broken text in its sampled tokens."""
+        sampled = self.loss_mask.astype(bool)
+        detected = detect(self.token_ids[sampled], self.logprobs[sampled])
         return RowSummary(self.num_tokens, self.num_trainable, detected)
 
-    def columns(self) -> dict[str, Chunks]:
-        """The columns that exist, by the name they are stored under."""
-        columns = {
-            "token_ids": self.token_ids,
-            "logprobs": self.logprobs,
-            "temperatures": self.temperatures,
-            "versions": self.versions,
-            "loss_mask": self.loss_mask,
-            **self.extra,
+    def columns(self) -> dict[str, tuple[NDArray[np.generic], ...]]:
+        """Return the chunks of each column, by the name the column is stored under."""
+        columns: dict[str, tuple[NDArray[np.generic], ...]] = {
+            "token_ids": (self.token_ids,),
+            "logprobs": (self.logprobs,),
+            "temperatures": (self.temperatures,),
+            "versions": (self.versions,),
+            "loss_mask": (self.loss_mask,),
         }
-        return columns if self.routes is None else {**columns, "routes": self.routes}
+        if self.routes is not None:
+            columns["routes"] = self.routes
+        return columns
 
 
 class RowSpan(Struct, frozen=True):
-    """What one turn added to a row: some tokens of the prompt, then those it drew."""
+    """The tokens one turn added to a row: the prompt's new tokens, then the sampled ones."""
 
     num_prompt: int
-    num_drawn: int
+    num_sampled: int
     logprobs: Floats
     versions: Ints
     temperature: float
-    extra: dict[str, Floats]
 
 
 class OpenRow:
-    """A row that may still grow. Holds each token once, whatever the number of turns."""
+    """A row that may still grow. It holds each token once, however many turns there are."""
 
     def __init__(self, turn: Turn) -> None:
         self._ids = bytearray()
@@ -72,53 +67,50 @@ class OpenRow:
         self.num_tokens = 0
         self.extend(turn)
 
-    def is_prefix_of(self, prompt_ids: NDArray[np.int32]) -> bool:
-        """Whether these are the prompt's first tokens: one memcmp, without a copy."""
+    def is_prefix_of(self, prompt_ids: Ints) -> bool:
+        """Return whether the prompt begins with this row's tokens: one memcmp, without a copy."""
         if self.num_tokens > len(prompt_ids):
             return False
         return self._ids == np.ascontiguousarray(prompt_ids[: self.num_tokens]).data
 
     def extend(self, turn: Turn) -> None:
-        """The prompt's new tokens join masked out, the completion joins trainable."""
-        old, num_drawn = self.num_tokens, len(turn.completion_ids)
-        num_prompt = len(turn.prompt_ids) - old
+        """Add the prompt's new tokens with the loss masked out, then the completion as trainable."""
+        num_before, num_sampled = self.num_tokens, len(turn.completion_ids)
+        num_prompt = len(turn.prompt_ids) - num_before
         check_routes(turn, has_routes=self._routes is not None)
         if self._routes is not None:
-            self._routes.append(new_routes(turn, old))
-        self._ids += turn.prompt_ids[old:].tobytes()
+            self._routes.append(new_routes(turn, num_before))
+        self._ids += turn.prompt_ids[num_before:].tobytes()
         self._ids += turn.completion_ids.tobytes()
         self._spans.append(
-            RowSpan(num_prompt, num_drawn, turn.logprobs, turn.versions, turn.temperature, turn.extra)
+            RowSpan(num_prompt, num_sampled, turn.logprobs, turn.versions, turn.temperature)
         )
-        self.num_tokens += num_prompt + num_drawn
+        self.num_tokens += num_prompt + num_sampled
 
     def finish(self) -> Row:
-        """The row as it is, its small columns laid out once. The last token has no route: nothing
-        ever processed it."""
+        """Lay out the columns. The last token's route is zero: the engine never processed that token."""
         count, routes = self.num_tokens, self._routes
         loss_mask, logprobs = np.zeros(count, np.uint8), np.zeros(count, np.float32)
         temperatures, versions = np.ones(count, np.float32), np.full(count, NOT_SAMPLED, np.int32)
         end = 0
         for span in self._spans:
-            start, end = end + span.num_prompt, end + span.num_prompt + span.num_drawn
+            start, end = end + span.num_prompt, end + span.num_prompt + span.num_sampled
             loss_mask[start:end] = 1
             logprobs[start:end] = span.logprobs
             temperatures[start:end] = span.temperature
             versions[start:end] = span.versions
-        drawn = [(span.num_prompt, span.num_drawn, span.extra) for span in self._spans]
         return Row(
             num_tokens=count,
-            num_trainable=sum(span.num_drawn for span in self._spans),
-            token_ids=(np.frombuffer(bytes(self._ids), np.int32),),
-            loss_mask=(loss_mask,),
-            logprobs=(logprobs,),
-            temperatures=(temperatures,),
-            versions=(versions,),
-            routes=None if routes is None else (*routes, _no_route(routes)),
-            extra={name: (column,) for name, column in laid_out(count, drawn).items()},
+            num_trainable=sum(span.num_sampled for span in self._spans),
+            token_ids=np.frombuffer(bytes(self._ids), np.int32),
+            loss_mask=loss_mask,
+            logprobs=logprobs,
+            temperatures=temperatures,
+            versions=versions,
+            routes=None if routes is None else (*routes, _zero_route(routes)),
         )
 
 
-def _no_route(routes: Sequence[Routes]) -> Routes:
-    like = routes[-1]
-    return np.zeros((1, *like.shape[1:]), like.dtype)
+def _zero_route(routes: Sequence[Routes]) -> Routes:
+    last = routes[-1]
+    return np.zeros((1, *last.shape[1:]), last.dtype)

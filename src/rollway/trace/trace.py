@@ -1,60 +1,59 @@
-"""A rollout's rows, grown turn by turn as replies arrive."""
+"""A rollout's rows, which grow turn by turn as replies arrive."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..errors import TraceError
 from ..records.turn import Ints, Turn
-from .extra import check_extra
-from .routes import wanted_start
+from .routes import first_position
 from .row import OpenRow, Row
 
 
 class RowPlace:
-    """Where a turn will go: the row it extends, or a new one."""
+    """The place of a turn: the row it extends, or None for a new row."""
 
     def __init__(self, row: OpenRow | None) -> None:
         self.row = row
-        self.routes_start = wanted_start(row.num_tokens) if row else 0
-        """From which position to ask the engine for routes."""
+        self.routes_start = first_position(row.num_tokens) if row else 0
+        """The first position whose routes the engine has to return."""
 
 
 class Trace:
     """All rows of one rollout. A turn extends the longest row that is a prefix of its prompt.
 
-    Which one is settled before the engine is asked, and holds while it answers: conversations that go
-    on at the same time never extend a row that another is about to extend.
+    That row is chosen before the engine is asked, and it is reserved while the engine answers. So two
+    conversations that run at the same time never extend the same row.
     """
 
     def __init__(self) -> None:
         self._rows: list[OpenRow] = []
-        self._taken: list[OpenRow] = []
+        self._reserved: list[OpenRow] = []
 
     @contextmanager
     def place_for(self, prompt_ids: Ints) -> Iterator[RowPlace]:
-        """The place of a turn, kept free for it within the block."""
+        """Yield the place of a turn with this prompt, reserved until the block ends."""
         place = RowPlace(self._longest_prefix(prompt_ids))
         if place.row is None:
             yield place
             return
-        self._taken.append(place.row)
+        self._reserved.append(place.row)
         try:
             yield place
         finally:
-            self._taken.remove(place.row)
+            self._reserved.remove(place.row)
 
     def add(self, turn: Turn, place: RowPlace | None = None) -> None:
-        """Take a turn in. Raises TraceError if the engine's reply cannot be right."""
+        """Add a turn to its row. Raise TraceError if the engine's reply cannot be right."""
         if not len(turn.logprobs) == len(turn.versions) == len(turn.completion_ids):
             raise TraceError(
-                f"{len(turn.completion_ids)} reply tokens came with {len(turn.logprobs)} logprobs "
-                f"and {len(turn.versions)} versions"
+                f"the engine's reply has {len(turn.completion_ids)} tokens, {len(turn.logprobs)} "
+                f"logprobs and {len(turn.versions)} versions; these numbers must be equal"
             )
-        check_extra(turn)
         place = place or RowPlace(self._longest_prefix(turn.prompt_ids))
         if turn.routes is not None and turn.routes_start > place.routes_start:
             raise TraceError(
-                f"routes start at {turn.routes_start}, the row needs them from {place.routes_start}"
+                f"the engine's routes start at position {turn.routes_start}, but the row needs them "
+                f"from position {place.routes_start}"
             )
         if place.row is None:
             self._rows.append(OpenRow(turn))
@@ -65,6 +64,6 @@ class Trace:
         return tuple(row.finish() for row in self._rows)
 
     def _longest_prefix(self, prompt_ids: Ints) -> OpenRow | None:
-        free = [row for row in self._rows if not any(row is one for one in self._taken)]
+        free = [row for row in self._rows if not any(row is reserved for reserved in self._reserved)]
         matching = [row for row in free if row.is_prefix_of(prompt_ids)]
         return max(matching, key=lambda row: row.num_tokens, default=None)

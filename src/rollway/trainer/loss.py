@@ -4,10 +4,10 @@ import torch
 
 
 def policy_loss(
-    logprobs: torch.Tensor, engine_logprobs: torch.Tensor, advantages: torch.Tensor,
-    weights: torch.Tensor, *, clip_low: float, clip_high: float,
+    logprobs: torch.Tensor, engine_logprobs: torch.Tensor, advantages: torch.Tensor, *,
+    clip_low: float, clip_high: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Loss of each token times its weight, and whether its ratio was clipped.
+    """Return the loss of each token, and whether its ratio was clipped.
 
     The ratio is that of the trained policy to the one that drew the token, whichever version and
     numerics that had.
@@ -15,7 +15,7 @@ def policy_loss(
     ratio = torch.exp(logprobs - engine_logprobs)
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
     gain, bounded_gain = ratio * advantages, bounded * advantages
-    return -weights * torch.minimum(gain, bounded_gain), bounded_gain < gain
+    return -torch.minimum(gain, bounded_gain), bounded_gain < gain
 
 
 def token_sums(

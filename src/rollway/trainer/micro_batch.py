@@ -27,7 +27,6 @@ class PackedMicroBatch(Struct, frozen=True):
     logprobs: torch.Tensor
     temperatures: torch.Tensor
     advantages: torch.Tensor
-    token_weights: torch.Tensor
 
 
 def load_micro_batch(reader: SegmentReader, rows: Sequence[BatchRow]) -> PackedMicroBatch:

@@ -60,7 +60,6 @@ class Learner:
         engine_logprobs = packed.logprobs.to(logprobs.device)
         losses, clipped = policy_loss(
             logprobs, engine_logprobs, packed.advantages.to(logprobs.device),
-            packed.token_weights.to(logprobs.device),
             clip_low=self._config.clip_low, clip_high=self._config.clip_high,
         )  # fmt: skip
         loss = losses.sum() / num_trainable
