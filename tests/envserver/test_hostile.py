@@ -193,7 +193,7 @@ async def test_a_client_drops_what_its_server_should_not_have_said(tmp_path: Pat
             await say.raw(frames)
         heard, _ = await say(Settled(RolloutId("r"), 1, WorkerName("w"), Cancelled("")))
         assert heard.rollout_id == "r"
-        assert client.num_bad == len(bad)
+        assert client.bad_frames.count == len(bad)
 
 
 @given(

@@ -1,4 +1,4 @@
-"""Whom a stack accuses."""
+"""Which line of a stack is named."""
 
 import faulthandler
 import subprocess
@@ -10,61 +10,63 @@ import pytest
 import rollway
 from rollway.loop.watch.stacks import (
     StackLine,
-    culprit,
     dump,
-    entered,
+    find_entry_line,
+    find_user_line,
+    from_traceback,
     is_waiting,
-    of_dump,
-    of_traceback,
+    parse_dump,
 )
 
 STDLIB = sysconfig.get_path("stdlib")
-OURS = rollway.__file__.removesuffix("__init__.py")
+ROLLWAY = rollway.__file__.removesuffix("__init__.py")
 
 SLEEPS = StackLine(f"{STDLIB}/subprocess.py", 1264, "communicate")
 LOOP = StackLine(f"{STDLIB}/asyncio/events.py", 80, "_run")
-RUNNER = StackLine(f"{OURS}envserver/rollout.py", 90, "_converse")
-MINE = StackLine("/home/me/envs/my_env.py", 12, "rollout")
+RUNNER = StackLine(f"{ROLLWAY}envserver/rollout.py", 90, "_converse")
+USER = StackLine("/home/me/envs/my_env.py", 12, "rollout")
 HELPER = StackLine("/home/me/envs/helper.py", 3, "wait")
 INSTALLED = StackLine("/v/lib/python3.11/site-packages/my_env/env.py", 7, "rollout")
 REQUESTS = StackLine("/v/lib/python3.11/site-packages/requests/api.py", 59, "get")
 
 
-def test_the_users_innermost_line_is_blamed() -> None:
-    assert culprit([SLEEPS, HELPER, MINE, RUNNER, LOOP]) == HELPER
-    assert culprit([SLEEPS, REQUESTS, MINE, RUNNER, LOOP]) == MINE
-    assert entered([SLEEPS, HELPER, MINE, RUNNER, LOOP]) == MINE
+def test_the_innermost_line_of_the_users_files_is_named() -> None:
+    assert find_user_line([SLEEPS, HELPER, USER, RUNNER, LOOP]) == HELPER
+    assert find_user_line([SLEEPS, REQUESTS, USER, RUNNER, LOOP]) == USER
+    assert find_entry_line([SLEEPS, HELPER, USER, RUNNER, LOOP]) == USER
 
 
-def test_an_installed_environment_is_blamed_rather_than_what_it_calls() -> None:
-    assert culprit([SLEEPS, REQUESTS, INSTALLED, RUNNER, LOOP]) == INSTALLED
+def test_an_installed_environment_is_named_rather_than_a_package_it_calls() -> None:
+    assert find_user_line([SLEEPS, REQUESTS, INSTALLED, RUNNER, LOOP]) == INSTALLED
 
 
-def test_our_own_code_is_blamed_when_nobody_else_is_there() -> None:
-    assert culprit([SLEEPS, RUNNER, LOOP]) == RUNNER
-    assert culprit([LOOP]) == LOOP
-    assert entered([SLEEPS, RUNNER, LOOP]) is None
+def test_rollways_code_is_named_when_no_other_is_on_the_stack() -> None:
+    assert find_user_line([SLEEPS, RUNNER, LOOP]) == RUNNER
+    assert find_user_line([LOOP]) == LOOP
+    assert find_entry_line([SLEEPS, RUNNER, LOOP]) is None
 
 
-def test_a_loop_that_waits_holds_nobody_up() -> None:
+def test_a_waiting_loop_is_recognised() -> None:
     runner = StackLine(f"{STDLIB}/asyncio/runners.py", 118, "Runner.run")
     assert is_waiting([runner, RUNNER])
     assert is_waiting([StackLine(f"{STDLIB}/selectors.py", 468, "EpollSelector.select"), LOOP, runner])
-    assert not is_waiting([MINE, runner, RUNNER])
+    assert not is_waiting([USER, runner, RUNNER])
 
 
 def test_a_dump_is_read_back() -> None:
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=False)
         file.seek(0)
-        first = of_dump(file.read().decode())[0]
+        first = parse_dump(file.read().decode())[0]
     assert first.file == __file__
     assert first.function == "test_a_dump_is_read_back"
-    assert of_dump(dump([SLEEPS, MINE]) + dump([HELPER, RUNNER])) == [HELPER, RUNNER], "the last one"
-    assert of_dump("") == []
+    assert parse_dump(dump([SLEEPS, USER]) + dump([HELPER, RUNNER])) == [HELPER, RUNNER], (
+        "the last stack counts"
+    )
+    assert parse_dump("") == []
 
 
 def test_a_traceback_names_the_callers_line() -> None:
     with pytest.raises(OSError, match="/nowhere") as raised:
-        subprocess.run(["/nowhere/at/all"], check=False)
-    assert culprit(of_traceback(raised.tb)).file == __file__
+        subprocess.run(["/nowhere/program"], check=False)
+    assert find_user_line(from_traceback(raised.tb)).file == __file__

@@ -1,4 +1,4 @@
-"""Loops that are really held, and who is blamed for it."""
+"""Loops that are really held, and the code that is named for it."""
 
 import asyncio
 import time
@@ -7,7 +7,7 @@ import pytest
 
 from rollway.config.specs import WatchSpec
 from rollway.loop.watch.lag import Lateness
-from rollway.loop.watch.rarely import is_news
+from rollway.loop.watch.rarely import Rarely
 from rollway.loop.watch.run import LoopWatch, run
 from rollway.loop.watch.stall_text import late_text, stall_text
 from rollway.loop.watch.stalls import ELSEWHERE, MAX_PLACES, StallTotals
@@ -30,7 +30,7 @@ async def hold_often(watch: LoopWatch, seconds: float, times: int) -> ProcessSta
     return watch.take()
 
 
-def test_stalls_are_summed_by_culprit(caplog: pytest.LogCaptureFixture) -> None:
+def test_stalls_are_summed_by_place(caplog: pytest.LogCaptureFixture) -> None:
     async def main(watch: LoopWatch) -> None:
         stats = await hold_often(watch, 0.3, times=3)
         assert stats.lag.max >= 0.25
@@ -48,12 +48,12 @@ def test_stalls_are_summed_by_culprit(caplog: pytest.LogCaptureFixture) -> None:
         assert watch.take().stalls == ()
 
     run("test", WatchSpec(stall_ms=100, tick_ms=5, **SILENT), main)
-    said = [one.message for one in caplog.records]
-    assert f"by {__file__}:" in said[0]
-    assert "hold_the_loop" in said[0]
+    first = caplog.records[0].message
+    assert f"by {__file__}:" in first
+    assert "hold_the_loop" in first
 
 
-def test_a_late_window_names_who_held_the_loop_also_below_a_stall(
+def test_a_late_window_names_the_code_that_held_the_loop_even_below_a_stall(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main(watch: LoopWatch) -> None:
@@ -64,18 +64,18 @@ def test_a_late_window_names_who_held_the_loop_also_below_a_stall(
         assert late.stat in ("p99", "max")
         assert late.lag_s > 0.05
         assert late.num_windows == 1
-        assert late.culprit is not None
-        assert late.culprit.function == "hold_the_loop"
-        assert late.culprit.where.startswith(f"{__file__}:")
+        assert late.longest_hold is not None
+        assert late.longest_hold.function == "hold_the_loop"
+        assert late.longest_hold.where.startswith(f"{__file__}:")
 
     limits = {"warn_p90_ms": 0, "warn_p99_ms": 30, "warn_max_ms": 40}
     run("test", WatchSpec(stall_ms=10_000, tick_ms=5, **limits), main)
-    (said,) = [one.message for one in caplog.records]
-    assert said.startswith("loop late: ")
-    assert f"{__file__}:" in said
+    (record,) = caplog.records
+    assert record.message.startswith("loop late: ")
+    assert f"{__file__}:" in record.message
 
 
-def test_an_idle_loop_has_nobody_to_blame() -> None:
+def test_an_idle_loop_has_no_stalls() -> None:
     async def main(watch: LoopWatch) -> None:
         await asyncio.sleep(0.2)
         stats = watch.take()
@@ -85,40 +85,42 @@ def test_an_idle_loop_has_nobody_to_blame() -> None:
     run("test", WatchSpec(warn_p90_ms=1000, warn_p99_ms=1000, warn_max_ms=1000), main)
 
 
-def test_warnings_come_ever_more_seldom_and_say_how_often() -> None:
+def test_warnings_become_rare_and_say_how_often_it_happened() -> None:
     lateness = Lateness(WatchSpec(warn_p90_ms=10, warn_p99_ms=0, warn_max_ms=100))
     slow, fine = LagStats(p90=0.02, p99=5.0, max=0.05), LagStats(p90=0.001, p99=5.0, max=0.09)
-    assert lateness.judge(fine, ()) is None, "a limit of 0 is none"
-    warned = [lateness.judge(slow, ()) for _ in range(20)]
-    assert [one.num_windows for one in warned if one] == [1, 2, 4, 8, 16]
-    assert {one.stat for one in warned if one} == {"p90"}
+    assert lateness.judge(fine, ()) is None, "a limit of 0 never warns"
+    warnings = [lateness.judge(slow, ()) for _ in range(20)]
+    assert [late.num_windows for late in warnings if late] == [1, 2, 4, 8, 16]
+    assert {late.stat for late in warnings if late} == {"p90"}
     worst = Stall("a.py:1", "f", 7, 0.3, 0.05)
-    blamed = Lateness(WatchSpec()).judge(LagStats(max=5.0), (Stall("b.py:1", "g", 1, 0.1, 0.1), worst))
-    assert blamed is not None
-    assert blamed.culprit == worst
+    late = Lateness(WatchSpec()).judge(LagStats(max=5.0), (Stall("b.py:1", "g", 1, 0.1, 0.1), worst))
+    assert late is not None
+    assert late.longest_hold == worst
 
 
-def test_what_is_news() -> None:
-    assert [n for n in range(1, 40) if is_news(n - 1, n)] == [1, 2, 4, 8, 16, 32]
-    assert is_news(5, 9)
-    assert not is_news(8, 15)
+def test_powers_of_two_are_worth_a_line() -> None:
+    rarely = Rarely()
+    assert [count for count in range(1, 40) if rarely.add()] == [1, 2, 4, 8, 16, 32]
+    assert rarely.count == 39
+    assert not rarely.rise_to(63)
+    assert rarely.rise_to(70)
 
 
-def test_culprits_are_bounded_and_lose_nothing() -> None:
-    culprits = StallTotals()
+def test_places_are_bounded_and_no_stall_is_lost() -> None:
+    totals = StallTotals()
     for n in range(10 * MAX_PLACES):
-        culprits.add(Stall(f"a.py:{n}", "f", 1, 0.5, 0.5))
-        culprits.add(Stall("a.py:0", "f", 1, 2.0, 2.0))
-    seen = culprits.take()
+        totals.add(Stall(f"a.py:{n}", "f", 1, 0.5, 0.5))
+        totals.add(Stall("a.py:0", "f", 1, 2.0, 2.0))
+    seen = totals.take()
     assert len(seen) <= MAX_PLACES + 1
-    assert sum(one.count for one in seen) == 20 * MAX_PLACES
+    assert sum(stall.count for stall in seen) == 20 * MAX_PLACES
     assert seen[0] == Stall("a.py:0", "f", 10 * MAX_PLACES + 1, 20 * MAX_PLACES + 0.5, 2.0)
-    assert ELSEWHERE in {one.where for one in seen}
-    assert culprits.take() == ()
+    assert ELSEWHERE in {stall.where for stall in seen}
+    assert totals.take() == ()
 
 
 @pytest.mark.parametrize(
-    ("stall", "said"),
+    ("stall", "text"),
     [
         (Stall("f.py:3", "f", 1, 0.25, 0.25), "loop held for 250 ms by f.py:3 in f"),
         (
@@ -131,8 +133,8 @@ def test_culprits_are_bounded_and_lose_nothing() -> None:
         ),
     ],
 )
-def test_stalls_in_words(stall: Stall, said: str) -> None:
-    assert stall_text(stall) == said
+def test_stalls_in_words(stall: Stall, text: str) -> None:
+    assert stall_text(stall) == text
 
 
 def test_lateness_in_words() -> None:
@@ -141,4 +143,4 @@ def test_lateness_in_words() -> None:
         "loop late: p99 45 ms, above watch.warn_p99_ms = 30 (window 4 so far); "
         "env.py:12 in f held it 7 times, 310 ms in all"
     )
-    assert "nobody was seen" in late_text(LateWindow("max", 0.2, 0.1, 1))
+    assert "no code was seen" in late_text(LateWindow("max", 0.2, 0.1, 1))

@@ -57,7 +57,7 @@ def conversations(draw: st.DrawFn) -> list[tuple[int, list[int], list[int], bool
 
 
 def naive_rows(turns: list[Turn], full_routes: list[Any]) -> list[dict[str, Any]]:
-    """Build the rows in the simplest way: compare prefixes as lists, and rebuild arrays at every turn."""
+    """Build the rows in the simplest way: compare lists, and rebuild arrays at every turn."""
     rows: list[dict[str, Any]] = []
     for turn, routes in zip(turns, full_routes, strict=True):
         prompt, sampled = turn.prompt_ids.tolist(), turn.completion_ids.tolist()

@@ -13,7 +13,7 @@ import zmq.asyncio
 
 from ..errors import KeysError, PayloadError, ProtocolError
 from ..loop.coroutines import FairLoop
-from ..loop.watch.rarely import is_news
+from ..loop.watch.rarely import Rarely
 from ..payload.store import ON_ITS_WAY
 from ..payload.writer import SegmentWriter
 from ..records.payload import PayloadRef
@@ -68,8 +68,8 @@ class EnvClient:
         self._landing = landing
         self._must_land = must_land
         self._silent_s = silent_s
-        self._turns = FairLoop()
-        self.num_bad = 0
+        self._fair = FairLoop()
+        self.bad_frames = Rarely()
 
     async def send(self, message: Run | RunGroup | Cancel | NextTasks | NewPolicy | FrameTaken) -> None:
         frame = encode(message)
@@ -88,9 +88,9 @@ class EnvClient:
                 message, frame = split_frames(frames, for_client)
                 break
             except ProtocolError as error:
-                self.num_bad += 1
-                if is_news(self.num_bad - 1, self.num_bad):
-                    log.warning("dropped bad frame %d from '%s': %s", self.num_bad, self.env, error)
+                if self.bad_frames.add():
+                    count = self.bad_frames.count
+                    log.warning("dropped bad frame %d from '%s': %s", count, self.env, error)
         if not isinstance(message, Settled):
             return message
         try:
@@ -102,7 +102,7 @@ class EnvClient:
 
     async def _next(self) -> Any:
         """The next message. Waiting takes none away, so that one that came too late is not lost."""
-        await self._turns.let_others()
+        await self._fair.breathe()
         is_silent = False
         while True:
             with suppress(zmq.Again):

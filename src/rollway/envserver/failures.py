@@ -2,13 +2,12 @@
 
 import logging
 import traceback
-from collections import Counter
 from pathlib import Path
 from types import TracebackType
 
 from ..errors import EngineError, LaneError, LaneRaised, LaneTimeout, RollwayError, TraceError
 from ..loop.watch import stacks
-from ..loop.watch.rarely import is_news
+from ..loop.watch.rarely import Rarely
 from ..records.ids import RolloutId
 from ..records.rollout import Boundary, Failed
 from ..records.task import Task
@@ -37,7 +36,7 @@ def too_late(task: Task, error: Exception, limit_s: float) -> Failed:
     if isinstance(error, LaneTimeout):
         return Failed("deadline", f"task '{task.id}': {short(error)}")
     cut_short = error.__cause__ or error
-    where = stacks.culprit(stacks.of_traceback(cut_short.__traceback__)).where
+    where = stacks.find_user_line(stacks.from_traceback(cut_short.__traceback__)).where
     said = f"task '{task.id}' ran longer than {limit_s:g} s; it was at {where}"
     return Failed("deadline", said, user_traceback(cut_short))
 
@@ -65,15 +64,15 @@ class FailureLog:
     """The first failures of a boundary in full, then ever fewer: a log stays readable and bounded."""
 
     def __init__(self) -> None:
-        self._seen: Counter[str] = Counter()
+        self._seen: dict[str, Rarely] = {}
 
     def add(self, id: RolloutId, failed: Failed, whose: str) -> None:
         """`whose` says which attempt of what it was."""
-        self._seen[failed.boundary] += 1
-        count = self._seen[failed.boundary]
-        if count <= IN_FULL or is_news(count - 1, count):
+        seen = self._seen.setdefault(failed.boundary, Rarely())
+        is_worth_a_line = seen.add()
+        if is_worth_a_line or seen.count <= IN_FULL:
             traceback = f"\n{failed.traceback}" if failed.traceback else ""
             log.warning(
                 "%s failed: boundary %s (number %d), %s: %s%s",
-                id, failed.boundary, count, whose, failed.error, traceback,
+                id, failed.boundary, seen.count, whose, failed.error, traceback,
             )  # fmt: skip

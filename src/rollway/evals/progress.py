@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Mapping
 
 from ..loop.watch.rarely import is_news
@@ -30,7 +29,7 @@ class EvalProgress:
         self._pass_at = pass_at
         self._results = {key: one for key, one in known.items() if one.error is None}
         self._rewards = sum(one.reward or 0.0 for one in self._results.values())
-        self._errors: Counter[str] = Counter()
+        self._errors: dict[str, Rarely] = {}
         self._start_s: float | None = None
         self._num_turns = 0
         self.health = ProcessHealth(screen)
@@ -41,7 +40,7 @@ class EvalProgress:
 
     @property
     def num_scored(self) -> int:
-        return self.num_done - self._errors.total()
+        return self.num_done - sum(errors.count for errors in self._errors.values())
 
     def begin(self) -> None:
         """Workers are up: time counts from now."""
@@ -68,10 +67,9 @@ class EvalProgress:
         """Said when it happens; one boundary's failures ever more seldom."""
         assert result.error is not None
         boundary = result.error.boundary
-        self._errors[boundary] += 1
-        count = self._errors[boundary]
-        if is_news(count - 1, count):
-            self._screen.line(f"failed ({boundary} number {count}): {result.error.error}")
+        errors = self._errors.setdefault(boundary, Rarely())
+        if errors.add():
+            self._screen.line(f"failed ({boundary} number {errors.count}): {result.error.error}")
 
     def status(self) -> str:
         if self._start_s is None:

@@ -39,8 +39,8 @@ class ProcessHealth:
         self.latest[name] = stats
         self.whole_run[name] = merge(self.whole_run.get(name, LagStats()), stats.lag)
         for stall in stats.stalls:
-            total = self._culprits.setdefault(name, StallTotals()).add(stall)
-            if is_news(total.count - stall.count, total.count):
+            total, is_worth_a_line = self._culprits.setdefault(name, StallTotals()).add(stall)
+            if is_worth_a_line:
                 self._screen.line(stall_line(name, total))
         if stats.late is not None:
             self._screen.line(late_line(name, stats.late))

@@ -90,12 +90,12 @@ class ByteWindow:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._room = asyncio.Event()
         self.num_bytes = 0
 
     async def take(self, num_bytes: int) -> None:
-        async with self._turn:
+        async with self._lock:
             while self.num_bytes and self.num_bytes + num_bytes > self._limit:
                 self._room.clear()
                 await self._room.wait()

@@ -1,4 +1,4 @@
-"""How late an event loop ran, over one window, and what made it late."""
+"""How late an event loop ran over one window, and which code made it late."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ LAG_STATS = ("min", "mean", "med", "p90", "p99", "max")
 
 
 class LagStats(Struct, frozen=True):
-    """Seconds of lateness of a loop's ticks.
+    """How many seconds late a loop's ticks came.
 
     `buckets` counts ticks by lateness on a logarithmic scale, so that windows can be merged.
     """
@@ -24,10 +24,10 @@ class LagStats(Struct, frozen=True):
 
 
 class Stall(Struct, frozen=True):
-    """How often and how long one place in the code held something longer than it should.
+    """How often and for how long one line of code (`where`, a file:line) held something up.
 
-    Of kind `loop` it held the event loop. Of kind `lane` it held a lane's process, and no loop:
-    `call` says which call that was. `where` is a file:line.
+    Kind `loop` held the event loop. Kind `lane` held a lane's process and no loop; `call` says which
+    call that was.
     """
 
     where: str
@@ -40,20 +40,20 @@ class Stall(Struct, frozen=True):
 
 
 class LateWindow(Struct, frozen=True):
-    """A window in which a loop was later than `watch.warn_*` allows, number `num_windows` of its kind.
+    """A window in which a loop was later than `watch.warn_*` allows; `num_windows` counts them.
 
-    `culprit` held the loop longest in that window; None if nobody was seen holding it.
+    `longest_hold` is the code that held the loop longest in that window, or None if none was seen.
     """
 
     stat: str
     lag_s: float
     limit_s: float
     num_windows: int
-    culprit: Stall | None = None
+    longest_hold: Stall | None = None
 
 
 class ProcessStats(Struct, frozen=True):
-    """What one process says of itself, once a second."""
+    """The figures a process reports about itself once a second."""
 
     process: str
     lag: LagStats

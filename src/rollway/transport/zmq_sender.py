@@ -12,7 +12,7 @@ from msgspec import Struct
 from ..errors import ProtocolError
 from ..loop.coroutines import FairLoop
 from ..loop.lanes.lanes import thread
-from ..loop.watch.rarely import is_news
+from ..loop.watch.rarely import Rarely
 from ..payload.reader import SegmentReader
 from ..payload.store import ByteWindow
 from ..records.batch import BatchManifest
@@ -87,8 +87,8 @@ class ZmqSender:
         self._batches: dict[int, asyncio.Future[_UnpublishedBatch]] = {}
         self._versions: dict[int, asyncio.Future[Published]] = {}
         self._session: _TrainerSession | None = None
-        self._turns = FairLoop()
-        self._num_bad = 0
+        self._fair = FairLoop()
+        self._bad_messages = Rarely()
 
     async def ship(self, manifest: BatchManifest) -> None:
         encoded = msgspec.json.encode(manifest)
@@ -108,13 +108,12 @@ class ZmqSender:
                 tasks.create_task(guard())
             while True:
                 peer, *frames = await self._port.wire.recv_multipart()
-                await self._turns.let_others()
+                await self._fair.breathe()
                 try:
                     await self._on_message(peer, decode_from_trainer(frames), tasks)
                 except ProtocolError as error:
-                    self._num_bad += 1
-                    if is_news(self._num_bad - 1, self._num_bad):
-                        log.warning("dropped bad message %d: %s", self._num_bad, error)
+                    if self._bad_messages.add():
+                        log.warning("dropped bad message %d: %s", self._bad_messages.count, error)
 
     async def _on_message(self, peer: bytes, message: FromTrainer, tasks: asyncio.TaskGroup) -> None:
         session = self._session

@@ -17,7 +17,7 @@ from ...config.specs import RouterSpec
 from ...errors import ProtocolError
 from ...loop.coroutines import FairLoop
 from ...loop.processes.part import Parent, as_it_is, run_part
-from ...loop.watch.rarely import is_news
+from ...loop.watch.rarely import Rarely
 from ...records.ids import WorkerName
 from ...records.lag import ProcessStats
 from ...wire.messages import (
@@ -70,12 +70,12 @@ class Router:
         self._clients = clients
         self._workers = workers
         self._supervisor = supervisor
-        self._num_bad = 0
-        self._num_gone = 0
+        self._bad_frames, self._gone_peers = Rarely(), Rarely()
+        self._dropped, self._late = Rarely(), Rarely()
         self._changed = asyncio.Event()
         self._in_order = asyncio.Lock()
         """What an event commands is performed before the next event is looked at."""
-        self._turns = FairLoop()
+        self._fair = FairLoop()
 
     @property
     def num_owed(self) -> int:
@@ -87,15 +87,14 @@ class Router:
         self._changed.set()
 
     async def _do(self, event: RouterEvent) -> None:
-        dropped, late = self._core.num_dropped, self._core.num_late
         commands = self._core.on_event(event)
-        if is_news(dropped, self._core.num_dropped):
+        if self._dropped.rise_to(self._core.num_dropped):
             log.warning("dropped message %d that nobody expected", self._core.num_dropped)
-        if is_news(late, self._core.num_late):
+        if self._late.rise_to(self._core.num_late):
             log.info("dropped late end %d of an attempt that was given up", self._core.num_late)
         for command in commands:
             await self._perform(command)
-            await self._turns.let_others()
+            await self._fair.breathe()
 
     async def _perform(self, command: RouterCommand) -> None:
         match command:
@@ -120,7 +119,7 @@ class Router:
         while True:
             sender, message, _ = await self._receive(self._clients, from_client)
             await self.on(ClientSays(sender, message, time.monotonic()))
-            await self._turns.let_others()
+            await self._fair.breathe()
 
     async def serve_workers(self) -> None:
         while True:
@@ -130,7 +129,7 @@ class Router:
                 await self.overhear(message.stats)
             name = WorkerName(sender.decode(errors="replace"))
             await self.on(WorkerSays(name, message, frame, size, time.monotonic()))
-            await self._turns.let_others()
+            await self._fair.breathe()
 
     async def hear_deaths(self) -> None:
         while True:
@@ -171,13 +170,12 @@ class Router:
         """Who speaks, what it says, and the raw frame beside it, neither copied nor looked at."""
         while True:
             sender, *frames = await wire.recv_multipart(copy=False)
-            await self._turns.let_others()
+            await self._fair.breathe()
             try:
                 return sender.bytes, *split_frames(frames, decode)
             except ProtocolError as error:
-                self._num_bad += 1
-                if is_news(self._num_bad - 1, self._num_bad):
-                    log.warning("dropped bad frame %d: %s", self._num_bad, error)
+                if self._bad_frames.add():
+                    log.warning("dropped bad frame %d: %s", self._bad_frames.count, error)
 
     async def _send(self, wire: Any, peer: bytes, message: bytes, frame: Frame = None) -> bool:
         """Whether there is still somebody to send to."""
@@ -187,9 +185,8 @@ class Router:
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-            self._num_gone += 1
-            if is_news(self._num_gone - 1, self._num_gone):
-                log.info("peer %s is gone (time %d)", ascii(peer), self._num_gone)
+            if self._gone_peers.add():
+                log.info("peer %s is gone (time %d)", ascii(peer), self._gone_peers.count)
             return False
         return True
 

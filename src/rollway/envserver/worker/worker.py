@@ -19,7 +19,7 @@ from ...loop.coroutines import FairLoop
 from ...loop.lanes.lanes import ProcessLane
 from ...loop.processes.board import Board, owned_by
 from ...loop.processes.part import Parent, run_part
-from ...loop.watch.rarely import is_news
+from ...loop.watch.rarely import Rarely
 from ...payload.store import PayloadStore
 from ...records.ids import RolloutId, WorkerName
 from ...records.lag import ProcessStats
@@ -88,7 +88,7 @@ class Worker:
         self._finished = asyncio.Event()
         self._failures = FailureLog()
         self._pulse = WorkerLog(name)
-        self._num_unread = 0
+        self._unread = Rarely()
 
     @property
     def in_flight(self) -> int:
@@ -104,9 +104,9 @@ class Worker:
         await self.send(Drained())
 
     async def _take(self, tasks: asyncio.TaskGroup) -> None:
-        turns = FairLoop()
+        fair = FairLoop()
         while True:
-            await turns.let_others()
+            await fair.breathe()
             frame = await self._wire.recv()
             try:
                 message = for_worker(frame)
@@ -147,9 +147,8 @@ class Worker:
 
     async def _fail_unread(self, frame: bytes, error: str) -> None:
         """A task may hold what cannot be read here; its rollouts settle all the same."""
-        self._num_unread += 1
-        if is_news(self._num_unread - 1, self._num_unread):
-            log.warning("message %d that cannot be read: %s", self._num_unread, error)
+        if self._unread.add():
+            log.warning("message %d that cannot be read: %s", self._unread.count, error)
         for id, attempt in unread_runs(frame):
             failed = Failed("env", f"its task cannot be read: {error}")
             await self.send(Settled(id, attempt, self._name, failed))

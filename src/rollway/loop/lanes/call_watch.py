@@ -41,9 +41,9 @@ class StackPipe:
         """The last stack written since the last time, empty if none was or no call was running."""
         with suppress(OSError):
             self._text += self._ours.recv(MAX_DUMP_BYTES).decode(errors="replace")
-        if not stacks.is_whole(self._text):
+        if not stacks.is_complete(self._text):
             return []
-        stack, self._text = stacks.of_dump(self._text), ""
+        stack, self._text = stacks.parse_dump(self._text), ""
         return [] if any(line.file == pipe.__file__ for line in stack) else stack
 
     async def wait(self, timeout_s: float) -> list[stacks.StackLine]:
@@ -111,9 +111,9 @@ class CallWatch:
     def _note(self, stack: list[stacks.StackLine]) -> stacks.StackLine | None:
         if not stack:
             return None
-        if entered := stacks.entered(stack):
+        if entered := stacks.find_entry_line(stack):
             self._entered = entered.function
-        line = stacks.culprit(stack)
+        line = stacks.find_user_line(stack)
         self._seen[line] += 1
         return line
 

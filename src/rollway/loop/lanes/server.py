@@ -91,7 +91,7 @@ def _show_when_asked(fd: int, caller: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {STACK_SIGNAL})  # it is the caller's stack that is wanted
     with suppress(OSError):
         while os.read(fd, 1):
-            stack = stacks.of_frame(sys._current_frames().get(caller))
+            stack = stacks.from_frame(sys._current_frames().get(caller))
             os.write(fd, stacks.dump(stack).encode())
 
 
@@ -107,7 +107,7 @@ def _answer(frame: bytes) -> LaneAnswer:
 
 def _out_of_memory(error: MemoryError) -> LaneAnswer:
     bound = unbound()
-    line = stacks.culprit(stacks.of_traceback(error.__traceback__))
+    line = stacks.find_user_line(stacks.from_traceback(error.__traceback__))
     said = f"MemoryError at {line.where} in {line.function}" + (
         f": its process may take {bound}" if bound else f": {error}"
     )
@@ -123,5 +123,5 @@ def _packed(answer: LaneAnswer) -> bytes:
 
 def raised(error: Exception) -> LaneAnswer:
     """What a call's caller is told of an exception."""
-    where = stacks.culprit(stacks.of_traceback(error.__traceback__)).where
+    where = stacks.find_user_line(stacks.from_traceback(error.__traceback__)).where
     return LaneAnswer(False, f"{type(error).__name__}: {error}", where, traceback.format_exc())

@@ -1,4 +1,4 @@
-"""Measures how late a loop runs: a tick asked for every few milliseconds, and when it came."""
+"""Measures how late a loop runs: it asks for a tick every few milliseconds, and notes when it came."""
 
 import asyncio
 import math
@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 
 from ...config.specs import WatchSpec
 from ...records.lag import LagStats, LateWindow, Stall
-from .rarely import is_news
+from .rarely import Rarely
 
 FINEST_S = 10e-6
 GROWTH = 1.05
-"""Each bucket is this much wider than the last, so a merged quantile is at most 5 % too high."""
+"""Each bucket is this much wider than the one before, so a merged quantile is at most 5 % too high."""
 MAX_TICKS = 1_000
-"""Lags kept one by one before they are summed up."""
+"""The number of lags that are kept one by one before they are summed up."""
 
 
 class LagWindow:
-    """The lags since they were last taken. A process in which nobody takes them does not grow."""
+    """The lags since the last `take()`. If nothing takes them, the window does not grow."""
 
     def __init__(self) -> None:
         self._lags: list[float] = []
@@ -40,7 +40,7 @@ class LagWindow:
 
 
 class LagMonitor:
-    """Lateness of ticks over the current window; `take()` closes the window and starts the next."""
+    """Measures the lateness of ticks; `take()` closes the current window and starts the next."""
 
     def __init__(self, tick_s: float, on_tick: Callable[[], None] = lambda: None) -> None:
         self._tick_s = tick_s
@@ -68,12 +68,12 @@ class LagMonitor:
         self._schedule(loop)
 
     def take(self) -> LagStats:
-        """The statistics since the last call."""
+        """Return the statistics since the last call."""
         return self._window.take()
 
 
 def summarise(lags: list[float]) -> LagStats:
-    """Statistics of `lags`, in seconds; all zero when there are none."""
+    """Return the statistics of `lags`, in seconds; all are zero when there are no lags."""
     if not lags:
         return LagStats()
     buckets = Counter(_bucket(lag) for lag in lags)
@@ -81,7 +81,7 @@ def summarise(lags: list[float]) -> LagStats:
 
 
 def merge(a: LagStats, b: LagStats) -> LagStats:
-    """The statistics of two windows together."""
+    """Return the statistics of two windows together."""
     if not a.num_ticks or not b.num_ticks:
         return a if a.num_ticks else b
     mean = (a.mean * a.num_ticks + b.mean * b.num_ticks) / (a.num_ticks + b.num_ticks)
@@ -113,33 +113,31 @@ def _stats(least: float, mean: float, most: float, buckets: Counter[int]) -> Lag
 
 
 def _bucket(lag: float) -> int:
-    """The number of the bucket whose upper edge is the first at or above `lag`."""
+    """Return the number of the bucket whose upper edge is the first at or above `lag`."""
     return max(0, math.ceil(math.log(max(lag, FINEST_S) / FINEST_S, GROWTH)))
 
 
 class Lateness:
-    """Counts windows that were too late, and says which of them are worth a warning."""
+    """Counts windows that were too late, and decides which of them are worth a warning."""
 
     def __init__(self, config: WatchSpec) -> None:
         limits_ms = {"p90": config.warn_p90_ms, "p99": config.warn_p99_ms, "max": config.warn_max_ms}
         self._limits_s = {stat: limit / 1000 for stat, limit in limits_ms.items() if limit}
-        self._num_windows = 0
+        self._late_windows = Rarely()
 
-    def judge(self, lag: LagStats, held: Sequence[Stall]) -> LateWindow | None:
-        """A warning if the window passed a limit, and it is the first time, or the 2nd, 4th, 8th, …
+    def judge(self, lag: LagStats, holds: Sequence[Stall]) -> LateWindow | None:
+        """Return a warning if the window passed a limit for the 1st, 2nd, 4th, 8th, … time.
 
-        `held` is everything seen holding the loop in that window.
+        `holds` are all places that were seen holding the loop in that window.
         """
         over = {
             stat: getattr(lag, stat) / limit_s
             for stat, limit_s in self._limits_s.items()
             if getattr(lag, stat) > limit_s
         }
-        if not over:
+        if not over or not self._late_windows.add():
             return None
-        self._num_windows += 1
-        if not is_news(self._num_windows - 1, self._num_windows):
-            return None
-        stat = max(over, key=lambda one: over[one])
-        culprit = max(held, key=lambda one: one.total_s, default=None)
-        return LateWindow(stat, getattr(lag, stat), self._limits_s[stat], self._num_windows, culprit)
+        stat = max(over, key=lambda stat: over[stat])
+        longest = max(holds, key=lambda stall: stall.total_s, default=None)
+        count = self._late_windows.count
+        return LateWindow(stat, getattr(lag, stat), self._limits_s[stat], count, longest)

@@ -1,4 +1,4 @@
-"""Runs a coroutine on a watched loop: uvloop where there is one, lag measured, stalls named."""
+"""Runs a coroutine on a watched loop (uvloop if installed): its lag is measured, its stalls are named."""
 
 import asyncio
 import contextlib
@@ -17,25 +17,24 @@ from ...config.specs import WatchSpec
 from ...records.lag import ProcessStats, Stall
 from ..lanes.memory import recycle_buffers
 from .lag import LagMonitor, Lateness
-from .rarely import is_news
-from .stall_text import late_text, stall_text
-from .stalls import StallTotals, StallWatch
+from .stall_text import late_text
+from .stalls import StallLog, StallTotals, StallWatch
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 SWITCH_INTERVAL_S = 0.0005
-"""How long a busy thread may keep a loop waiting at every turn. Beside two busy threads a loop's lag
+"""How long a busy thread may keep a loop waiting each time. Beside two busy threads a loop's lag
 p99 is 50-88 ms with Python's 5 ms, 13-22 ms with 1 ms, 7-9 ms with 0.5 ms (bench/tuning.py); shorter
 ones cost the threads some of their speed."""
 GC_THRESHOLDS = 5_000, 10, 100
-"""Python's 700, 10, 10 goes through all live records again and again while they grow in number: with
-100,000 of them pauses of 50 ms and more. So they are of 2 to 5 ms (bench/tuning.py)."""
+"""Python's 700, 10, 10 traverses all live records again and again while their number grows: with 100,000
+records that means pauses of 50 ms and more. These values keep pauses at 2 to 5 ms (bench/tuning.py)."""
 
 
 class LoopWatch:
-    """What a process knows of its own loop, and of the calls in its lanes."""
+    """What a process measures of its own loop and of the calls in its lanes."""
 
     def __init__(self, name: str, config: WatchSpec, lag: LagMonitor, stalls: StallWatch) -> None:
         self.name = name
@@ -43,21 +42,19 @@ class LoopWatch:
         self._lag = lag
         self._stalls = stalls
         self._lateness = Lateness(config)
-        self._calls, self._all_calls = StallTotals(), StallTotals()
+        self._slow_calls, self._slow_call_log = StallTotals(), StallLog()
 
     def slow_call(self, stall: Stall) -> None:
-        """A call in a lane took longer than the budget."""
-        self._calls.add(stall)
-        whole = self._all_calls.add(stall)
-        if is_news(whole.count - 1, whole.count):
-            log.warning("%s%s", stall_text(stall), f" (time {whole.count})" * (whole.count > 1))
+        """Count a call in a lane that took longer than the budget."""
+        self._slow_calls.add(stall)
+        self._slow_call_log.add(stall)
 
     def show_holds(self, show: Callable[[str], None]) -> None:
-        """Have `show` called with where the loop is held, while it is, from another thread."""
+        """Have another thread call `show` with the line that holds the loop, while it does."""
         self._stalls.on_held = show
 
     def take(self, in_flight: int = 0) -> ProcessStats:
-        """The window since the last call; says in the log if it was too late."""
+        """Return the window since the last call. Log a warning if it was too late."""
         lag = self._lag.take()
         stalls, brief = self._stalls.take()
         late = self._lateness.judge(lag, (*stalls, *brief))
@@ -68,17 +65,17 @@ class LoopWatch:
             lag=lag,
             rss_bytes=rss_bytes(),
             in_flight=in_flight,
-            stalls=(*stalls, *self._calls.take()),
+            stalls=(*stalls, *self._slow_calls.take()),
             late=late,
         )
 
 
 def run(name: str, config: WatchSpec, main: Callable[[LoopWatch], Coroutine[Any, Any, T]]) -> T:
-    """Run `main` to its end on a loop of our own, watched from its first callback to its last."""
+    """Run `main` to its end on a new loop, watched from its first callback to its last."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     recycle_buffers()
     gc.set_threshold(*GC_THRESHOLDS)
-    gc.freeze()  # what was imported lives for ever and need not be gone through
+    gc.freeze()  # imported modules live forever, so the collector need not traverse them
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_watched(name, config, main))
 
@@ -103,7 +100,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def rss_bytes() -> int:
-    """Resident memory now (on Linux), or at its peak (elsewhere)."""
+    """Return the resident memory: the current one on Linux, the peak on other systems."""
     try:
         with open("/proc/self/statm", "rb") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
@@ -117,10 +114,10 @@ With this, workers' lag p99 falls from 16-22 ms to 11-12 ms on two full CPUs (be
 
 
 def polite_threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_name_prefix="lane", initializer=_step_aside)
+    return ThreadPoolExecutor(thread_name_prefix="lane", initializer=_lower_priority)
 
 
-def _step_aside() -> None:
-    """On Linux a thread has a niceness of its own."""
+def _lower_priority() -> None:
+    """Raise this thread's niceness. Only Linux has one per thread."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

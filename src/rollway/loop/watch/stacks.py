@@ -1,4 +1,4 @@
-"""Whom a stack accuses: the line of the user's that everything deeper was called from."""
+"""Reads the stacks of running code and finds the user's line in them."""
 
 import re
 import sysconfig
@@ -10,11 +10,11 @@ from msgspec import Struct
 
 _STDLIB = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/[^/]+")
-_OURS = str(Path(__file__).resolve().parents[2])
-_FOLLOWS = "(most recent call first):"
-_WAITS = ("/asyncio/runners.py", "/selectors.py")
+_ROLLWAY = str(Path(__file__).resolve().parents[2])
+_HEADING = "(most recent call first):"
+_WAITING_FILES = ("/asyncio/runners.py", "/selectors.py")
 _OUTERMOST = " in _run_module_as_main"
-_DUMPED = re.compile(r'^  File "(.*)", line (\d+) in (.+)$', re.MULTILINE)
+_DUMPED_LINE = re.compile(r'^  File "(.*)", line (\d+) in (.+)$', re.MULTILINE)
 
 
 class StackLine(Struct, frozen=True):
@@ -28,9 +28,12 @@ class StackLine(Struct, frozen=True):
     def where(self) -> str:
         return f"{self.file}:{self.number}"
 
+    def __str__(self) -> str:
+        return f"{self.where} in {self.function}"
 
-def of_frame(frame: FrameType | None) -> list[StackLine]:
-    """A running thread's stack, innermost first."""
+
+def from_frame(frame: FrameType | None) -> list[StackLine]:
+    """Return a running thread's stack, innermost line first."""
     lines = []
     while frame is not None:
         code = frame.f_code
@@ -39,8 +42,8 @@ def of_frame(frame: FrameType | None) -> list[StackLine]:
     return lines
 
 
-def of_traceback(traceback: TracebackType | None) -> list[StackLine]:
-    """Where an exception came through, innermost first."""
+def from_traceback(traceback: TracebackType | None) -> list[StackLine]:
+    """Return the lines an exception passed through, innermost line first."""
     lines = []
     while traceback is not None:
         code = traceback.tb_frame.f_code
@@ -50,49 +53,53 @@ def of_traceback(traceback: TracebackType | None) -> list[StackLine]:
 
 
 def dump(stack: Sequence[StackLine]) -> str:
-    """A stack in the words of `faulthandler`."""
-    lines = [f'  File "{one.file}", line {one.number} in {one.function}\n' for one in stack]
-    return "".join([f"Stack {_FOLLOWS}\n", *lines])
+    """Write a stack in the format of `faulthandler`."""
+    lines = [f'  File "{line.file}", line {line.number} in {line.function}\n' for line in stack]
+    return "".join([f"Stack {_HEADING}\n", *lines])
 
 
-def of_dump(text: str) -> list[StackLine]:
-    """The last stack in what `dump` or `faulthandler` wrote, innermost first."""
-    last = text.rpartition(_FOLLOWS)[2]
-    return [StackLine(file, int(number), function) for file, number, function in _DUMPED.findall(last)]
+def parse_dump(text: str) -> list[StackLine]:
+    """Read the last stack that `dump` or `faulthandler` wrote, innermost line first."""
+    last = text.rpartition(_HEADING)[2]
+    return [StackLine(file, int(line), name) for file, line, name in _DUMPED_LINE.findall(last)]
 
 
-def is_whole(text: str) -> bool:
-    """Whether a dump has come to its end: the interpreter's own first line, or where it was cut."""
-    last = text.rpartition(_FOLLOWS)[2]
+def is_complete(text: str) -> bool:
+    """Return whether a dump has ended: with the interpreter's first line, or where it was cut."""
+    last = text.rpartition(_HEADING)[2]
     return last.endswith("\n") and (_OUTERMOST in last or "\n  ...\n" in last)
 
 
 def is_waiting(stack: Sequence[StackLine]) -> bool:
-    """Whether a loop runs nobody's code: it waits for events, or for a core to run on."""
-    return stack[0].file.endswith(_WAITS)
+    """Return whether a loop runs no code: it waits for events, or for a CPU."""
+    return stack[0].file.endswith(_WAITING_FILES)
 
 
-def culprit(stack: Sequence[StackLine]) -> StackLine:
-    """The innermost line of the user's own files, else of the package that our code called into
-    (environments are installed as packages too), else the innermost that is not Python's own."""
+def find_user_line(stack: Sequence[StackLine]) -> StackLine:
+    """Return the line to name when this stack held something up.
+
+    That is the innermost line of the user's own files. Without one it is the innermost line of the
+    package that rollway called, because environments may be installed as packages. Without that it is
+    the innermost line outside Python's standard library.
+    """
     for line in stack:
-        if not _is_stdlib(line) and not _PACKAGES.match(line.file) and not _is_ours(line):
+        if not _is_stdlib(line) and not _PACKAGES.match(line.file) and not _is_rollway(line):
             return line
-    inside = [line for line in _inside_of_ours(stack) if not _is_stdlib(line)]
-    if inside:
-        package = _package(inside[-1])
-        return next(line for line in inside if _package(line) == package)
+    called = [line for line in _called_by_rollway(stack) if not _is_stdlib(line)]
+    if called:
+        package = _package(called[-1])
+        return next(line for line in called if _package(line) == package)
     return next((line for line in stack if not _is_stdlib(line)), stack[0])
 
 
-def entered(stack: Sequence[StackLine]) -> StackLine | None:
-    """The first line that is neither ours nor Python's: what our code called."""
-    return next((line for line in reversed(_inside_of_ours(stack)) if not _is_stdlib(line)), None)
+def find_entry_line(stack: Sequence[StackLine]) -> StackLine | None:
+    """Return the line that rollway called, outside Python's standard library."""
+    return next((line for line in reversed(_called_by_rollway(stack)) if not _is_stdlib(line)), None)
 
 
-def _inside_of_ours(stack: Sequence[StackLine]) -> list[StackLine]:
-    """What our innermost line called, directly or not."""
-    count = next((at for at, line in enumerate(stack) if _is_ours(line)), 0)
+def _called_by_rollway(stack: Sequence[StackLine]) -> list[StackLine]:
+    """Return the lines inside rollway's innermost line."""
+    count = next((index for index, line in enumerate(stack) if _is_rollway(line)), 0)
     return list(stack[:count])
 
 
@@ -101,8 +108,8 @@ def _package(line: StackLine) -> str:
     return found[0] if found else ""
 
 
-def _is_ours(line: StackLine) -> bool:
-    return line.file.startswith(_OURS)
+def _is_rollway(line: StackLine) -> bool:
+    return line.file.startswith(_ROLLWAY)
 
 
 def _is_stdlib(line: StackLine) -> bool:

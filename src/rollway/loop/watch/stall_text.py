@@ -1,10 +1,10 @@
-"""Stalls and lateness in words: the same for logs and console."""
+"""Says in words how a loop was held or late: the same words for logs and console."""
 
 from ...records.lag import LateWindow, Stall
 
 
 def stall_text(stall: Stall) -> str:
-    """What one place did, once or over a window."""
+    """Describe a stall, or the sum of all stalls of one place."""
     place = f"{stall.where} in {stall.function}" if stall.function else stall.where
     longest = f"{ms(stall.longest_s)} ms"
     often = f"{stall.count} times, {ms(stall.total_s)} ms in all, at most {longest}"
@@ -16,15 +16,16 @@ def stall_text(stall: Stall) -> str:
 
 
 def late_text(late: LateWindow) -> str:
-    """A window that was later than allowed, and who is to blame."""
-    text = f"loop late: {late.stat} {ms(late.lag_s)} ms, above watch.warn_{late.stat}_ms = " + (
-        f"{ms(late.limit_s)} (window {late.num_windows} so far)"
+    """Describe a window that was later than allowed, and the code that held the loop longest."""
+    limit = f"watch.warn_{late.stat}_ms = {ms(late.limit_s)}"
+    text = (
+        f"loop late: {late.stat} {ms(late.lag_s)} ms, above {limit} (window {late.num_windows} so far)"
     )
-    if late.culprit is None:
-        return f"{text}; nobody was seen holding it: is the machine overloaded?"
-    one = late.culprit
-    times = "once" if one.count == 1 else f"{one.count} times"
-    return f"{text}; {one.where} in {one.function} held it {times}, {ms(one.total_s)} ms in all"
+    hold = late.longest_hold
+    if hold is None:
+        return f"{text}; no code was seen holding it: is the machine overloaded?"
+    times = "once" if hold.count == 1 else f"{hold.count} times"
+    return f"{text}; {hold.where} in {hold.function} held it {times}, {ms(hold.total_s)} ms in all"
 
 
 def ms(seconds: float) -> str:

@@ -1,31 +1,31 @@
-"""Names what held a loop: a thread that samples the loop thread's stack while it is overdue."""
+"""Names the code that holds a loop: a thread samples the loop's stack while the loop is overdue."""
 
 import logging
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from ...records.lag import Stall
 from . import stacks
-from .rarely import is_news
+from .rarely import Rarely
 from .stall_text import stall_text
 
 log = logging.getLogger(__name__)
 
 NOTICE_S = 0.005
-"""A loop overdue by less is left alone: an idle one is, too, when the machine is busy."""
+"""A loop that is overdue by less is left alone: on a busy machine an idle loop is overdue too."""
 RELAXED_S, ALERT_S = 0.025, 0.010
 """How often the thread looks, and how often for a second after it saw the loop overdue. Looking costs
 an idle process 0.35 % and 0.7 % of a core, and no lag that shows."""
 
 
 class StallWatch:
-    """Watches the thread it is made in, between one `beat()` and the next.
+    """Watches the thread it is created in, between one `beat()` and the next.
 
-    A beat comes from the loop's own ticker, so an idle loop beats too. What holds the loop longer than
-    the budget is a stall, and logged; what holds it less long is only counted.
+    The loop's own ticker calls `beat()`, so an idle loop beats too. Code that holds the loop longer than
+    the budget is a stall and is logged; code that holds it for less is only counted.
     """
 
     def __init__(self, tick_s: float, budget_s: float) -> None:
@@ -37,9 +37,9 @@ class StallWatch:
         self._loop_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._watch, name="stall-watch", daemon=True)
         self._lock = threading.Lock()
-        self._stalls, self._brief, self._whole_life = StallTotals(), StallTotals(), StallTotals()
+        self._stalls, self._brief, self._log = StallTotals(), StallTotals(), StallLog()
         self.on_held: Callable[[str], None] = lambda where: None
-        """Called by the watching thread while the loop is held, with where."""
+        """The watching thread calls this while the loop is held, with the line that holds it."""
 
     def __enter__(self) -> "StallWatch":
         self._thread.start()
@@ -53,7 +53,7 @@ class StallWatch:
         self._beats_s = (self._beats_s[1], time.monotonic())
 
     def take(self) -> tuple[tuple[Stall, ...], tuple[Stall, ...]]:
-        """What ended since the last call: stalls, and holds shorter than the budget."""
+        """Return what ended since the last call: stalls, and holds shorter than the budget."""
         with self._lock:
             return self._stalls.take(), self._brief.take()
 
@@ -69,20 +69,20 @@ class StallWatch:
                 pause_s = relaxed_s
 
     def _follow(self, started_s: float) -> None:
-        """Sample until the loop beats again, then blame the place seen most often."""
+        """Sample the stack until the loop beats again, then count the line seen most often."""
         pause_s = min(ALERT_S, self._budget_s / 4)
-        seen: Counter[stacks.StackLine | None] = Counter()
+        samples: Counter[stacks.StackLine | None] = Counter()
         while self._beats_s[1] == started_s and not self._stopped.is_set():
-            stack = stacks.of_frame(sys._current_frames().get(self._loop_thread))
+            stack = stacks.from_frame(sys._current_frames().get(self._loop_thread))
             if stack and self._beats_s[1] == started_s:
-                line = None if stacks.is_waiting(stack) else stacks.culprit(stack)
-                seen[line] += 1
+                line = None if stacks.is_waiting(stack) else stacks.find_user_line(stack)
+                samples[line] += 1
                 if line is not None:
-                    self.on_held(f"{line.where} in {line.function}")
+                    self.on_held(str(line))
             self._stopped.wait(pause_s)
-        line = max(seen, key=lambda one: seen[one], default=None)
+        line = max(samples, key=lambda line: samples[line], default=None)
         if line is None:
-            return  # it was late for want of a core: the lag says so, and there is nobody to blame
+            return  # the loop was late because it got no CPU; the lag shows that
         previous_s, last_s = self._beats_s
         held_s = (last_s if previous_s == started_s else previous_s) - started_s - self._tick_s
         self._add(Stall(line.where, line.function, 1, held_s, held_s))
@@ -93,9 +93,7 @@ class StallWatch:
                 self._brief.add(stall)
                 return
             self._stalls.add(stall)
-        whole = self._whole_life.add(stall)
-        if is_news(whole.count - 1, whole.count):
-            log.warning("%s%s", stall_text(stall), f" (time {whole.count})" * (whole.count > 1))
+        self._log.add(stall)
 
 
 MAX_PLACES = 100
@@ -105,7 +103,7 @@ _Place = tuple[str, str, str, str]
 
 
 def total(a: Stall, b: Stall) -> Stall:
-    """Two sums of the same place as one."""
+    """Add up two sums of the same place."""
     return Stall(
         where=a.where,
         function=a.function,
@@ -118,29 +116,44 @@ def total(a: Stall, b: Stall) -> Stall:
 
 
 class StallTotals:
-    """One sum for each place; places beyond the hundredth share one, so nothing is lost or grows."""
+    """One sum for each place. Places beyond the hundredth share one sum, so memory stays bounded."""
 
     def __init__(self) -> None:
         self._by_place: dict[_Place, Stall] = {}
+        self._times: defaultdict[_Place, Rarely] = defaultdict(Rarely)
 
-    def add(self, stall: Stall) -> Stall:
-        """Count a stall; returns its place's sum."""
+    def add(self, stall: Stall) -> tuple[Stall, bool]:
+        """Count a stall. Return the sum of its place, and whether that sum is worth a line now."""
         place = _place(stall)
         if place not in self._by_place and len(self._by_place) >= MAX_PLACES:
             stall = Stall(ELSEWHERE, "", stall.count, stall.total_s, stall.longest_s, stall.kind)
             place = _place(stall)
         old = self._by_place.get(place)
-        self._by_place[place] = total(old, stall) if old else stall
-        return self._by_place[place]
+        new = self._by_place[place] = total(old, stall) if old else stall
+        return new, self._times[place].rise_to(new.count)
 
     def seen(self) -> tuple[Stall, ...]:
-        """All sums, the longest total first."""
-        return tuple(sorted(self._by_place.values(), key=lambda one: (-one.total_s, one.where)))
+        """Return all sums, the longest total first."""
+        return tuple(sorted(self._by_place.values(), key=lambda stall: (-stall.total_s, stall.where)))
 
     def take(self) -> tuple[Stall, ...]:
-        """All sums since the last call."""
+        """Return all sums since the last call."""
         seen, self._by_place = self.seen(), {}
+        self._times.clear()
         return seen
+
+
+class StallLog:
+    """Logs stalls: of each place the 1st, 2nd, 4th, 8th, …"""
+
+    def __init__(self) -> None:
+        self._totals = StallTotals()
+
+    def add(self, stall: Stall) -> None:
+        place_total, is_worth_a_line = self._totals.add(stall)
+        if is_worth_a_line:
+            times = f" (time {place_total.count})" if place_total.count > 1 else ""
+            log.warning("%s%s", stall_text(stall), times)
 
 
 def _place(stall: Stall) -> _Place:

@@ -83,7 +83,7 @@ class Bookkeeper:
         tally, fair = StepTally(ship.manifest, self._config.correct_at), FairLoop()
         for closed in ship.closed:
             tally.add(closed)
-            await fair.let_others()
+            await fair.breathe()
         return tally.metrics()
 
     async def _report_batch(self, ship: Ship, metrics: dict[str, float]) -> None:
