@@ -149,8 +149,11 @@ class LaneCrashed(LaneError):
 
 
 class LaneRaised(LaneError):
-    def __init__(self, message: str, traceback: str, where: str) -> None:
-        super().__init__(message)
+    def __init__(self, kind: str, text: str, *, traceback: str = "", where: str = "") -> None:
+        super().__init__(f"{kind}: {text}" if kind else text)
+        self.kind = kind
+        """The name of the exception's class, which this process may not know."""
+        self.text = text
         self.traceback = traceback
         self.where = where
 

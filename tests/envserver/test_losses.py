@@ -111,7 +111,7 @@ async def test_rewards_that_spin_hoard_or_exit_name_themselves(tmp_path: Path, t
         ends = await outcomes(server, 8)
         expected = {
             1: f"longer than 3 s and was killed; it was at {UNRULY}:.* in spin",
-            2: f"MemoryError at {UNRULY}:.* in hoard: .* 256 MB .*env.scoring_memory_mb",
+            2: f"MemoryError: .* 256 MB .*env.scoring_memory_mb.*; it was at {UNRULY}:.* in hoard",
             3: "exit code 7",
         }
         for number, end in enumerate(ends):

@@ -61,7 +61,7 @@ def kill_self(number: int) -> None:
 
 
 def double(numbers: list[int]) -> list[int]:
-    return [2 * one for one in numbers]
+    return [2 * number for number in numbers]
 
 
 def nap(seconds: float) -> int:
@@ -88,7 +88,7 @@ def spawn_and_spin(path: str) -> None:
 
 
 def fork_and_die(path: str) -> None:
-    """The forked one keeps every file descriptor of its parent."""
+    """Fork a process, which keeps every file descriptor of its parent, and exit."""
     child = os.fork()
     if child:
         Path(path).write_text(str(child))
@@ -107,15 +107,15 @@ def cannot_warm_up(path: str) -> None:
 
 
 def line_of(function: Any, text: str) -> str:
-    """file:line of the first line of a function that contains `text`."""
+    """Return the file:line of the first line of a function that contains `text`."""
     first = function.__code__.co_firstlineno
     lines = Path(__file__).read_text().splitlines()
     number = next(n for n in range(first, len(lines)) if text in lines[n - 1])
     return f"{__file__}:{number}"
 
 
-def gone(number: int) -> bool:
-    """Whether a process that is not ours has ended, soon."""
+def ends_soon(number: int) -> bool:
+    """Return whether a process that is not our child ends within ten seconds."""
     try:
         psutil.Process(number).wait(10)
     except psutil.TimeoutExpired:
@@ -142,16 +142,16 @@ async def test_calls_run_elsewhere_in_a_warm_process() -> None:
     assert not psutil.pid_exists(first)
 
 
-async def test_warm_processes_start_by_themselves_and_are_warmed_once(tmp_path: Path) -> None:
+async def test_warm_processes_start_before_the_first_call_and_are_warmed_once(tmp_path: Path) -> None:
     path = tmp_path / "warmed"
     async with ProcessLane("test", size=2, warm=(warm_up, str(path))) as lane:
         await asyncio.gather(*(slot.begin() for slot in lane._slots))
-        warmed = {int(one) for one in path.read_text().split()}
+        warmed = {int(line) for line in path.read_text().split()}
         pids = await asyncio.gather(*(lane.call(nap, 0.2, deadline_s=30) for _ in range(4)))
         assert set(pids) == warmed
 
 
-async def test_a_warm_up_that_fails_is_told_to_the_caller_and_tried_again(tmp_path: Path) -> None:
+async def test_a_failed_warm_up_reaches_the_caller_and_is_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "dataset"
     async with ProcessLane("test", size=1, warm=(cannot_warm_up, str(path))) as lane:
         for _ in range(2):
@@ -161,44 +161,45 @@ async def test_a_warm_up_that_fails_is_told_to_the_caller_and_tried_again(tmp_pa
         assert await lane.call(double, [1], deadline_s=30) == [2]
 
 
-async def test_an_exception_carries_its_traceback_and_the_process_lives() -> None:
+async def test_an_exception_carries_its_class_and_traceback_and_the_process_lives() -> None:
     async with ProcessLane("test", size=1) as lane:
         before = await lane.call(pid, deadline_s=30)
         with pytest.raises(LaneRaised, match="ValueError: no good") as raised:
             await lane.call(fail, "no good", deadline_s=30)
+        assert (raised.value.kind, raised.value.text) == ("ValueError", "no good")
         assert "in fail" in raised.value.traceback
         assert raised.value.where == line_of(fail, "raise")
         with pytest.raises(LaneRaised, match="lambda"):
             await lane.call(unpicklable, deadline_s=30)
-        with pytest.raises(LaneRaised, match="private_class returned what cannot be read here"):
+        with pytest.raises(LaneRaised, match="private_class returned a value that this process cannot"):
             await lane.call(private_class, deadline_s=30)
         assert await lane.call(pid, deadline_s=30) == before
 
 
 @pytest.mark.parametrize("stuck", [spin, hold_the_gil])
-async def test_a_deadline_kills_says_where_and_the_next_call_works(stuck: Any) -> None:
+async def test_a_deadline_kills_the_call_names_its_line_and_the_next_call_works(stuck: Any) -> None:
     async with ProcessLane("test", size=1) as lane:
         before = await lane.call(pid, deadline_s=30)
         with pytest.raises(LaneTimeout) as raised:
             await lane.call(stuck, deadline_s=0.2)
         name = stuck.__name__
-        said = str(raised.value)
-        assert f"{name} ran longer than 0.2 s and was killed; it was at {__file__}:" in said
-        assert said.endswith(f" in {name}")
+        message = str(raised.value)
+        assert f"{name} ran longer than 0.2 s and was killed; it was at {__file__}:" in message
+        assert message.endswith(f" in {name}")
         assert not psutil.pid_exists(before)
         assert await lane.call(double, [1], deadline_s=30) == [2]
 
 
-async def test_a_deadline_kills_what_the_call_has_started(tmp_path: Path) -> None:
+async def test_a_deadline_also_kills_processes_the_call_started(tmp_path: Path) -> None:
     path = tmp_path / "pid"
     async with ProcessLane("test", size=1) as lane:
         with pytest.raises(LaneTimeout):
             await lane.call(spawn_and_spin, str(path), deadline_s=2)
-        assert gone(int(path.read_text()))
+        assert ends_soon(int(path.read_text()))
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         ((die, 7), "die ended its process with exit code 7"),
         ((kill_self, signal.SIGKILL), "kill_self ended its process by SIGKILL"),
@@ -206,12 +207,12 @@ async def test_a_deadline_kills_what_the_call_has_started(tmp_path: Path) -> Non
     ],
     ids=["exit", "kill", "segfault"],
 )
-async def test_a_crash_is_told_apart_and_isolated(call: tuple[Any, ...], said: str) -> None:
+async def test_a_crash_is_described_and_hurts_no_other_call(call: tuple[Any, ...], message: str) -> None:
     async with ProcessLane("test", size=2) as lane:
         crash = asyncio.create_task(lane.call(*call, deadline_s=30))
         others = [lane.call(double, [n], deadline_s=30) for n in range(5)]
         assert await asyncio.gather(*others) == [[2 * n] for n in range(5)]
-        with pytest.raises(LaneCrashed, match=re.escape(said)) as raised:
+        with pytest.raises(LaneCrashed, match=re.escape(message)) as raised:
             await crash
         if call[0] is segfault:
             assert line_of(segfault, "string_at") in str(raised.value)
@@ -223,7 +224,7 @@ async def test_a_crash_is_noticed_though_a_forked_child_holds_the_pipe(tmp_path:
     async with ProcessLane("test", size=1) as lane:
         with pytest.raises(LaneCrashed, match="exit code 5"):
             await lane.call(fork_and_die, str(path), deadline_s=60)
-        assert gone(int(path.read_text()))
+        assert ends_soon(int(path.read_text()))
 
 
 async def test_a_process_killed_while_idle_costs_no_call() -> None:
@@ -235,7 +236,7 @@ async def test_a_process_killed_while_idle_costs_no_call() -> None:
         assert await lane.call(pid, deadline_s=30) != before
 
 
-async def test_what_cannot_be_sent_costs_no_process() -> None:
+async def test_arguments_that_cannot_be_pickled_cost_no_process() -> None:
     async with ProcessLane("test", size=1) as lane:
         before = await lane.call(pid, deadline_s=30)
         with pytest.raises(AttributeError, match="lambda"):
@@ -243,7 +244,7 @@ async def test_what_cannot_be_sent_costs_no_process() -> None:
         assert await lane.call(pid, deadline_s=30) == before
 
 
-async def test_leaving_while_a_process_starts_tells_its_caller() -> None:
+async def test_leaving_while_a_process_starts_raises_in_its_caller() -> None:
     me = psutil.Process()
     before = set(me.children())
     async with ProcessLane("test", size=1, warm=(nap, 60.0)) as lane:
@@ -254,7 +255,7 @@ async def test_leaving_while_a_process_starts_tells_its_caller() -> None:
     assert set(me.children()) <= before
 
 
-async def test_a_machine_out_of_files_costs_only_the_calls_made_meanwhile() -> None:
+async def test_while_the_machine_is_out_of_files_only_those_calls_fail() -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with ProcessLane("test", size=1) as lane:
         resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds() + 1, limit[1]))
@@ -266,7 +267,7 @@ async def test_a_machine_out_of_files_costs_only_the_calls_made_meanwhile() -> N
         assert await lane.call(double, [1], deadline_s=30) == [2]
 
 
-async def test_a_cancelled_caller_takes_its_work_along() -> None:
+async def test_cancelling_a_caller_kills_its_call() -> None:
     async with ProcessLane("test", size=1) as lane:
         before = await lane.call(pid, deadline_s=30)
         spinning = asyncio.create_task(lane.call(spin, deadline_s=30))
@@ -279,7 +280,7 @@ async def test_a_cancelled_caller_takes_its_work_along() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_callers_cancelled_at_any_moment_leave_nothing_behind(seed: int) -> None:
-    """While waiting, starting, running and being killed: no slot and no process is lost."""
+    """Callers are cancelled while they wait, start, run and end; no slot and no process is lost."""
     chance = random.Random(seed)
     me = psutil.Process()
     before = set(me.children())
@@ -287,15 +288,15 @@ async def test_callers_cancelled_at_any_moment_leave_nothing_behind(seed: int) -
         for _ in range(8):
             calls = [asyncio.create_task(lane.call(nap, 0.05, deadline_s=30)) for _ in range(4)]
             await asyncio.sleep(chance.random() * 0.3)
-            for one in chance.sample(calls, 3):
-                one.cancel()
+            for call in chance.sample(calls, 3):
+                call.cancel()
                 if chance.random() < 0.5:
                     await asyncio.sleep(0)
-                    one.cancel()  # again, while the first is being dealt with
+                    call.cancel()  # again, while the first cancellation is handled
             await asyncio.gather(*calls, return_exceptions=True)
         assert len(set(me.children()) - before) <= 2
         napping = [lane.call(nap, 0.2, deadline_s=30) for _ in range(2)]
-        assert len(set(await asyncio.gather(*napping))) == 2, "both places still work"
+        assert len(set(await asyncio.gather(*napping))) == 2, "both slots still work"
     assert set(me.children()) <= before
 
 
@@ -309,13 +310,13 @@ async def test_callers_beyond_the_bound_are_refused_and_the_others_are_served_in
 
         callers = [asyncio.create_task(caller(n)) for n in range(4)]
         await asyncio.sleep(0)
-        with pytest.raises(LaneFull, match="scores has 3 callers waiting already"):
+        with pytest.raises(LaneFull, match="scores already has 3 callers waiting"):
             await lane.call(pid, deadline_s=30)
         await asyncio.gather(*callers)
         assert done == [0, 1, 2, 3]
 
 
-async def test_nobody_waits_longer_than_the_bound_for_a_free_process() -> None:
+async def test_a_caller_waits_no_longer_than_the_bound_for_a_free_process() -> None:
     async with ProcessLane("test", size=1) as lane:
         napping = asyncio.create_task(lane.call(nap, 1.0, deadline_s=30))
         await asyncio.sleep(0)
@@ -339,9 +340,9 @@ async def test_leaving_ends_calls_that_run_and_those_that_wait() -> None:
 
 
 async def test_a_slow_call_is_named_with_its_line() -> None:
-    """Also one that never lets go of the GIL, and one that is killed for it."""
+    """That holds also for a call that never releases the GIL and is killed."""
     async with watched(stall_ms=50) as watch:
-        lane = ProcessLane("test", size=1, what="reward", watch=watch, warm=(pid,))
+        lane = ProcessLane("test", size=1, label="reward", watch=watch, warm=(pid,))
         async with lane:
             await lane.call(double, [1], deadline_s=30)
             assert watch.take().stalls == ()

@@ -1,4 +1,4 @@
-"""A lane's process that may take only so much memory."""
+"""A lane's process with a limit on its memory."""
 
 import os
 
@@ -6,7 +6,7 @@ import pytest
 
 from rollway.errors import LaneRaised
 from rollway.loop.lanes.lanes import ProcessLane
-from rollway.loop.lanes.memory import bounded
+from rollway.loop.lanes.memory import load_and_limit
 
 pytestmark = pytest.mark.anyio
 
@@ -22,8 +22,8 @@ def take(mb: int) -> int:
     return os.getpid()
 
 
-def take_and_stumble(mb: int) -> str:
-    """User code may live with it."""
+def take_or_do_without(mb: int) -> str:
+    """User code may handle a MemoryError."""
     try:
         take(mb)
     except MemoryError:
@@ -31,14 +31,13 @@ def take_and_stumble(mb: int) -> str:
     return "had it all"
 
 
-async def test_what_wants_more_than_it_may_fails_and_is_replaced() -> None:
-    warm = (bounded, 64, "some.key", nothing)
+async def test_a_process_that_passes_its_limit_fails_the_call_and_is_replaced() -> None:
+    warm = (load_and_limit, 64, "some.key", nothing)
     async with ProcessLane("m", 1, warm=warm) as lane:
         first = await lane.call(take, 16, deadline_s=60)
-        with pytest.raises(
-            LaneRaised, match=r"MemoryError at .*test_memory.py:\d+ in take: .*64 MB.*some.key"
-        ):
+        with pytest.raises(LaneRaised, match=r"64 MB.*some.key.*test_memory.py:\d+ in take") as raised:
             await lane.call(take, 60, deadline_s=60)
+        assert raised.value.kind == "MemoryError"
         second = await lane.call(take, 60, deadline_s=60)
-        assert second != first, "a process that had run out has made room for another"
-        assert await lane.call(take_and_stumble, 60, deadline_s=60) == "made do with less"
+        assert second != first, "a process that ran out of memory is replaced"
+        assert await lane.call(take_or_do_without, 60, deadline_s=60) == "made do with less"

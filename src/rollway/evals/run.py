@@ -18,7 +18,7 @@ from ..config.sections import (
 from ..config.specs import EngineSpec, RouterSpec, ServerLimits, WatchSpec
 from ..envs.in_lane import EnvSpec, load_shared
 from ..envserver import client as envs
-from ..errors import EnvironmentNotFound, LaneError
+from ..errors import EnvironmentNotFound, LaneError, LaneRaised
 from ..launch import engine
 from ..launch.parts import RunningParts, open_parts
 from ..launch.run import ROUTER
@@ -87,8 +87,11 @@ async def check_env(asked: EvalSpec) -> None:
     async with ProcessLane("env-check", 1) as lane:
         try:
             await lane.call(load_shared, spec, deadline_s=LOAD_DEADLINE_S)
+        except LaneRaised as error:
+            is_not_found = error.kind == EnvironmentNotFound.__name__
+            raise EnvironmentNotFound(error.text if is_not_found else str(error)) from None
         except LaneError as error:
-            raise EnvironmentNotFound(str(error).removeprefix("EnvironmentNotFound: ")) from None
+            raise EnvironmentNotFound(str(error)) from None
 
 
 async def start_engine(parts: RunningParts, asked: EvalSpec, how: EvalRuntime, screen: Screen) -> str:

@@ -1,1 +1,1 @@
-"""Event loops that are watched, and the lanes that keep work off them."""
+"""Event loops that are watched, the lanes that keep work off them, and child processes."""

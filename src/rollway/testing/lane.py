@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..envs.in_lane import EnvSpec
-from ..errors import LaneRaised, LaneTimeout
+from ..errors import LaneTimeout
 from ..loop.lanes.lanes import MAX_QUEUE_S, thread
-from ..loop.lanes.server import LaneAnswer, asking, raised
+from ..loop.lanes.server import LaneAnswer, LaneFailure, LaneResult, ask_caller, describe
 from ..loop.lanes.slot import Replier
 
 T = TypeVar("T")
@@ -32,11 +32,11 @@ class ThreadLane:
             )
 
         def run() -> LaneAnswer:
-            asking.set(ask)
+            ask_caller.set(ask)
             try:
-                return LaneAnswer(True, _sent(function(*there)))
+                return LaneResult(_sent(function(*there)))
             except Exception as error:  # user code raises what it likes
-                return raised(error)
+                return describe(error)
 
         try:
             async with asyncio.timeout(deadline_s):
@@ -44,8 +44,8 @@ class ThreadLane:
         except TimeoutError:
             what = f"{function.__module__}.{function.__qualname__}"
             raise LaneTimeout(f"{what} ran longer than {deadline_s:g} s") from None
-        if not answer.ok:
-            raise LaneRaised(answer.value, answer.traceback, answer.where)
+        if isinstance(answer, LaneFailure):
+            raise answer.error()
         result: T = answer.value
         return result
 

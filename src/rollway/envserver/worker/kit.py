@@ -10,7 +10,7 @@ from ...config.specs import RouterSpec, WorkerSpec
 from ...envs.environment import Environment
 from ...envs.in_lane import EnvSpec, load_shared
 from ...loop.lanes.lanes import ProcessLane
-from ...loop.lanes.memory import bounded
+from ...loop.lanes.memory import load_and_limit
 from ...loop.watch.run import LoopWatch
 from ...payload.store import FrameStore, PayloadStore
 from ...payload.writer import SegmentWriter

@@ -7,12 +7,12 @@ from ...envs.in_lane import EnvSpec, call_plain_tool, run_plain
 from ...envs.plain_chat import ChatState, PlainCall
 from ...errors import LaneError
 from ...loop.lanes.lanes import Lane
-from ...loop.lanes.server import caller
+from ...loop.lanes.server import find_caller
 from ...records.task import Task
 
 
 def run_in_lane(spec: EnvSpec, method: str, task: Task, state: ChatState) -> ChatState:
-    return run_plain(spec, method, task, state, caller())
+    return run_plain(spec, method, task, state, find_caller())
 
 
 class PlainCode:

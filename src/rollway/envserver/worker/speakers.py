@@ -106,7 +106,7 @@ async def open_policy(
             )
         )  # fmt: skip
         reply_lane = await stack.enter_async_context(
-            ProcessLane(f"{name}.replies", size=1, what="reply", watch=watch)
+            ProcessLane(f"{name}.replies", size=1, label="reply", watch=watch)
         )
         long_replies = stack.enter_context(LongReplies(reply_lane))
         config = pool_config(server, speech.shape, key)

@@ -235,7 +235,7 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
     keep_track(asyncio.get_running_loop())
     async with AsyncExitStack() as stack:
         tasks_lane = await stack.enter_async_context(
-            ProcessLane(f"{name}.tasks", size=1, what="task source", watch=parent.watch)
+            ProcessLane(f"{name}.tasks", size=1, label="task source", watch=parent.watch)
         )
         policy = await stack.enter_async_context(
             open_policy(name, server, prepared.speech, parent.watch, is_patient=part.is_patient)

@@ -37,7 +37,7 @@ class LongReplies:
                     replace_by_columns, dialect, self._file.path, len(rest), deadline_s=DEADLINE_S
                 )
             except LaneRaised as error:
-                raise EngineError(str(error).partition(": ")[2]) from None
+                raise EngineError(error.text) from None
             except LaneError as error:
                 raise EngineError(f"the engine's long reply could not be parsed: {error}") from None
             size = (12 if has_versions else 8) * num_tokens  # 4 bytes for each number of each column

@@ -1,1 +1,1 @@
-"""Where work runs that would hold an event loop: threads and processes."""
+"""Threads and processes that run the work that would hold an event loop."""

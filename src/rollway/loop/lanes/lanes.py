@@ -1,6 +1,6 @@
-"""Where work runs. Callers say what; this module alone knows executors and worker processes.
+"""Decides where work runs. This module alone knows executors and worker processes.
 
-loop      under 1 ms: just call it
+loop      under 1 ms: just call the function
 thread    `await thread(call, …)`: only calls that release the GIL (files, mmap, sqlite, sockets)
 process   `await lane.call(function, …)`: everything else, with a deadline that kills
 """
@@ -12,7 +12,8 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from ...errors import LaneClosed, LaneFull, LaneTimeout
 from ..watch.run import LoopWatch
-from .slot import START_DEADLINE_S, CallBudget, LaneCall, LaneSlot, Replier
+from .call_watch import CallBudget
+from .slot import START_DEADLINE_S, LaneCall, LaneSlot, Replier
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,9 +28,9 @@ async def thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 async def thread_to_the_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Like `thread`, but a cancelled caller waits for the call to end before it goes.
+    """Like `thread`, but a cancelled caller waits until the call has ended.
 
-    A thread cannot be stopped: what it writes to must not be reused while it runs.
+    A thread cannot be stopped, so the buffers it writes to must not be reused while it runs.
     """
     running = asyncio.ensure_future(thread(call, *args, **kwargs))
     cancelled: asyncio.CancelledError | None = None
@@ -40,13 +41,13 @@ async def thread_to_the_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwa
             cancelled = error
     if cancelled is not None:
         if not running.cancelled():
-            running.exception()  # nobody is left to hear of it
+            running.exception()  # mark it as seen: the caller is cancelled and will not look
         raise cancelled
     return running.result()
 
 
 class Lane(Protocol):
-    """Somewhere to run a function; `ProcessLane` says how it is meant."""
+    """A place to run functions. `ProcessLane` explains the parameters of `call`."""
 
     async def call(
         self, function: Callable[..., T], *args: Any, deadline_s: float, queue_s: float = MAX_QUEUE_S,
@@ -57,64 +58,67 @@ class Lane(Protocol):
 class ProcessLane:
     """A few warm processes. Each runs one call at a time; callers get a free one in the order they came.
 
-    A call is a module-level function and small arguments. A call that passes its deadline, or whose
-    caller is cancelled, is killed with its process and whatever that has started; the next call gets a
-    new one. A call slower than `watch` allows is told to it, with the file:line where it spent its time.
+    A call is a module-level function with small arguments. A call that passes its deadline, or whose
+    caller is cancelled, is killed together with its process and everything that process started; the
+    next call gets a new process. A call slower than `watch` allows is reported to `watch`, with the
+    file:line where it spent its time.
     """
 
     def __init__(
-        self, name: str, size: int, *, warm: LaneCall | None = None, what: str = "call",
+        self, name: str, size: int, *, warm: LaneCall | None = None, label: str = "call",
         watch: LoopWatch | None = None, max_waiting: int = MAX_WAITING,
     ) -> None:  # fmt: skip
         """`warm` is a function and its arguments, called in each process before its first call. With
         it processes start at once, in the background; without it each starts when it is first needed.
+        `label` is what reports call the lane's calls: "reward", "reply".
         """
-        watching = CallBudget(what, START_DEADLINE_S, lambda stall: None)
+        budget = CallBudget(label, START_DEADLINE_S, lambda stall: None)
         if watch is not None:
-            watching = CallBudget(what, watch.budget_s, watch.slow_call)
+            budget = CallBudget(label, watch.budget_s, watch.slow_call)
         self._name = name
         self._is_eager = warm is not None
-        self._slots = [LaneSlot(f"{name}{index}", warm, watching) for index in range(size)]
-        self._places: FairQueue[LaneSlot] = FairQueue(name, max_waiting)
+        self._slots = [LaneSlot(f"{name}{index}", warm, budget) for index in range(size)]
+        self._free_slots: FairQueue[LaneSlot] = FairQueue(name, max_waiting)
 
     async def call(
         self, function: Callable[..., T], *args: Any, deadline_s: float, queue_s: float = MAX_QUEUE_S,
         replier: Replier | None = None,
     ) -> T:  # fmt: skip
-        """The function's result; a LaneError says why there is none.
+        """Return the function's result, or raise the LaneError that says why there is none.
 
-        `deadline_s` counts from when it runs, `queue_s` bounds how long it waits for that. `replier`
-        answers what the function asks through `laneserver.caller`.
+        `deadline_s` counts from the moment the function runs; `queue_s` bounds the wait for a free
+        process. `replier` answers the questions the function asks through `server.find_caller`.
         """
         try:
             async with asyncio.timeout(queue_s):
-                slot = await self._places.take()
+                slot = await self._free_slots.take()
         except TimeoutError:
             raise LaneTimeout(f"no process of {self._name} was free within {queue_s:g} s") from None
         try:
             result: T = await slot.call((function, *args), deadline_s, replier)
             return result
         finally:
-            self._places.free(slot)
+            self._free_slots.free(slot)
 
     async def __aenter__(self) -> "ProcessLane":
         for slot in self._slots:
             if self._is_eager:
                 slot.begin()
-            self._places.free(slot)
+            self._free_slots.free(slot)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Calls that still run are killed; those that wait are told."""
-        self._places.close()
+        """Kill the running calls; callers that wait get LaneClosed."""
+        self._free_slots.close()
         for slot in self._slots:
             await slot.close()
 
 
 class FairQueue(Generic[T]):
-    """A bounded, fair queue of callers. What is freed goes straight to the one who waited longest.
+    """Hands free items to callers, first come, first served. At most `max_waiting` callers wait.
 
-    Not an `asyncio.Queue`: there a newcomer may overtake a waiter that was woken and has not run yet.
+    This is not an `asyncio.Queue`: there a newcomer may overtake a waiter that was woken and has not run
+    yet. Here a freed item goes straight to the caller that waited longest.
     """
 
     def __init__(self, name: str, max_waiting: int) -> None:
@@ -124,42 +128,38 @@ class FairQueue(Generic[T]):
         self._waiting: dict[asyncio.Future[T], None] = {}
         self._closed = False
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
-    def free(self, one: T) -> None:
-        """Give it to the first who waits, or keep it for the next to come."""
+    def free(self, item: T) -> None:
+        """Give an item to the first caller that waits, or keep it for the next one."""
         while self._waiting:
             waiter = next(iter(self._waiting))
             del self._waiting[waiter]
             if not waiter.done():
-                waiter.set_result(one)
+                waiter.set_result(item)
                 return
-        self._free.append(one)
+        self._free.append(item)
 
     async def take(self) -> T:
-        """One of what is free, once it is this caller's turn."""
+        """Wait until an item is free and all earlier callers have theirs; return the item."""
         if self._closed:
             raise LaneClosed(f"{self._name} is closed")
         if self._free:
             return self._free.popleft()
         if len(self._waiting) >= self._max_waiting:
-            raise LaneFull(f"{self._name} has {self._max_waiting} callers waiting already")
-        turn: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting[turn] = None
+            raise LaneFull(f"{self._name} already has {self._max_waiting} callers waiting")
+        waiter: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = None
         try:
-            return await turn
+            return await waiter
         except asyncio.CancelledError:
-            self._waiting.pop(turn, None)
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.free(turn.result())  # it was given to a caller that had just gone
+            self._waiting.pop(waiter, None)
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self.free(waiter.result())  # the item was given to this caller just as it was cancelled
             raise
 
     def close(self) -> None:
-        """Nobody gets anything any more; those who wait are told."""
+        """Hand out nothing more. Callers that wait get LaneClosed."""
         self._closed = True
         waiting, self._waiting = list(self._waiting), {}
-        for turn in waiting:
-            if not turn.done():
-                turn.set_exception(LaneClosed(f"{self._name} is closed"))
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_exception(LaneClosed(f"{self._name} is closed"))

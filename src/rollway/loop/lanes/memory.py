@@ -1,4 +1,4 @@
-"""Memory of one process: what is freed is kept for reuse, and what it may take can be bounded."""
+"""The memory of one process: freed buffers are kept for reuse, and a lane's process can have a limit."""
 
 import ctypes
 import resource
@@ -9,15 +9,16 @@ from typing import Any
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Parameters of glibc's mallopt."""
 MAX_RECYCLED_BYTES = 32768 << 10
-"""Buffers up to this size (glibc's own limit) come from memory used before, if there is any."""
+"""Buffers up to this size (glibc's own limit) come from memory that was used before, if there is any."""
 MAX_IDLE_BYTES = 256 << 20
 """Free memory at the top of the heap beyond this goes back to the system."""
 
 
 def recycle_buffers() -> None:
-    """By default glibc maps and unmaps every buffer of 128 KB and more: 4 to 6 times slower to fill.
+    """Keep freed buffers for reuse. Without glibc nothing changes.
 
-    Without glibc nothing changes.
+    By default glibc maps and unmaps every buffer of 128 KB and more, which makes filling it 4 to 6 times
+    slower.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -25,37 +26,40 @@ def recycle_buffers() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, MAX_RECYCLED_BYTES)
         mallopt(M_TRIM_THRESHOLD, MAX_IDLE_BYTES)
-        mallopt(M_ARENA_MAX, 2)  # each thread's own arena would keep its own
+        mallopt(M_ARENA_MAX, 2)  # otherwise each thread's arena would keep memory of its own
 
 
-_bound = ""
+_limit = ""
 
 
-def bounded(extra_mb: int, key: str, load: Callable[..., Any], *args: Any) -> None:
-    """Call `load`, then let this process take `extra_mb` more than it has, as the config's `key` says.
+def load_and_limit(extra_mb: int, key: str, load: Callable[..., Any], *args: Any) -> None:
+    """Call `load`, then limit this process to `extra_mb` more memory than it has; `key` sets that limit.
 
-    Beyond it the code that wants more gets a MemoryError. Where the system does not say what a process
-    has, nothing is bounded.
+    Code that wants more gets a MemoryError. There is no limit where the system does not say how much
+    memory a process has.
     """
-    global _bound
+    global _limit
     load(*args)
     taken = _data_bytes()
     if taken:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (taken + (extra_mb << 20), hard))
-        _bound = f"{extra_mb} MB more than at its start ({key})"
+        _limit = f"{extra_mb} MB more than at its start ({key})"
 
 
-def unbound() -> str:
-    """Lift the bound, so that a process beyond it can still say so; what the bound was, if there was."""
-    if _bound:
+def lift_limit() -> str:
+    """Lift the limit, so that a process that reached it can still report that.
+
+    Return the limit in words, or nothing if there was none.
+    """
+    if _limit:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-    return _bound
+    return _limit
 
 
 def _data_bytes() -> int:
-    """What counts against RLIMIT_DATA; 0 where it is not known."""
+    """Return the bytes that count against RLIMIT_DATA, or 0 where the system does not say."""
     try:
         with open("/proc/self/status") as status:
             return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))

@@ -1,8 +1,8 @@
-"""A lane's process: takes a call, answers it, until the parent is gone.
+"""The process of a lane: it takes a call, answers it, and ends when its parent is gone.
 
-A thread says where the call is whenever the parent asks. Before it is killed, the process is asked by
-a signal: that is answered in C, also inside a call that never lets go of the GIL, but it may cut short
-what the call waits for, so it is for calls that are lost anyway.
+The parent can ask a thread of this process for the stack of the running call. Before the parent kills
+the process, it asks by a signal instead, which is answered in C, even inside a call that never releases
+the GIL. A signal may interrupt what the call waits for, so only calls that are lost anyway get one.
 """
 
 import faulthandler
@@ -21,38 +21,51 @@ from typing import Any
 
 from msgspec import Struct
 
+from ...errors import LaneRaised
 from ...wire.pipe import BlockingPipe
 from ..watch import stacks
-from .memory import unbound
+from .memory import lift_limit
 
 STACK_SIGNAL = signal.SIGRTMAX if sys.platform == "linux" else signal.SIGUSR2
-"""Not one that user code is likely to use: time limits inside rewards often take SIGALRM."""
+"""A signal that user code is unlikely to use: time limits inside rewards often take SIGALRM."""
 
 
-class LaneAnswer(Struct, frozen=True):
-    """What a call gave, or the error it raised, where, and its traceback."""
+class LaneResult(Struct, frozen=True):
+    """The value a call returned."""
 
-    ok: bool
     value: Any
+
+
+class LaneFailure(Struct, frozen=True):
+    """The error a call raised: its class, its text, the user's line and the traceback."""
+
+    kind: str
+    text: str
     where: str = ""
     traceback: str = ""
-    is_spent: bool = False
-    """The process has run out of memory, and is of no more use."""
+    is_out_of_memory: bool = False
+    """The process has run out of memory and must be replaced."""
+
+    def error(self) -> LaneRaised:
+        return LaneRaised(self.kind, self.text, traceback=self.traceback, where=self.where)
 
 
 class LaneQuestion(Struct, frozen=True):
-    """What a running call asks of its caller."""
+    """A question that a running call asks its caller."""
 
     value: Any
 
 
-asking: ContextVar[Callable[[Any], Any] | None] = ContextVar("how to ask the caller", default=None)
-"""Set by whoever runs a call."""
+LaneAnswer = LaneResult | LaneFailure
+Ask = Callable[[Any], Any]
+
+ask_caller: ContextVar[Ask | None] = ContextVar("ask the caller", default=None)
+"""Asks the caller of the running call and waits for the answer. Every lane sets it before a call."""
 
 
-def caller() -> Callable[[Any], Any]:
-    """From within a call: how to ask whoever made it. The call waits for the answer."""
-    ask = asking.get()
+def find_caller() -> Ask:
+    """Return the function with which a running call asks its caller and waits for the answer."""
+    ask = ask_caller.get()
     if ask is None:
         raise RuntimeError("only a call in a lane has a caller to ask")
     return ask
@@ -62,66 +75,65 @@ def _ask_through(pipe: BlockingPipe, value: Any) -> Any:
     pipe.send(pickle.dumps(LaneQuestion(value), protocol=pickle.HIGHEST_PROTOCOL))
     frame = pipe.receive()
     if frame is None:
-        sys.exit(1)  # nobody waits for the result either
+        sys.exit(1)  # the parent is gone, so nothing waits for the result either
     return pickle.loads(frame)
 
 
 def serve_lane(name: str, sock: socket.socket) -> None:
-    """The first frame names the socket that stacks are asked for and written to."""
+    """Answer calls. The first frame names the socket on which stacks are asked for and written."""
     pipe = BlockingPipe(sock)
-    asking.set(partial(_ask_through, pipe))
+    ask_caller.set(partial(_ask_through, pipe))
     first = pipe.receive()
     if first is None:
         return
     _show_stacks(int(first))
     pipe.send(b"up")
     while (frame := pipe.receive()) is not None:
-        pipe.send(_packed(_answer(frame)))
+        pipe.send(_pack(_answer(frame)))
 
 
 def _show_stacks(fd: int) -> None:
     os.set_inheritable(fd, False)
     faulthandler.register(STACK_SIGNAL, file=fd, all_threads=False, chain=False)
     faulthandler.enable(file=fd, all_threads=False)
-    caller = threading.get_ident()
-    threading.Thread(target=_show_when_asked, args=(fd, caller), name="stacks", daemon=True).start()
+    main_thread = threading.get_ident()
+    threading.Thread(target=_show_when_asked, args=(fd, main_thread), name="stacks", daemon=True).start()
 
 
-def _show_when_asked(fd: int, caller: int) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {STACK_SIGNAL})  # it is the caller's stack that is wanted
+def _show_when_asked(fd: int, main_thread: int) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {STACK_SIGNAL})  # the main thread shall show its stack
     with suppress(OSError):
         while os.read(fd, 1):
-            stack = stacks.from_frame(sys._current_frames().get(caller))
+            stack = stacks.from_frame(sys._current_frames().get(main_thread))
             os.write(fd, stacks.dump(stack).encode())
 
 
 def _answer(frame: bytes) -> LaneAnswer:
     try:
         function, args = pickle.loads(frame)
-        return LaneAnswer(True, function(*args))
+        return LaneResult(function(*args))
     except MemoryError as error:
         return _out_of_memory(error)
-    except Exception as error:  # user code raises what it likes, and so does unpickling
-        return raised(error)
+    except Exception as error:  # user code may raise anything, and so may unpickling
+        return describe(error)
 
 
-def _out_of_memory(error: MemoryError) -> LaneAnswer:
-    bound = unbound()
+def _out_of_memory(error: MemoryError) -> LaneFailure:
+    limit = lift_limit()
     line = stacks.find_user_line(stacks.from_traceback(error.__traceback__))
-    said = f"MemoryError at {line.where} in {line.function}" + (
-        f": its process may take {bound}" if bound else f": {error}"
-    )
-    return LaneAnswer(False, said, line.where, traceback.format_exc(), is_spent=True)
+    reason = f"its process may take {limit}" if limit else str(error)
+    text = f"{reason}; it was at {line}"
+    return LaneFailure("MemoryError", text, line.where, traceback.format_exc(), is_out_of_memory=True)
 
 
-def _packed(answer: LaneAnswer) -> bytes:
+def _pack(answer: LaneAnswer) -> bytes:
     try:
         return pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # pickling asks the user's objects
-        return pickle.dumps(raised(error), protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # pickling runs code of the user's objects
+        return pickle.dumps(describe(error), protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def raised(error: Exception) -> LaneAnswer:
-    """What a call's caller is told of an exception."""
+def describe(error: Exception) -> LaneFailure:
+    """Return the failure that a call's caller hears of for an exception that was just raised."""
     where = stacks.find_user_line(stacks.from_traceback(error.__traceback__)).where
-    return LaneAnswer(False, f"{type(error).__name__}: {error}", where, traceback.format_exc())
+    return LaneFailure(type(error).__name__, str(error), where, traceback.format_exc())

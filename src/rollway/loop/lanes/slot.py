@@ -1,4 +1,4 @@
-"""One place of a process lane: a process, and a new one after every kill."""
+"""One slot of a process lane: it holds a process, and a new one after every kill."""
 
 import asyncio
 import pickle
@@ -9,84 +9,77 @@ from typing import Any
 
 from msgspec import Struct
 
-from ...errors import LaneClosed, LaneCrashed, LaneRaised, LaneTimeout
-from ...records.lag import Stall
+from ...errors import LaneClosed, LaneCrashed, LaneTimeout
 from ..coroutines import is_cancelled
 from ..processes.child import Child, signal_name, start
-from .call_watch import CallWatch, StackPipe
-from .server import LaneAnswer, LaneQuestion
+from .call_watch import CallBudget, CallWatch, StackPipe
+from .server import LaneAnswer, LaneFailure, LaneQuestion, LaneResult
 
 START_DEADLINE_S = 300.0
 """For starting a process and warming it: an environment may load a large dataset."""
-LAST_BREATH_S = 1.0
+EXIT_S = 1.0
+"""How long a process that closed its pipe gets to end, so that its exit code is known."""
 
 LaneCall = tuple[Any, ...]
 """A module-level function and its arguments."""
 Replier = Callable[[Any], Awaitable[Any]]
-"""Answers what a call asks its caller on the way."""
-
-
-class CallBudget(Struct, frozen=True):
-    """What calls are called, how long one may take, and who hears of those that take longer."""
-
-    what: str
-    budget_s: float
-    report: Callable[[Stall], None]
+"""Answers the questions that a running call asks its caller."""
 
 
 class _Process(Struct, frozen=True):
     child: Child
-    stack: StackPipe
-    open: AsyncExitStack
+    stack_pipe: StackPipe
+    resources: AsyncExitStack
 
 
 class LaneSlot:
-    """Runs one call at a time. A call that gives no answer takes its process along."""
+    """Runs one call at a time. A call that gives no answer costs its process."""
 
-    def __init__(self, name: str, warm: LaneCall | None, watching: CallBudget) -> None:
+    def __init__(self, name: str, warm: LaneCall | None, budget: CallBudget) -> None:
         self._name = name
         self._warm = warm
-        self._watching = watching
-        self._unwatched = CallBudget(watching.what, START_DEADLINE_S, lambda stall: None)
-        self._started: asyncio.Task[_Process] | None = None
+        self._budget = budget
+        self._warm_budget = CallBudget(budget.label, START_DEADLINE_S, lambda stall: None)
+        self._starting: asyncio.Task[_Process] | None = None
         self._closed = False
 
     def begin(self) -> "asyncio.Task[_Process]":
-        """Start and warm a process, if there is none. Callers that are cancelled do not stop it."""
+        """Start and warm a process unless there is one. A cancelled caller does not stop the start."""
         if self._closed:
             raise LaneClosed(f"{self._name} is closed")
-        if self._started is None:
-            self._started = asyncio.get_running_loop().create_task(
+        if self._starting is None:
+            self._starting = asyncio.get_running_loop().create_task(
                 self._start(), name=self._name, context=Context()
             )
-            self._started.add_done_callback(_looked_at)
-        return self._started
+            self._starting.add_done_callback(_mark_as_seen)
+        return self._starting
 
     async def call(self, call: LaneCall, deadline_s: float, replier: Replier | None = None) -> Any:
-        """The call's result. It is packed first: one that cannot be must not cost a process."""
-        frame = _packed(call)
+        """Return the call's result. The call is pickled first: one that cannot be pickled costs no
+        process."""
+        frame = _pack(call)
         process = await self._live_process()
         answer: LaneAnswer | None = None
         try:
-            answer = await _ask(process, call[0], frame, deadline_s, self._watching, replier)
+            answer = await _run(process, call[0], frame, deadline_s, self._budget, replier)
         finally:
-            if answer is None or answer.is_spent:
+            if answer is None or (isinstance(answer, LaneFailure) and answer.is_out_of_memory):
                 await self.end()
         return _value(answer)
 
     async def _live_process(self) -> _Process:
-        """A warm process; a new one if the last was killed while it had nothing to do."""
+        """Return a warm process; a new one if the last was killed while it was idle."""
         while True:
-            started = self.begin()
+            starting = self.begin()
             try:
-                process = await asyncio.shield(started)
+                process = await asyncio.shield(starting)
             except asyncio.CancelledError:
                 if is_cancelled():
                     raise
                 raise LaneClosed(f"{self._name} is closed") from None
-            except Exception:  # however it failed: the next caller tries anew
-                if self._started is started:
-                    self._started = None
+            except Exception:  # however the start failed, the next caller tries again
+                if self._starting is starting:
+                    self._starting = None
                 raise
             if not process.child.has_ended:
                 return process
@@ -95,24 +88,24 @@ class LaneSlot:
     async def _start(self) -> _Process:
         async with AsyncExitStack() as stack:
             try:
-                written = stack.enter_context(StackPipe.open())
+                stack_pipe = stack.enter_context(StackPipe.open())
                 child = await stack.enter_async_context(
                     start(
                         self._name, "rollway.loop.lanes.server:serve_lane", grace_s=0, computes=True,
-                        pass_fds=[written.their_fd],
+                        pass_fds=[stack_pipe.child_fd],
                     )
                 )  # fmt: skip
-            except OSError as error:  # no more processes, files or memory: perhaps later
+            except OSError as error:  # no more processes, files or memory: a later call may succeed
                 raise LaneCrashed(f"{self._name} could not start: {error}") from None
             ended = asyncio.ensure_future(child.wait())
-            # whatever it had forked holds our pipe open: without this a crash would go unnoticed
+            # processes that the child forked hold our pipe open: a crash would go unnoticed without this
             ended.add_done_callback(lambda _: child.kill())
-            await _up(child, written)
-            process = _Process(child, written, AsyncExitStack())
+            await _wait_until_up(child, stack_pipe)
+            process = _Process(child, stack_pipe, AsyncExitStack())
             if self._warm is not None:
-                frame = _packed(self._warm)
-                _value(await _ask(process, self._warm[0], frame, START_DEADLINE_S, self._unwatched))
-            return _Process(child, written, stack.pop_all())
+                frame, function = _pack(self._warm), self._warm[0]
+                _value(await _run(process, function, frame, START_DEADLINE_S, self._warm_budget))
+            return _Process(child, stack_pipe, stack.pop_all())
         raise AssertionError("unreachable")
 
     async def close(self) -> None:
@@ -122,95 +115,99 @@ class LaneSlot:
 
     async def end(self) -> None:
         """Kill the process, also one that is being started."""
-        started, self._started = self._started, None
-        if started is None:
+        starting, self._starting = self._starting, None
+        if starting is None:
             return
-        if not started.done():
-            started.cancel()
-            await asyncio.wait([started])
-        if started.cancelled() or started.exception() is not None:
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait([starting])
+        if starting.cancelled() or starting.exception() is not None:
             return
-        started.result().child.kill()
-        await started.result().open.aclose()
+        starting.result().child.kill()
+        await starting.result().resources.aclose()
 
 
-def _looked_at(task: "asyncio.Task[_Process]") -> None:
-    """A failed start is told to the next caller; nobody else needs to hear of it."""
+def _mark_as_seen(task: "asyncio.Task[_Process]") -> None:
+    """Keep asyncio from logging a failed start: the next caller gets the error."""
     if not task.cancelled():
         task.exception()
 
 
-async def _up(child: Child, written: StackPipe) -> None:
+async def _wait_until_up(child: Child, stack_pipe: StackPipe) -> None:
     try:
         async with asyncio.timeout(START_DEADLINE_S):
-            await child.pipe.send(str(written.their_fd).encode())
+            await child.pipe.send(str(stack_pipe.child_fd).encode())
             if await child.pipe.receive() is not None:
                 return
     except TimeoutError:
         raise LaneTimeout(f"{child.name} did not start within {START_DEADLINE_S:g} s") from None
     except ConnectionError:
         pass
-    raise LaneCrashed(f"{child.name} could not start: {await _how_it_ended(child)}")
+    raise LaneCrashed(f"{child.name} could not start: it ended {await _how_it_ended(child)}")
 
 
-def _packed(call: LaneCall) -> bytes:
+def _pack(call: LaneCall) -> bytes:
     function, *args = call
     return pickle.dumps((function, args), protocol=pickle.HIGHEST_PROTOCOL)
 
 
-async def _ask(
+async def _run(
     process: _Process, function: Callable[..., Any], frame: bytes, deadline_s: float,
-    watching: CallBudget, replier: Replier | None = None,
+    budget: CallBudget, replier: Replier | None = None,
 ) -> LaneAnswer:  # fmt: skip
-    """One call and its answer; without an answer the process is of no more use."""
+    """Run one call and return its answer. If this raises, the process is of no more use."""
     child = process.child
-    what = f"{function.__module__}.{function.__qualname__}"
-    with CallWatch(child.pid, process.stack, watching.what, watching.budget_s, watching.report) as watch:
+    name = f"{function.__module__}.{function.__qualname__}"
+    with CallWatch(child.pid, process.stack_pipe, budget) as watch:
         try:
             async with asyncio.timeout(deadline_s):
                 await child.pipe.send(frame)
-                answered = await _answer(child, what, replier)
+                answer = await _receive_answer(child, name, replier)
         except TimeoutError:
-            at = await watch.last_look()
-            where = f"; it was at {at}" if at else ""
-            raise LaneTimeout(f"{what} ran longer than {deadline_s:g} s and was killed{where}") from None
+            line = await watch.last_look()
+            where = f"; it was at {line}" if line else ""
+            raise LaneTimeout(f"{name} ran longer than {deadline_s:g} s and was killed{where}") from None
         except ConnectionError:
-            answered = None
-        if answered is None:
+            answer = None
+        if answer is None:
             how = await _how_it_ended(child)
-            at = watch.last_words()
-            raise LaneCrashed(f"{what} ended its process {how}" + (f", at {at}" if at else ""))
-    return answered
+            line = watch.crash_line()
+            raise LaneCrashed(f"{name} ended its process {how}" + (f", at {line}" if line else ""))
+    return answer
 
 
-async def _answer(child: Child, what: str, replier: Replier | None) -> LaneAnswer | None:
-    """The call's answer, after whatever it asks on the way; None if its process ended."""
+async def _receive_answer(child: Child, name: str, replier: Replier | None) -> LaneAnswer | None:
+    """Wait for the call's answer and answer its questions; None if its process ended."""
     while (frame := await child.pipe.receive()) is not None:
-        said = _unpacked(frame, what)
-        if isinstance(said, LaneAnswer):
-            return said
-        if replier is None:
-            return LaneAnswer(False, f"{what} asked its caller, who does not answer questions")
-        await child.pipe.send(pickle.dumps(await replier(said.value), pickle.HIGHEST_PROTOCOL))
+        match _unpack(frame, name):
+            case LaneQuestion(value=question):
+                if replier is None:
+                    return LaneFailure("", f"{name} asked its caller, which does not answer questions")
+                reply = await replier(question)
+                await child.pipe.send(pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
+            case answer:
+                return answer
     return None
 
 
 async def _how_it_ended(child: Child) -> str:
-    await child.end(LAST_BREATH_S)
+    await child.end(EXIT_S)
     code = await child.wait()
     return f"by {signal_name(code)}" if code < 0 else f"with exit code {code}"
 
 
-def _unpacked(frame: bytes, what: str) -> LaneAnswer | LaneQuestion:
-    """What user code returns may be of a class that only its own process knows."""
+def _unpack(frame: bytes, name: str) -> LaneAnswer | LaneQuestion:
+    """Read a message of the process. User code may return a class that only its own process knows."""
     try:
-        said: LaneAnswer | LaneQuestion = pickle.loads(frame)
-    except Exception as error:  # unpickling runs whatever the class wants
-        return LaneAnswer(False, f"{what} returned what cannot be read here: {error!r}")
-    return said
+        message: LaneAnswer | LaneQuestion = pickle.loads(frame)
+    except Exception as error:  # unpickling may run code of the user's class
+        return LaneFailure("", f"{name} returned a value that this process cannot read: {error!r}")
+    return message
 
 
 def _value(answer: LaneAnswer) -> Any:
-    if not answer.ok:
-        raise LaneRaised(answer.value, answer.traceback, answer.where)
-    return answer.value
+    match answer:
+        case LaneResult(value=value):
+            return value
+        case LaneFailure() as failure:
+            raise failure.error()

@@ -1,4 +1,4 @@
-"""Runs a coroutine on a watched loop (uvloop if installed): its lag is measured, its stalls are named."""
+"""Runs a coroutine on a watched loop (uvloop if installed): its lag is measured, stalls are named."""
 
 import asyncio
 import contextlib
@@ -83,7 +83,7 @@ def run(name: str, config: WatchSpec, main: Callable[[LoopWatch], Coroutine[Any,
 async def _watched(
     name: str, config: WatchSpec, main: Callable[[LoopWatch], Coroutine[Any, Any, T]]
 ) -> T:
-    asyncio.get_running_loop().set_default_executor(polite_threads())
+    asyncio.get_running_loop().set_default_executor(low_priority_threads())
     tick_s, budget_s = config.tick_ms / 1000, config.stall_ms / 1000
     with ExitStack() as stack:
         stalls = stack.enter_context(StallWatch(tick_s, budget_s))
@@ -113,7 +113,7 @@ NICENESS = 10
 With this, workers' lag p99 falls from 16-22 ms to 11-12 ms on two full CPUs (bench/envserver.py)."""
 
 
-def polite_threads() -> ThreadPoolExecutor:
+def low_priority_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="lane", initializer=_lower_priority)
 
 

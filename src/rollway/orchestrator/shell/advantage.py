@@ -63,7 +63,7 @@ async def credit_lane(
         return
     warm = (problem_of, config.advantage)
     async with ProcessLane(
-        "advantage", 1, warm=warm, what="advantage", watch=watch, max_waiting=max_groups
+        "advantage", 1, warm=warm, label="advantage", watch=watch, max_waiting=max_groups
     ) as lane:
         yield CreditLane(config.advantage, lane, max_groups)
 
