@@ -1,4 +1,4 @@
-"""The command line in the test's own process: all of it but the start of an interpreter."""
+"""Runs the command line in the test's own process, which saves the start of an interpreter."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,25 +8,25 @@ import pytest
 from rollway.cli.main import main
 
 
-class Done(NamedTuple):
-    """How a command ended, and what it said."""
+class CommandResult(NamedTuple):
+    """A command's exit code and its output."""
 
     code: int
     out: str
     err: str
 
 
-Rollway = Callable[..., Done]
-"""`rollway` with these arguments."""
+Rollway = Callable[..., CommandResult]
+"""Runs `rollway` with these arguments."""
 
 
 def command(capsys: pytest.CaptureFixture[str]) -> Rollway:
-    def rollway(*args: object) -> Done:
+    def rollway(*args: object) -> CommandResult:
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            main([str(one) for one in args])
+            main([str(arg) for arg in args])
         code = ended.value.code
-        assert code is None or isinstance(code, int), "an error is told by main, not by the interpreter"
-        return Done(code or 0, *capsys.readouterr())
+        assert code is None or isinstance(code, int), "main prints errors, not the interpreter"
+        return CommandResult(code or 0, *capsys.readouterr())
 
     return rollway

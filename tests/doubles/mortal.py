@@ -21,14 +21,14 @@ class MortalPart(Struct, frozen=True):
 async def mortal(part: MortalPart, parent: Parent) -> None:
     if part.ends == "before":
         os._exit(3)
-    await parent.ready(str(part.life))
-    await parent.say(part)
+    await parent.report_ready(str(part.life))
+    await parent.send(part)
     if part.ends == "after":
         await asyncio.sleep(0.05)
         os._exit(4)
-    while await parent.told() is not None:
+    while await parent.receive() is not None:
         pass
 
 
 def main(name: str, sock: socket.socket) -> None:
-    run_part(name, sock, MortalPart, as_it_is, mortal)
+    run_part(name, sock, MortalPart, unchanged, mortal)

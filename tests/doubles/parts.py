@@ -14,10 +14,10 @@ ENGINE = "rollway.inference.embedded.front:main"
 
 @asynccontextmanager
 async def serving_part(
-    name: str, entry: str, config: Any, log: Path | None = None
+    name: str, entry: str, spec: Any, log: Path | None = None
 ) -> AsyncIterator[tuple[Part, str]]:
-    """A part and the address it serves at; one that never does is raised as what ended it."""
-    async with start_part(name, entry, config, log=log) as part:
+    """Start a part and yield it with its address. Raise what ended a part that never served."""
+    async with start_part(name, entry, spec, log=log) as part:
         listening = asyncio.ensure_future(part.listen(lambda stats: None, lambda body: None))
         ready = asyncio.ensure_future(part.ready())
         try:

@@ -1,4 +1,4 @@
-"""A folder to train in, and everything that is started from it."""
+"""A folder to train in, and the processes that are started from it."""
 
 import json
 import os
@@ -18,8 +18,8 @@ ENVS = Path(__file__).parent / "envs.py"
 MARK = "ROLLWAY_TEST_MARK"
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """Everything that runs and was started with this mark in its environment, or by such a process."""
+def marked_processes(mark: str) -> list[psutil.Process]:
+    """Return all running processes that have this mark in their environment."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -79,7 +79,7 @@ class Workspace:
 
     @contextmanager
     def training(self, *args: str) -> Iterator["subprocess.Popen[str]"]:
-        """A run in progress, past its first step."""
+        """Start a run and yield its process once it has trained its first step."""
         with subprocess.Popen(
             self.command(*args), cwd=self.folder, env=self.env, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -98,19 +98,22 @@ class Workspace:
         raise AssertionError(f"no step {step}: {process.stderr and process.stderr.read()}")
 
     def processes(self) -> list[psutil.Process]:
-        """Everything started from here that still runs."""
-        return marked(self.mark)
+        """Return the processes started from here that still run."""
+        return marked_processes(self.mark)
 
     def find(self, entry: str) -> list[psutil.Process]:
-        return [one for one in self.processes() if any(entry in word for word in one.cmdline())]
+        return [
+            process for process in self.processes() if any(entry in word for word in process.cmdline())
+        ]
 
-    def nothing_is_left(self) -> None:
+    def assert_nothing_is_left(self) -> None:
+        """Wait until all processes have ended, then look for files that should not be there."""
         deadline = time.monotonic() + 10
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert not left, [one.cmdline() for one in left]
+        assert not left, [process.cmdline() for process in left]
         assert not list(self.folder.rglob("*.partial"))
-        assert sorted(one.name for one in self.folder.iterdir()) == ["outputs", "run.toml"]
+        assert sorted(path.name for path in self.folder.iterdir()) == ["outputs", "run.toml"]
 
     def ledger(self, sql: str) -> list[Any]:
         with closing(sqlite3.connect(self.run / "run.db")) as db:

@@ -1,4 +1,4 @@
-"""Children end with their parent, however it ends."""
+"""Children end with their parent, however the parent ends."""
 
 import os
 import signal
@@ -16,9 +16,9 @@ PARENT = """
 import asyncio, sys
 from rollway.loop.processes import child
 async def main():
-    async with child.start("grandchild", "tests.loop.test_child:busy", grace_s=0) as one:
-        await one.pipe.receive()
-        print(one.pid, flush=True)
+    async with child.start("grandchild", "tests.loop.test_child:busy", grace_s=0) as process:
+        await process.pipe.receive()
+        print(process.pid, flush=True)
         await asyncio.sleep(60)
 asyncio.run(main())
 """
@@ -31,12 +31,12 @@ def busy(name: str, sock: socket.socket) -> None:
         pass
 
 
-def polite(name: str, sock: socket.socket) -> None:
+def waits_for_end(name: str, sock: socket.socket) -> None:
     while sock.recv(1024):
         pass
 
 
-def test_a_killed_parent_takes_a_busy_child_along() -> None:
+def test_killing_a_parent_also_ends_its_busy_child() -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     grandchild = psutil.Process(int(parent.stdout.readline()))
@@ -49,27 +49,26 @@ def test_a_killed_parent_takes_a_busy_child_along() -> None:
 
 @pytest.mark.anyio
 async def test_leaving_the_block_ends_the_child() -> None:
-    async with child.start("polite", "tests.loop.test_child:polite") as one:
-        process = psutil.Process(one.pid)
-        assert process.is_running()
-    assert await one.wait() == 0
+    async with child.start("waits", "tests.loop.test_child:waits_for_end") as process:
+        assert psutil.Process(process.pid).is_running()
+    assert await process.wait() == 0
 
 
 @pytest.mark.anyio
 async def test_a_child_that_will_not_end_is_killed() -> None:
-    async with child.start("busy", "tests.loop.test_child:busy", grace_s=0.1) as one:
-        assert await one.pipe.receive() == b"ready"
-    assert await one.wait() == -signal.SIGKILL
+    async with child.start("busy", "tests.loop.test_child:busy", grace_s=0.1) as process:
+        assert await process.pipe.receive() == b"ready"
+    assert await process.wait() == -signal.SIGKILL
 
 
 @pytest.mark.anyio
-async def test_open_files_do_not_grow() -> None:
+async def test_children_that_ended_leave_no_open_files() -> None:
     me = psutil.Process()
     await thread(lambda: None)
-    async with child.start("warm", "tests.loop.test_child:polite"):
+    async with child.start("warm", "tests.loop.test_child:waits_for_end"):
         pass
     before = me.num_fds()
     for _ in range(3):
-        async with child.start("polite", "tests.loop.test_child:polite"):
+        async with child.start("waits", "tests.loop.test_child:waits_for_end"):
             pass
     assert me.num_fds() <= before

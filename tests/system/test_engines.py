@@ -129,7 +129,7 @@ def test_a_killed_embedded_engine_is_started_again_and_the_run_goes_on(work: Wor
     assert "Step 8/8" in out
     trained_once(work, 8)
     assert work.ledger("SELECT DISTINCT num_settled FROM rollouts") == [(1,)]
-    work.nothing_is_left()
+    work.assert_nothing_is_left()
 
 
 def test_an_engine_that_comes_back_with_old_weights(work: Workspace, tiny_moe: Path) -> None:

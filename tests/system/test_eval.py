@@ -17,7 +17,7 @@ from aiohttp import web
 from tests.doubles.chat import ChatDouble, chat_double
 from tests.doubles.command import Rollway
 from tests.doubles.engine import engine_double
-from tests.doubles.workspace import MARK, marked
+from tests.doubles.workspace import MARK, marked_processes
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system, pytest.mark.timeout(180)]
 
@@ -53,7 +53,7 @@ class Command:
 
 def left_of(folder: Path) -> list[psutil.Process]:
     """Everything started in this folder that still runs."""
-    return marked(str(folder))
+    return marked_processes(str(folder))
 
 
 @asynccontextmanager

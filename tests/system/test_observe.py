@@ -76,7 +76,7 @@ def test_blocking_calls_are_named_in_log_metrics_console_and_prometheus(
         rf"^envs\.w\d: loop held .* by {IN_ROLLOUT}",
     ):
         assert re.search(pattern, out, re.MULTILINE), (pattern, out)
-    work.nothing_is_left()
+    work.assert_nothing_is_left()
 
 
 def check_scraped(text: str) -> None:
@@ -127,7 +127,7 @@ def test_an_advantage_function_that_fails_ends_the_run_with_its_line(work: Works
         done.stderr
     )
     assert done.stderr.count("\n") == 1, done.stderr
-    work.nothing_is_left()
+    work.assert_nothing_is_left()
 
 
 def test_mistakes_are_said_before_anything_starts(work: Workspace) -> None:

@@ -37,11 +37,11 @@ def steps_of(work: Workspace) -> list[int]:
 def test_a_resumed_run_goes_on_in_both(work: Workspace) -> None:
     first = work.train("--set", "max_steps=2", *SINKS)
     assert first.returncode == 0, first.stderr
-    work.nothing_is_left()
+    work.assert_nothing_is_left()
     id = json.loads((work.run / "sinks.json").read_text())["wandb_id"]
     more = work.train("--resume", "--set", "max_steps=4", *SINKS)
     assert more.returncode == 0, more.stderr
-    work.nothing_is_left()
+    work.assert_nothing_is_left()
     assert steps_of(work) == [1, 2, 3, 4]
     told = json.loads((work.run / "sinks.json").read_text())
     assert told["wandb_id"] == id
@@ -59,11 +59,11 @@ def test_sinks_that_die_do_not_end_the_run(work: Workspace) -> None:
         assert process.returncode == 0, err
     assert "Warning: W&B and TensorBoard will not get further steps" in out
     assert [line["step"] for line in work.metrics()] == list(range(1, 9))
-    work.nothing_is_left()
+    work.assert_nothing_is_left()
 
 
 def test_a_killed_launcher_takes_its_sinks_along(work: Workspace) -> None:
     with work.training("--set", "max_steps=500", *SINKS) as process:
         assert work.find("rollway.observe.feed:serve")
         process.kill()
-    work.nothing_is_left()
+    work.assert_nothing_is_left()

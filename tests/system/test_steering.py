@@ -50,7 +50,7 @@ NEVER = LENGTHS.replace("await chat.say(task.prompt)", "await __import__('asynci
 def work(tmp_path: Path, tiny_moe: Path) -> Iterator[Workspace]:
     work = Workspace(tmp_path, tiny_moe)
     yield work
-    work.nothing_is_left()
+    work.assert_nothing_is_left()
 
 
 @pytest.fixture(scope="module")

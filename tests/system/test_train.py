@@ -21,7 +21,7 @@ TWO_WORKERS = ("--set", "env.0.server.workers=2")
 def test_a_whole_run_its_refusal_and_its_resumption(work: Workspace, rollway: Rollway) -> None:
     done = work.train(*TWO_WORKERS)
     assert done.returncode == 0, done.stderr
-    work.nothing_is_left()
+    work.assert_nothing_is_left()
     check_console(done.stdout)
     check_run_directory(work)
     again = rollway("train", work.file)
@@ -36,7 +36,7 @@ def test_a_whole_run_its_refusal_and_its_resumption(work: Workspace, rollway: Ro
     assert "waits for nothing: its 6 steps were trained at" in rollway("why", work.run).out
     trained = work.ledger("SELECT step, count(*) FROM rollouts WHERE step IS NOT NULL GROUP BY step")
     assert [step for step, _ in trained] == [1, 2, 3, 4, 5, 6]
-    work.nothing_is_left()
+    work.assert_nothing_is_left()
 
 
 def test_a_run_without_a_shared_file_system(work: Workspace) -> None:
@@ -47,7 +47,7 @@ def test_a_run_without_a_shared_file_system(work: Workspace) -> None:
     segments = work.ledger("SELECT DISTINCT segment FROM rollouts WHERE step IS NOT NULL")
     assert segments == [("envs.in.0-0000.seg",)]
     assert not list((work.run / "payload").iterdir())
-    work.nothing_is_left()
+    work.assert_nothing_is_left()
 
 
 def check_console(text: str) -> None:
@@ -95,7 +95,7 @@ def test_a_killed_env_worker_costs_nothing_but_time(work: Workspace) -> None:
     assert "died:" in out
     assert "Step 8/8" in out
     assert work.ledger("SELECT DISTINCT num_settled FROM rollouts") == [(1,)]
-    work.nothing_is_left()
+    work.assert_nothing_is_left()
 
 
 def test_a_part_stopped_from_outside_ends_the_run(work: Workspace) -> None:
@@ -106,7 +106,7 @@ def test_a_part_stopped_from_outside_ends_the_run(work: Workspace) -> None:
         assert process.returncode == 1
     assert "trainer" in err
     assert "was stopped from outside" in err
-    work.nothing_is_left()
+    work.assert_nothing_is_left()
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_killed_part_ends_the_run_with_the_reason(work: Workspace, entry: str)
     assert entry.split(".")[1] in err
     assert "SIGKILL" in err or "died" in err
     assert "Traceback" not in err
-    work.nothing_is_left()
+    work.assert_nothing_is_left()
 
 
 def test_ctrl_c_ends_everything_and_resume_goes_on(work: Workspace) -> None:
@@ -142,7 +142,7 @@ def test_ctrl_c_ends_everything_and_resume_goes_on(work: Workspace) -> None:
     assert not spare.exists(), "what nothing is written into now takes no space"
     assert "--resume" in err
     assert "Traceback" not in err
-    work.nothing_is_left()
+    work.assert_nothing_is_left()
     resumed = work.train("--resume", "--set", "max_steps=8")
     assert resumed.returncode == 0, resumed.stderr
     steps = [one["step"] for one in work.metrics()]
@@ -162,14 +162,14 @@ def test_sigterm_ends_a_run_and_nobody_trains_in_it_meanwhile(work: Workspace, r
         _, err = process.communicate(timeout=60)
         assert process.returncode == 143
     assert "Traceback" not in err
-    work.nothing_is_left()
+    work.assert_nothing_is_left()
 
 
 def test_a_killed_launcher_takes_everything_along(work: Workspace) -> None:
     with work.training(*ENDLESS) as process:
         assert len(work.processes()) > 6
         process.kill()
-    work.nothing_is_left()
+    work.assert_nothing_is_left()
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_a_run_over_a_socket_with_two_ranks(work: Workspace) -> None:
     assert work.metrics()[0]["mismatch_kl"] < 1e-5, "fresh rows: engine and trainer agree"
     assert not list((work.run / "payload").iterdir())
     assert not (work.run / "landing").exists(), "the trainer opened the run's own segments"
-    work.nothing_is_left()
+    work.assert_nothing_is_left()
 
 
 def test_a_killed_trainer_ends_the_run_and_resume_goes_on(work: Workspace) -> None:
@@ -56,7 +56,7 @@ def test_a_killed_trainer_ends_the_run_and_resume_goes_on(work: Workspace) -> No
     trained_once(work, last)
     assert not list((work.run / "payload").iterdir())
     assert not list((work.run / "landing").iterdir()), "what was trained is removed"
-    work.nothing_is_left()
+    work.assert_nothing_is_left()
 
 
 OWN_TRAINER = """

@@ -6,7 +6,7 @@ import msgspec
 
 from ..config.specs import EngineSpec
 from ..loop.processes.part import Part
-from ..loop.processes.port import claimed
+from ..loop.processes.port import bind_port
 from .parts import RunningParts
 
 ENGINE = "rollway.inference.embedded.front:main"

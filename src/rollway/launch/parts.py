@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import PartDied
-from ..loop.processes.part import Part, how_it_ended, start_part
+from ..loop.processes.part import Part, describe_exit, start_part
 from ..records.lag import ProcessStats
 
 ENDS_THE_RUN = "orchestrator"

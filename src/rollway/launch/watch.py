@@ -87,7 +87,7 @@ class RunWatch:
 
 async def _relay(orchestrator: Part, stats: ProcessStats) -> None:
     try:
-        await orchestrator.mention(stats)
+        await orchestrator.send_if_idle(stats)
     except ConnectionError:
         return  # the orchestrator is ending, and its own listener says why
 

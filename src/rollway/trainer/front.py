@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 import msgspec
 
 from ..config.specs import OrchestratorAddress, TrainerSpec
-from ..loop.processes.part import Parent, as_it_is, run_part
+from ..loop.processes.part import Parent, run_part, unchanged
 from ..rundir.rundir import RunDir
 from ..transport import Batches, open_batches
 from .rank_processes import RankProcesses, start_ranks
@@ -44,4 +44,4 @@ async def trainer(spec: TrainerSpec, parent: Parent) -> None:
 
 
 def main(name: str, sock: socket.socket) -> None:
-    run_part(name, sock, TrainerSpec, as_it_is, trainer)
+    run_part(name, sock, TrainerSpec, unchanged, trainer)

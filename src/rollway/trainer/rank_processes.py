@@ -12,7 +12,7 @@ from msgspec import Struct
 from ..config.specs import TrainerSpec
 from ..errors import PartDied
 from ..loop.processes import child
-from ..loop.processes.part import how_it_ended
+from ..loop.processes.part import describe_exit
 from ..records.engine import Published
 from ..transport.batch import Batch
 

@@ -6,7 +6,7 @@ from ..config.sections import RunConfig
 from ..config.specs import WarmupSpec, watch_spec
 from ..errors import ModelError, PartDied
 from ..loop.processes import child
-from ..loop.processes.part import last_words_in
+from ..loop.processes.part import last_log_lines
 from ..observe.console import Screen
 from ..rundir.rundir import RunDir
 from .recipe import WarmupEnded, WarmupMessage, WarmupProgress

@@ -16,7 +16,7 @@ from ...config.address import check_bind
 from ...config.specs import RouterSpec
 from ...errors import ProtocolError
 from ...loop.coroutines import FairLoop
-from ...loop.processes.part import Parent, as_it_is, run_part
+from ...loop.processes.part import Parent, run_part, unchanged
 from ...loop.watch.rarely import Rarely
 from ...records.ids import WorkerName
 from ...records.lag import ProcessStats
@@ -162,7 +162,7 @@ class Router:
         """Statistics of this server's processes, for the parent if it listens."""
         if self._listener is not None:
             with suppress(ConnectionError):  # it is gone, and this server ends with it
-                await self._listener.stats(stats)
+                await self._listener.report_stats(stats)
 
     async def _receive(
         self, wire: Any, decode: Callable[[memoryview], ToRouter]
@@ -240,7 +240,7 @@ async def _until_told_to_end(
 ) -> None:
     """A signal lets rollouts finish; a second one, or the parent's end, does not wait for that."""
     async with asyncio.TaskGroup() as tasks:
-        gone = tasks.create_task(parent.gone())
+        gone = tasks.create_task(parent.wait_until_gone())
         told = tasks.create_task(signals.get())
         await asyncio.wait([gone, told], return_when=asyncio.FIRST_COMPLETED)
         if not gone.done():
@@ -254,7 +254,7 @@ async def _until_told_to_end(
 
 
 def main(name: str, sock: socket.socket) -> None:
-    run_part(name, sock, RouterSpec, as_it_is, router)
+    run_part(name, sock, RouterSpec, unchanged, router)
 
 
 MAX_UNREAD = 100

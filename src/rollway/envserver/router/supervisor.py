@@ -13,8 +13,8 @@ from msgspec import Struct
 from ...config.plan import env_name
 from ...config.specs import RouterSpec, WorkerSpec
 from ...errors import PartDied
-from ...loop.processes.board import Board, new_board
-from ...loop.processes.part import Part, how_it_ended, start_part
+from ...loop.processes.part import Part, describe_exit, start_part
+from ...loop.processes.running_code import RunningCodePage, new_page
 from ...records.ids import WorkerName
 from ..core.events import RunningCode, WorkerDied, WorkerSilent
 
@@ -36,7 +36,7 @@ class NeverReady(PartDied):
 
 class _Alive(Struct, frozen=True):
     part: Part
-    board: Board
+    board: RunningCodePage
 
 
 class _Place:
@@ -130,18 +130,18 @@ class Supervisor:
     async def _live(self, name: WorkerName, base: str) -> WorkerDied:
         """One worker, from its start to its death."""
         log_path = Path(self._server.log_dir) / f"{base}.log"
-        with new_board() as (board, fd):
+        with new_page() as (board, fd):
             is_first = name.endswith(".0") and not self._is_any_up
             part = WorkerSpec(name, self._address, fd, self._server, is_patient=not is_first)
             async with start_part(base, WORKER, part, log=log_path, pass_fds=[fd]) as worker:
                 self._alive[name] = _Alive(worker, board)
                 try:
-                    await worker.listen(on_stats=lambda stats: None, on_said=lambda body: None)
+                    await worker.listen(on_stats=lambda stats: None, on_message=lambda body: None)
                 except PartDied as error:
                     if not (worker.was_ready or error.was_killed):
                         raise NeverReady(str(error)) from None
                     log.warning("%s", error)
-                    how, by_sigkill = how_it_ended(error.code), error.code == -signal.SIGKILL
+                    how, by_sigkill = describe_exit(error.code), error.code == -signal.SIGKILL
                     return WorkerDied(name, how, by_sigkill, _mark(board))
                 finally:
                     del self._alive[name]
@@ -152,7 +152,7 @@ DRAINED = "ended"
 """How a worker died that had finished: it said so itself, on the wire, behind all it had to say."""
 
 
-def _mark(board: Board) -> RunningCode | None:
+def _mark(board: RunningCodePage) -> RunningCode | None:
     shown = board.read()
     return RunningCode(shown.owner, shown.held_s, shown.where) if shown else None
 

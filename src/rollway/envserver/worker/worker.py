@@ -17,8 +17,8 @@ from ...envs.in_lane import EnvSpec, take_tasks
 from ...errors import LaneError, ProtocolError
 from ...loop.coroutines import FairLoop
 from ...loop.lanes.lanes import ProcessLane
-from ...loop.processes.board import Board, owned_by
 from ...loop.processes.part import Parent, run_part
+from ...loop.processes.running_code import RunningCodePage, owned_by
 from ...loop.watch.rarely import Rarely
 from ...payload.store import PayloadStore
 from ...records.ids import RolloutId, WorkerName
@@ -258,15 +258,15 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
 
 def show_who_runs(board_fd: int, parent: Parent) -> None:
     """From now on the router sees, even after this process has died, whose code was running."""
-    board = Board(board_fd)
-    board.mark_tasks_of(asyncio.get_running_loop())
-    parent.watch.show_holds(board.show_line)
+    page = RunningCodePage(board_fd)
+    page.mark_tasks_of(asyncio.get_running_loop())
+    parent.watch.show_holds(page.show_line)
 
 
 async def _until_finished(me: Worker, parent: Parent) -> None:
     """Drained, or the parent is gone."""
     async with asyncio.TaskGroup() as tasks:
-        serving, gone = tasks.create_task(me.serve()), tasks.create_task(parent.gone())
+        serving, gone = tasks.create_task(me.serve()), tasks.create_task(parent.wait_until_gone())
         await asyncio.wait([serving, gone], return_when=asyncio.FIRST_COMPLETED)
         serving.cancel()
         gone.cancel()

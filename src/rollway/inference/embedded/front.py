@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from ...config.specs import EngineSpec
 from ...errors import EngineError, ModelError, PartDied
 from ...loop.processes import child
-from ...loop.processes.part import Parent, as_it_is, run_part
-from ...loop.processes.port import claimed
+from ...loop.processes.part import Parent, run_part, unchanged
+from ...loop.processes.port import bind_port
 from ...wire.pipe import AsyncPipe
 from .calls import DecoderAnswer, DecoderCall, model_name
 
@@ -194,4 +194,4 @@ async def engine(spec: EngineSpec, parent: Parent) -> None:
 
 
 def main(name: str, sock: socket.socket) -> None:
-    run_part(name, sock, EngineSpec, as_it_is, engine)
+    run_part(name, sock, EngineSpec, unchanged, engine)

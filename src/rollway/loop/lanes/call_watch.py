@@ -43,7 +43,7 @@ class StackPipe:
             self._socket.send(b"?")
 
     def read(self) -> list[stacks.StackLine]:
-        """Return the last stack since the previous read; empty without one, or without a running call."""
+        """Return the last stack since the previous read; empty if there is none, or no running call."""
         with suppress(OSError):
             self._text += self._socket.recv(MAX_DUMP_BYTES).decode(errors="replace")
         if not stacks.is_complete(self._text):

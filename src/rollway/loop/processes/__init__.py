@@ -1,1 +1,1 @@
-"""Child processes: started, listened to, ended with their parent."""
+"""Child processes: how they are started, how they talk to their parent, and how they end with it."""

@@ -1,4 +1,4 @@
-"""A child process and the pipe to it. The child ends when its parent does, however that dies."""
+"""A child process and the pipe to it. The child ends when its parent ends, however the parent dies."""
 
 import asyncio
 import ctypes
@@ -16,19 +16,19 @@ from ...wire.pipe import AsyncPipe
 
 COMPUTE_NICENESS = 10
 GRACE_S = 5.0
-"""How long a child may take to end by itself once its pipe is closed."""
+"""How long a child may take to end after its pipe is closed, before it is killed."""
 
 
 def signal_name(code: int) -> str:
-    """The signal that ended a process with this negative exit code; not every one has a name."""
+    """Return the name of the signal that ended a process with this negative exit code."""
     try:
         return signal.Signals(-code).name
-    except ValueError:
+    except ValueError:  # not every signal has a name
         return f"signal {-code}"
 
 
 class Child:
-    """A running child. Reading None from `pipe` means that it has closed its end."""
+    """A running child process. Reading None from `pipe` means that the child has closed its end."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, pipe: AsyncPipe) -> None:
         self.name = name
@@ -44,19 +44,19 @@ class Child:
     def has_ended(self) -> bool:
         return self._process.returncode is not None
 
-    async def begin_with(self, frame: bytes) -> None:
-        """The first thing it is told. One that has died already says so by its end, like any other."""
+    async def send_first(self, frame: bytes) -> None:
+        """Send the first frame. If the child has died already, this does nothing: its end shows that."""
         with suppress(ConnectionError):
             await self.pipe.send(frame)
 
     async def wait(self) -> int:
-        """The exit code, negative for a signal, once it has ended."""
+        """Wait until the child has ended; return its exit code, which is negative for a signal."""
         return await self._process.wait()
 
     def kill(self) -> None:
-        """The child and whatever it started: it leads a process group of its own."""
+        """Kill the child and everything it started: the child leads its own process group."""
         if self._is_gone:
-            return  # its number may be another's by now
+            return  # another process may have its pid by now
         self._is_gone = self.has_ended
         with suppress(ProcessLookupError):
             self._process.kill()
@@ -64,7 +64,7 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
 
     async def end(self, grace_s: float) -> None:
-        """Close the pipe, wait, then insist."""
+        """Close the pipe, wait up to `grace_s` for the child to end, then kill it."""
         await self.pipe.close()
         try:
             async with asyncio.timeout(grace_s):
@@ -81,21 +81,22 @@ async def start(
     name: str, entry: str, *, log: Path | None = None, grace_s: float = GRACE_S, computes: bool = False,
     pass_fds: Sequence[int] = (),
 ) -> AsyncIterator[Child]:  # fmt: skip
-    """Start `entry` ("module:function", called with name and socket) in a process of its own.
+    """Start `entry` ("module:function", called with name and socket) in a new process.
 
-    Its output goes to `log`, or where ours goes. One that `computes` leaves the CPU to event loops
-    that want it for a moment.
+    Its output goes to `log`, or where this process's output goes. A child that `computes` gets a lower
+    priority, so that event loops get the CPU when they need it.
     """
-    ours, theirs = socket.socketpair()
-    with theirs, log.open("ab") if log else nullcontext() as output:
-        # the pipe comes first: nothing may be awaited between the process and its `try`
-        pipe = await AsyncPipe.open(ours)
+    niceness = COMPUTE_NICENESS if computes else 0
+    parent_end, child_end = socket.socketpair()
+    with child_end, log.open("ab") if log else nullcontext() as output:
+        # the pipe comes first: nothing may be awaited between the start of the process and its `try`
+        pipe = await AsyncPipe.open(parent_end)
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "rollway.loop.processes.child",
-                name, entry, str(theirs.fileno()), str(os.getpid()), str(COMPUTE_NICENESS * computes),
+                name, entry, str(child_end.fileno()), str(os.getpid()), str(niceness),
                 stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
-                pass_fds=[theirs.fileno(), *pass_fds],
+                pass_fds=[child_end.fileno(), *pass_fds],
             )  # fmt: skip
         except (OSError, asyncio.CancelledError):
             await pipe.close()
@@ -108,7 +109,7 @@ async def start(
 
 
 def log_to(path: Path | None, name: str) -> None:
-    """What this process has to say, in a file of its own or where its output goes."""
+    """Write this process's log lines to `path`, or where its output goes."""
     line = f"%(asctime)s %(levelname)s {name}: %(message)s"
     logging.basicConfig(level=logging.INFO, format=line, filename=path)
 
@@ -123,10 +124,10 @@ def _die_with(parent_pid: int) -> None:
 
 
 def main() -> None:
-    """The child's first lines: what `start` runs."""
+    """Run the entry that `start` named; this is the first thing a child does."""
     name, entry, fd, parent_pid, niceness = sys.argv[1:]
     _die_with(int(parent_pid))
-    os.setpgid(0, 0)  # Ctrl-C is for the process that decides what to do about it
+    os.setpgid(0, 0)  # Ctrl-C goes to the parent alone, which decides what to do
     os.nice(int(niceness))
     log_to(None, name)
     module, _, function = entry.partition(":")

@@ -1,4 +1,5 @@
-"""A part of a run: an asynchronous child that says when it is ready, how late it runs, why it failed.
+"""A part of a run: an asynchronous child process that reports when it is ready, how late its loop is,
+and why it failed.
 
 `run_part` is the child's side, `start_part` the parent's.
 """
@@ -34,19 +35,19 @@ class PartReady(Struct, frozen=True, tag="ready"):
 
 
 class PartStats(Struct, frozen=True, tag="stats"):
-    """How a process does; a part also passes on what its own children say."""
+    """The figures of a process: of the part, or of one of its own children."""
 
     stats: ProcessStats
 
 
 class PartFailure(Struct, frozen=True, tag="failure"):
-    """The part ends because of this; one line for the user."""
+    """The error that ends the part, as one line for the user."""
 
     error: str
 
 
 class PartMessage(Struct, frozen=True, tag="said"):
-    """Something only this kind of part says: a struct of its own, encoded."""
+    """A message that only this kind of part sends: an encoded struct."""
 
     body: bytes
 
@@ -58,126 +59,125 @@ encode = msgspec.msgpack.encode
 
 
 class PartSpec(Protocol):
-    """What a part is given; it always says how the part's loop is watched."""
+    """The struct a part is started with. It always says how the part's loop is watched."""
 
     @property
     def watch(self) -> WatchSpec: ...
 
 
-C = TypeVar("C", bound=PartSpec)
+S = TypeVar("S", bound=PartSpec)
 R = TypeVar("R")
 
 
-def as_it_is(config: C) -> C:
-    """For parts that have nothing to prepare."""
-    return config
+def unchanged(spec: S) -> S:
+    """The `prepare` of parts that have nothing to prepare."""
+    return spec
 
 
 class Parent:
-    """A part's view of the process that started it."""
+    """The process that started this part, as the part sees it."""
 
     def __init__(self, pipe: AsyncPipe, watch: LoopWatch) -> None:
         self._pipe = pipe
         self._watch = watch
         self.in_flight: Callable[[], int] = lambda: 0
-        self.on_stats: Callable[[ProcessStats], Awaitable[None]] = self.stats
+        self.on_stats: Callable[[ProcessStats], Awaitable[None]] = self.report_stats
 
-    async def ready(self, address: str = "") -> None:
+    async def report_ready(self, address: str = "") -> None:
         await self._pipe.send(encode(PartReady(address)))
 
-    async def say(self, body: Struct) -> None:
-        await self._pipe.send(encode(PartMessage(encode(body))))
+    async def send(self, message: Struct) -> None:
+        await self._pipe.send(encode(PartMessage(encode(message))))
 
-    async def mention(self, body: Struct) -> None:
-        """Say something that the next thing will replace: skipped while the parent does not read."""
+    async def send_if_idle(self, message: Struct) -> None:
+        """Send a message that the next one will replace; skip it while the parent does not read."""
         if not self._pipe.is_congested:
-            await self.say(body)
+            await self.send(message)
 
-    async def stats(self, stats: ProcessStats) -> None:
-        """Newer figures follow, so a parent that does not read misses these and delays nothing."""
+    async def report_stats(self, stats: ProcessStats) -> None:
+        """Send figures that newer ones will replace; skip them while the parent does not read."""
         if not self._pipe.is_congested:
             await self._pipe.send(encode(PartStats(stats)))
 
     @property
     def watch(self) -> LoopWatch:
-        """For lanes: who hears of calls that take too long."""
+        """The watch to which lanes report calls that take too long."""
         return self._watch
 
     def take_stats(self) -> ProcessStats:
         return self._watch.take(self.in_flight())
 
-    async def told(self) -> bytes | None:
-        """The next thing the parent says; None when it wants the part to end."""
+    async def receive(self) -> bytes | None:
+        """Wait for the parent's next message; None means that the part has to end."""
         return await self._pipe.receive()
 
-    async def gone(self) -> None:
-        """Until the parent wants the part to end; for parts that it has nothing to say to."""
-        while await self.told() is not None:
+    async def wait_until_gone(self) -> None:
+        """Wait until the part has to end; for parts that get no messages from their parent."""
+        while await self.receive() is not None:
             pass
 
 
 def run_part(
     name: str,
     sock: socket.socket,
-    kind: type[C],
-    prepare: Callable[[C], R],
+    kind: type[S],
+    prepare: Callable[[S], R],
     main: Callable[[R, Parent], Awaitable[None]],
 ) -> None:
-    """Read this part's config, run `main` on a watched loop, exit with 0 only if it ended well.
+    """Read this part's spec, run `main` on a watched loop, and exit with 0 only if it ended well.
 
-    `prepare` loads what takes long, before there is a loop it could hold; `main` gets its result.
+    `prepare` loads what takes long before there is a loop that it could hold; `main` gets its result.
     """
     first = BlockingPipe(sock).receive()
     if first is None:
         return
-    config = msgspec.msgpack.decode(first, type=kind)
+    spec = msgspec.msgpack.decode(first, type=kind)
     try:
-        prepared = prepare(config)
+        prepared = prepare(spec)
     except RollwayError as error:
         BlockingPipe(sock).send(encode(PartFailure(str(error))))
         sys.exit(1)
-    ok = run(name, config.watch, lambda watch: _live(prepared, sock, watch, main))
+    ok = run(name, spec.watch, lambda watch: _run_main(prepared, sock, watch, main))
     sys.exit(0 if ok else 1)
 
 
-async def _live(
+async def _run_main(
     prepared: R,
     sock: socket.socket,
     watch: LoopWatch,
     main: Callable[[R, Parent], Awaitable[None]],
 ) -> bool:
-    """`main` until it ends, the parent closes the pipe, or SIGTERM; True unless it failed."""
+    """Run `main` until it ends, the parent is gone, or SIGTERM arrives. Return False if it failed."""
     sock.setblocking(False)
     pipe = await AsyncPipe.open(sock)
     parent = Parent(pipe, watch)
     work = asyncio.ensure_future(main(prepared, parent))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
-    beat = asyncio.create_task(_report_stats(parent, work))
+    reporting = asyncio.create_task(_report_stats(parent, work))
     try:
         await work
         return True
     except asyncio.CancelledError:
         return True
-    except Exception as error:  # whatever it is, the parent is told before this process ends
+    except Exception as error:  # the parent hears of any error before this process ends
         logging.getLogger(watch.name).exception("ended by an error")
         cause = first_cause(error)
-        shown = str(cause) if isinstance(cause, RollwayError) else ""
-        await _last_words(pipe, shown)
+        await _report_failure(pipe, str(cause) if isinstance(cause, RollwayError) else "")
         return False
     finally:
-        beat.cancel()
+        reporting.cancel()
         await pipe.close()
 
 
-async def _last_words(pipe: AsyncPipe, error: str) -> None:
+async def _report_failure(pipe: AsyncPipe, error: str) -> None:
     try:
         await pipe.send(encode(PartFailure(error)))
     except ConnectionError:
-        logging.getLogger(__name__).info("the parent was gone before it could be told")
+        logging.getLogger(__name__).info("the parent was gone before the error could be sent to it")
 
 
 async def _report_stats(parent: Parent, work: "asyncio.Future[None]") -> None:
-    """Once a second, what this process knows of itself; a parent that is gone ends the work."""
+    """Send this process's figures once a second. A parent that is gone ends the work."""
     try:
         while True:
             await asyncio.sleep(STATS_EVERY_S)
@@ -187,15 +187,15 @@ async def _report_stats(parent: Parent, work: "asyncio.Future[None]") -> None:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """The first leaf of nested exception groups: what to tell the user."""
+    """Return the first leaf of nested exception groups, the error to show to the user."""
     while isinstance(error, BaseExceptionGroup):
-        rollway = [one for one in error.exceptions if isinstance(one, RollwayError)]
-        error = rollway[0] if rollway else error.exceptions[0]
+        known = [cause for cause in error.exceptions if isinstance(cause, RollwayError)]
+        error = known[0] if known else error.exceptions[0]
     return error
 
 
-def how_it_ended(code: int) -> str:
-    """An exit code in words."""
+def describe_exit(code: int) -> str:
+    """Return an exit code in words."""
     return f"was killed by {child.signal_name(code)}" if code < 0 else f"exited with {code}"
 
 
@@ -214,20 +214,21 @@ class Part:
         return self._ready.done()
 
     async def ready(self) -> str:
-        """The address it serves at, once it does."""
+        """Wait until the part serves; return its address."""
         return await asyncio.shield(self._ready)
 
-    async def tell(self, body: Struct) -> None:
-        await self._process.pipe.send(encode(body))
+    async def send(self, message: Struct) -> None:
+        await self._process.pipe.send(encode(message))
 
-    async def mention(self, body: Struct) -> None:
-        """Tell it something that the next thing will replace: skipped while it does not read."""
+    async def send_if_idle(self, message: Struct) -> None:
+        """Send a message that the next one will replace; skip it while the part does not read."""
         if not self._process.pipe.is_congested:
-            await self._process.pipe.send(encode(body))
+            await self._process.pipe.send(encode(message))
 
-    async def listen(self, on_stats: Callable[[ProcessStats], None],
-                     on_said: Callable[[bytes], None]) -> None:  # fmt: skip
-        """Pass on what the part says until it ends; raises PartDied unless it ended well."""
+    async def listen(
+        self, on_stats: Callable[[ProcessStats], None], on_message: Callable[[bytes], None]
+    ) -> None:
+        """Pass on the part's messages until it ends. Raise PartDied unless it ended well."""
         error = ""
         while (frame := await self._process.pipe.receive()) is not None:
             match _decoder.decode(frame):
@@ -238,32 +239,32 @@ class Part:
                 case PartFailure(error=error):
                     pass
                 case PartMessage(body=body):
-                    on_said(body)
+                    on_message(body)
         code = await self._process.wait()
         if code == 0 and self.was_ready:
             return
-        raise PartDied(error or self._post_mortem(code), code=code)
+        raise PartDied(error or self._describe_end(code), code=code)
 
     def kill(self) -> None:
-        """At once, also if it is stopped; `listen` hears of it."""
+        """Kill the part at once, even if it is stopped. `listen` then raises."""
         self._process.kill()
 
-    def _post_mortem(self, code: int) -> str:
-        how = how_it_ended(code)
-        return f"{self.name} (pid {self.pid}) {how}" + (last_words_in(self._log) if self._log else "")
+    def _describe_end(self, code: int) -> str:
+        lines = last_log_lines(self._log) if self._log else ""
+        return f"{self.name} (pid {self.pid}) {describe_exit(code)}{lines}"
 
 
-def last_words_in(log: Path) -> str:
-    """What to add to the news of a death: the last lines of its log, if it has any."""
+def last_log_lines(log: Path) -> str:
+    """Return the last lines of a log for the message about a dead process; empty if there are none."""
     lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
     return f"; last lines of {log}:" + "".join(f"\n  | {line}" for line in lines) if lines else ""
 
 
 @asynccontextmanager
 async def start_part(
-    name: str, entry: str, config: Any, *, log: Path | None = None, pass_fds: Sequence[int] = ()
+    name: str, entry: str, spec: Any, *, log: Path | None = None, pass_fds: Sequence[int] = ()
 ) -> AsyncIterator[Part]:
-    """Start a part and give it its config. Leaving the block ends it."""
+    """Start a part with its spec. Leaving the block ends it."""
     async with child.start(name, entry, log=log, pass_fds=pass_fds) as process:
-        await process.begin_with(encode(config))
+        await process.send_first(encode(spec))
         yield Part(process, log)

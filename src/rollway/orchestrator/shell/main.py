@@ -15,7 +15,7 @@ from ...envserver import client as env_client
 from ...errors import ProtocolError
 from ...ledger.ledger import open_ledger
 from ...loop.lanes.lanes import thread
-from ...loop.processes.part import Parent, as_it_is, run_part
+from ...loop.processes.part import Parent, run_part, unchanged
 from ...observe.health import Lags
 from ...observe.report import Notice, RunProgress
 from ...payload.reuse import drop_all, drop_spares
@@ -153,7 +153,7 @@ def _samplings(spec: OrchestratorSpec) -> dict[Split, Sampling]:
 def _stats_teller(parent: Parent, lags: Lags) -> Callable[[ProcessStats], Awaitable[None]]:
     async def tell(stats: ProcessStats) -> None:
         lags.add(stats)
-        await parent.stats(stats)
+        await parent.report_stats(stats)
 
     return tell
 
@@ -180,4 +180,4 @@ async def _look_out(run: RunDir, tracker: RolloutTracker, events: Events, parent
 
 
 def main(name: str, sock: socket.socket) -> None:
-    run_part(name, sock, OrchestratorSpec, as_it_is, orchestrator)
+    run_part(name, sock, OrchestratorSpec, unchanged, orchestrator)

@@ -50,10 +50,10 @@ async def from_env(
                 books.progressed(progress)
             case ServerStats(stats=stats):
                 lags.add(stats)
-                await parent.stats(stats)
+                await parent.report_stats(stats)
                 await events.put(WorkerLag(stats.lag.p90))
             case WorkerLost(worker=worker, num_moved=moved, num_failed=failed):
-                await parent.say(Notice(f"{worker} died: {moved} rollouts moved, {failed} failed"))
+                await parent.send(Notice(f"{worker} died: {moved} rollouts moved, {failed} failed"))
 
 
 async def from_engines(fleet: EngineFleet, events: Events) -> None:

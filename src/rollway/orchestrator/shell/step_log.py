@@ -137,7 +137,7 @@ class StepLog:
         is_high = metrics.get("mismatch_kl", 0.0) > SUSPICIOUS_KL
         self._num_suspicious = self._num_suspicious + 1 if is_high else 0
         if self._num_suspicious == SUSPICIOUS_STEPS:
-            await self._parent.say(Notice(MISMATCH))
+            await self._parent.send(Notice(MISMATCH))
 
     async def report_eval(self, version: PolicyVersion, groups: tuple[ClosedGroup, ...]) -> None:
         """Report an evaluation that has ended: a line of `evals.jsonl`, and a message for the

@@ -1,4 +1,4 @@
-"""The board shows whose code runs, also when nobody is left to say so."""
+"""The page shows whose code a process runs, even after the process has died."""
 
 import asyncio
 import inspect
@@ -9,49 +9,51 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollway.loop.processes.board import SIZE, Board, BoardReading, new_board, owned_by
+from rollway.loop.processes.running_code import SIZE, RunningCodePage, RunningOwner, new_page, owned_by
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def board() -> Iterator[Board]:
-    with new_board() as (made, _):
-        yield made
+def page() -> Iterator[RunningCodePage]:
+    with new_page() as (page, _):
+        yield page
 
 
 @pytest.fixture
-async def marking(board: Board) -> "Board":
-    board.mark_tasks_of(asyncio.get_running_loop())
-    return board
+async def marked_page(page: RunningCodePage) -> RunningCodePage:
+    page.mark_tasks_of(asyncio.get_running_loop())
+    return page
 
 
-def owner(board: Board) -> int:
-    shown = board.read()
+def owner(page: RunningCodePage) -> int:
+    shown = page.read()
     return shown.owner if shown else 0
 
 
-async def test_a_task_is_shown_while_it_runs_and_not_while_it_waits(marking: Board) -> None:
+async def test_a_task_is_shown_while_it_runs_and_not_while_it_waits(
+    marked_page: RunningCodePage,
+) -> None:
     seen: list[int] = []
 
     async def work() -> str:
-        seen.append(owner(marking))
+        seen.append(owner(marked_page))
         await asyncio.sleep(0.01)
-        seen.append(owner(marking))
+        seen.append(owner(marked_page))
         return "done"
 
     task = asyncio.create_task(work(), context=owned_by(7))
     await asyncio.sleep(0)
-    assert owner(marking) == 0
+    assert owner(marked_page) == 0
     assert await task == "done"
     await asyncio.create_task(work())
-    assert seen == [7, 7, 0, 0], "one without an owner is not marked"
+    assert seen == [7, 7, 0, 0], "a task without an owner is not marked"
 
 
-async def test_tasks_of_a_task_have_its_owner(marking: Board) -> None:
+async def test_tasks_started_by_a_task_have_its_owner(marked_page: RunningCodePage) -> None:
     async def child() -> int:
         await asyncio.sleep(0)
-        return owner(marking)
+        return owner(marked_page)
 
     async def parent() -> list[int]:
         async with asyncio.TaskGroup() as tasks:
@@ -61,7 +63,7 @@ async def test_tasks_of_a_task_have_its_owner(marking: Board) -> None:
     assert await asyncio.create_task(parent(), context=owned_by(3)) == [3, 3, 3]
 
 
-async def test_errors_and_cancellation_pass_through(marking: Board) -> None:
+async def test_errors_and_cancellation_pass_through(marked_page: RunningCodePage) -> None:
     cleaned: list[int] = []
 
     async def fails() -> None:
@@ -71,7 +73,7 @@ async def test_errors_and_cancellation_pass_through(marking: Board) -> None:
         try:
             await asyncio.sleep(60)
         finally:
-            cleaned.append(owner(marking))
+            cleaned.append(owner(marked_page))
 
     with pytest.raises(KeyError):
         await asyncio.create_task(fails(), context=owned_by(1))
@@ -81,10 +83,10 @@ async def test_errors_and_cancellation_pass_through(marking: Board) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert cleaned == [2]
-    assert owner(marking) == 0
+    assert owner(marked_page) == 0
 
 
-async def test_a_marked_coroutine_is_one_to_whoever_asks(marking: Board) -> None:
+async def test_a_marked_coroutine_looks_like_a_coroutine(marked_page: RunningCodePage) -> None:
     async def work() -> None:
         await asyncio.sleep(0)
 
@@ -98,29 +100,29 @@ async def test_a_marked_coroutine_is_one_to_whoever_asks(marking: Board) -> None
     await task
 
 
-async def test_a_line_belongs_to_the_step_it_was_seen_in(marking: Board) -> None:
-    seen: list[BoardReading | None] = []
+async def test_a_line_is_shown_only_until_the_task_waits(marked_page: RunningCodePage) -> None:
+    seen: list[RunningOwner | None] = []
 
     async def work() -> None:
-        marking.show_line("file.py:3 in work")
-        seen.append(marking.read())
+        marked_page.show_line("file.py:3 in work")
+        seen.append(marked_page.read())
         await asyncio.sleep(0.001)
-        seen.append(marking.read())
-        marking.show_line("x" * 2 * SIZE)
-        seen.append(marking.read())
+        seen.append(marked_page.read())
+        marked_page.show_line("x" * 2 * SIZE)
+        seen.append(marked_page.read())
 
     await asyncio.create_task(work(), context=owned_by(5))
-    assert [one.where if one else None for one in seen[:2]] == ["file.py:3 in work", ""]
+    assert [running.where if running else None for running in seen[:2]] == ["file.py:3 in work", ""]
     assert seen[2] is not None
-    assert 0 < len(seen[2].where) < SIZE, "a long one is cut"
+    assert 0 < len(seen[2].where) < SIZE, "a long line is cut"
 
 
 CHILD = """
 import asyncio, os, sys
-from rollway.loop.processes.board import Board, owned_by
-board = Board(int(sys.argv[1]))
+from rollway.loop.processes.running_code import RunningCodePage, owned_by
+page = RunningCodePage(int(sys.argv[1]))
 async def main():
-    board.mark_tasks_of(asyncio.get_running_loop())
+    page.mark_tasks_of(asyncio.get_running_loop())
     async def other():
         await asyncio.sleep(60)
     async def bad():
@@ -135,18 +137,18 @@ asyncio.run(main())
 @pytest.mark.parametrize(
     "bad", ["os._exit(4)", "os.kill(os.getpid(), 9)", "os.kill(os.getpid(), 11)", "sys.exit(0)"]
 )
-def test_who_ran_when_the_process_ended(bad: str) -> None:
-    with new_board() as (board, fd):
+def test_the_page_shows_who_ran_when_the_process_died(bad: str) -> None:
+    with new_page() as (page, fd):
         subprocess.run(
             [sys.executable, "-c", CHILD.format(bad=bad), str(fd)], pass_fds=[fd],
             stderr=subprocess.DEVNULL, check=False, env=os.environ,
         )  # fmt: skip
-        assert owner(board) == 2
+        assert owner(page) == 2
 
 
-def test_nobody_ran_when_the_process_ended() -> None:
-    with new_board() as (board, fd):
+def test_the_page_is_empty_when_no_code_ran_as_the_process_ended() -> None:
+    with new_page() as (page, fd):
         subprocess.run(
             [sys.executable, "-c", CHILD.format(bad="pass"), str(fd)], pass_fds=[fd], check=True
         )
-        assert board.read() is None
+        assert page.read() is None

@@ -1,8 +1,8 @@
-"""A page of memory that shows whose code a process runs right now, and outlives the process.
+"""A page of shared memory that shows whose code a process is running, and outlives the process.
 
-The parent makes it and hands it down; the child marks it at every step of a coroutine that belongs to
-somebody. However the child ends, the parent can read who was running, since when and, if a watch saw it
-held there, at which line.
+The parent creates the page and passes it to the child. The child marks the page whenever a coroutine
+that has an owner runs. However the child ends, the parent can read which owner was running, since when
+and, if a watch saw it hold the loop, at which line.
 """
 
 import asyncio
@@ -19,21 +19,21 @@ from msgspec import Struct
 
 SIZE = 4096
 _OWNER, _SINCE, _LINE_SINCE, _LINE_LENGTH, _QUIT = range(5)
-"""Words of the page; the line's text follows them."""
+"""The words of the page; the text of the line follows them."""
 _TEXT = 64
 _owner: ContextVar[int] = ContextVar("owner", default=0)
 
 
-class BoardReading(Struct, frozen=True):
-    """Number `owner` has been running for `held_s`, last seen at `where`."""
+class RunningOwner(Struct, frozen=True):
+    """The owner whose code has been running for `held_s`, last seen at `where`."""
 
     owner: int
     held_s: float
     where: str
 
 
-class Board:
-    """One page, written by one process."""
+class RunningCodePage:
+    """The page itself. One process writes it, and any process that has mapped it can read it."""
 
     def __init__(self, fd: int) -> None:
         self._page = mmap.mmap(fd, SIZE)
@@ -41,22 +41,22 @@ class Board:
         self.words = self._view.cast("Q")
 
     def show_line(self, where: str) -> None:
-        """Where the owner is. May be called by a thread, while the owner holds the loop."""
+        """Show the line the owner is at. A thread may call this while the owner holds the loop."""
         text = where.encode()[: SIZE - _TEXT]
         self.words[_LINE_LENGTH] = 0
         self._view[_TEXT : _TEXT + len(text)] = text
         self.words[_LINE_SINCE] = self.words[_SINCE]
         self.words[_LINE_LENGTH] = len(text)
 
-    def read(self) -> BoardReading | None:
-        """Who runs; after its process has ended, who ran last and never came to an end."""
+    def read(self) -> RunningOwner | None:
+        """Return the owner that runs; after the process has ended, the one that was running then."""
         words = self.words
         owner, since_ns = words[_QUIT] or words[_OWNER], words[_SINCE]
         if not owner:
             return None
         length = words[_LINE_LENGTH] if words[_LINE_SINCE] == since_ns else 0
         where = bytes(self._view[_TEXT : _TEXT + length]).decode(errors="replace")
-        return BoardReading(owner, max(0.0, (time.monotonic_ns() - since_ns) / 1e9), where)
+        return RunningOwner(owner, max(0.0, (time.monotonic_ns() - since_ns) / 1e9), where)
 
     def close(self) -> None:
         self.words.release()
@@ -64,25 +64,25 @@ class Board:
         self._page.close()
 
     def mark_tasks_of(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on every step of a task that has an owner is marked."""
+        """From now on, mark the page whenever a task of this loop that has an owner runs."""
 
         def factory(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> "asyncio.Task[Any]":
             context = options.get("context")
             owner = _owner.get() if context is None else context.get(_owner, 0)
-            return asyncio.Task(
-                MarkedCoroutine(self, owner, coro) if owner else coro, loop=loop, **options
-            )
+            if owner:
+                coro = MarkedCoroutine(self, owner, coro)
+            return asyncio.Task(coro, loop=loop, **options)
 
         loop.set_task_factory(factory)
 
 
 class MarkedCoroutine(Coroutine[Any, Any, Any]):
-    """A coroutine that shows its owner on the board while it runs, and not while it waits."""
+    """A coroutine that shows its owner on the page while it runs, and not while it waits."""
 
     __slots__ = ("_coro", "_owner", "_words")
 
-    def __init__(self, board: Board, owner: int, coro: Coroutine[Any, Any, Any]) -> None:
-        self._words = board.words
+    def __init__(self, page: RunningCodePage, owner: int, coro: Coroutine[Any, Any, Any]) -> None:
+        self._words = page.words
         self._owner = owner
         self._coro = coro
 
@@ -93,7 +93,7 @@ class MarkedCoroutine(Coroutine[Any, Any, Any]):
         try:
             return self._coro.send(value)
         except (SystemExit, KeyboardInterrupt):
-            words[_QUIT] = self._owner  # this ends the process, after others have had a step
+            words[_QUIT] = self._owner  # this ends the process, but other tasks may still run before
             raise
         finally:
             words[_OWNER] = 0
@@ -118,29 +118,29 @@ class MarkedCoroutine(Coroutine[Any, Any, Any]):
 
 
 def owned_by(owner: int) -> Context:
-    """A context for a task of `owner`, and for whatever tasks it starts."""
+    """Return a context for a task of `owner`. Tasks that the task starts have the same owner."""
     context = copy_context()
     context.run(_owner.set, owner)
     return context
 
 
 @contextmanager
-def new_board() -> Iterator[tuple[Board, int]]:
-    """An empty board, and the file to hand down."""
+def new_page() -> Iterator[tuple[RunningCodePage, int]]:
+    """Create an empty page; yield it and the file descriptor to pass to the child."""
     fd = _memory_file()
     try:
         os.ftruncate(fd, SIZE)
-        board = Board(fd)
+        page = RunningCodePage(fd)
         try:
-            yield board, fd
+            yield page, fd
         finally:
-            board.close()
+            page.close()
     finally:
         os.close(fd)
 
 
 def _memory_file() -> int:
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("board")
+        return os.memfd_create("running-code")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
