@@ -32,6 +32,7 @@ from rollway.inference.replies.routes import WantedRoutes
 from rollway.loop.watch.run import run
 from rollway.payload.blob import build, row_columns
 from rollway.payload.writer import SegmentWriter
+from rollway.records.payload import SegmentName
 from rollway.records.turn import Turn
 from rollway.trace.trace import Trace
 
@@ -85,7 +86,7 @@ async def rollouts(count: int, sized: Sized, folder: Path) -> float:
     """CPU seconds of `count` rollouts."""
     dialect, body_buffer = Vllm(), BodyBuffer()
     start_s = time.process_time()
-    with SegmentWriter(folder, f"bench{time.monotonic_ns()}.0", 1 << 28) as writer:
+    with SegmentWriter(folder, SegmentName(f"bench{time.monotonic_ns()}", 0), 1 << 28) as writer:
         for _ in range(count):
             trace = Trace()
             for prompt, start, body in sized.turns:

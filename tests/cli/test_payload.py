@@ -11,7 +11,7 @@ from tests.doubles.command import Rollway
 
 from rollway.payload.blob import build, row_columns
 from rollway.payload.writer import SegmentWriter
-from rollway.records.payload import PayloadRef
+from rollway.records.payload import PayloadRef, SegmentName
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def refs(tmp_path: Path) -> list[PayloadRef]:
     """Two rollouts of two rows each."""
 
     async def write() -> list[PayloadRef]:
-        with SegmentWriter(tmp_path, "w.0", 1 << 20) as writer:
+        with SegmentWriter(tmp_path, SegmentName("w", 0), 1 << 20) as writer:
             return [await writer.append(build(rollout(n))) for n in (3, 5)]
 
     return asyncio.run(write())
@@ -85,7 +85,7 @@ def test_damage_is_found_by_verify(tmp_path: Path, refs: list[PayloadRef], paylo
 
 @pytest.mark.anyio
 async def test_the_tail_of_a_live_segment_is_not_called_torn(tmp_path: Path, payload: Rollway) -> None:
-    with SegmentWriter(tmp_path, "v.0", 1 << 20) as writer:
+    with SegmentWriter(tmp_path, SegmentName("v", 0), 1 << 20) as writer:
         ref = await writer.append(build(rollout(3)))
         with (tmp_path / ref.segment).open("ab") as file:
             file.write(bytes(300))

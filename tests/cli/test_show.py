@@ -14,7 +14,7 @@ from rollway.model.tiny import write_tokenizer
 from rollway.payload.blob import build
 from rollway.payload.writer import SegmentWriter
 from rollway.records.ids import GroupId, PolicyVersion, RolloutId, WorkerName
-from rollway.records.payload import PayloadRef
+from rollway.records.payload import PayloadRef, SegmentName
 from rollway.records.rollout import RowSummary, Scored, Settled, Timing
 from rollway.rundir.rundir import RunDir
 
@@ -49,7 +49,7 @@ async def settle(run: RunDir) -> None:
         "row0.loss_mask": [np.array([0, 1, 1], np.uint8)],
         "row0.logprobs": [np.array([0, -0.1, -9], np.float32)],
     }
-    with SegmentWriter(run.payload, "w.0", 1 << 20) as writer:
+    with SegmentWriter(run.payload, SegmentName("w", 0), 1 << 20) as writer:
         ref: PayloadRef = await writer.append(build(columns))
     scored = Scored(1.0, {}, {}, (RowSummary(3, 2),), ref, 1, "stop", PolicyVersion(1), PolicyVersion(2),
                     Timing(0, 0, 0, 0))  # fmt: skip

@@ -24,6 +24,7 @@ from rollway.loop.watch.stalls import StallWatch
 from rollway.payload.reader import SegmentReader
 from rollway.payload.writer import SegmentWriter
 from rollway.records.ids import PolicyVersion, RolloutId
+from rollway.records.payload import SegmentName
 from rollway.records.rollout import Failed, Outcome, Scored
 from rollway.records.task import Task
 from rollway.records.turn import Sampling
@@ -100,7 +101,7 @@ async def stage(
         stalls = stack.enter_context(StallWatch(0.01, 1.0))
         watch = LoopWatch("w", server.watch, stack.enter_context(LagMonitor(0.01)), stalls)
         policy = await stack.enter_async_context(open_policy("w", server, prepared.speech, watch))
-        store = stack.enter_context(SegmentWriter(folder, kind, 1 << 30))
+        store = stack.enter_context(SegmentWriter(folder, SegmentName(kind, 0), 1 << 30))
         runner = await open_runner(prepared, watch, policy, store, stack)
         yield Stage(prepared, runner, engine, folder)
     asyncio.get_running_loop().set_task_factory(None)

@@ -15,12 +15,12 @@ from tests.envserver.test_server import serving
 
 from rollway.config.sections import PayloadConfig
 from rollway.envserver import client as envs
-from rollway.payload.blob import build, join, moved
+from rollway.payload.blob import build, join, relabel
 from rollway.payload.reader import SegmentReader
 from rollway.payload.store import ON_ITS_WAY
 from rollway.payload.writer import SegmentWriter
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
-from rollway.records.payload import PayloadRef
+from rollway.records.payload import PayloadRef, SegmentName
 from rollway.records.rollout import Failed, RowSummary, Scored, Settled, Timing
 from rollway.wire.messages import FrameTaken, Hello, Ping, ServerStats, Welcome, encode, from_client
 
@@ -39,7 +39,7 @@ def folders(tmp_path: Path, *names: str) -> list[Path]:
 def raw(folder: Path, ref: PayloadRef) -> bytes:
     """A blob's bytes as they were before it came to lie in a segment."""
     blob = (folder / ref.segment).read_bytes()[ref.offset : ref.offset + ref.length]
-    return b"".join(moved(memoryview(blob), ""))
+    return b"".join(relabel(memoryview(blob), ""))
 
 
 async def test_the_trainer_maps_the_same_bytes_either_way(tmp_path: Path, tiny_moe: Path) -> None:
@@ -47,7 +47,7 @@ async def test_the_trainer_maps_the_same_bytes_either_way(tmp_path: Path, tiny_m
     async with serving(files, tiny_moe, "ThreeTurns") as server:
         await server.run("r", "5")
         by_file = await server.outcome("r")
-    with SegmentWriter(here, "env.in.0", 1 << 20) as landing:
+    with SegmentWriter(here, SegmentName("env.in", 0), 1 << 20) as landing:
         async with serving(remote, tiny_moe, "ThreeTurns", payload=FRAMES, landing=landing) as server:
             await server.run("r", "5")
             by_frame = await server.outcome("r")
@@ -62,7 +62,7 @@ async def test_the_trainer_maps_the_same_bytes_either_way(tmp_path: Path, tiny_m
 async def test_a_slow_receiver_slows_the_worker(tmp_path: Path, tiny_moe: Path) -> None:
     """Nobody receives: the worker stops at its window with the rest of its rollouts still in flight."""
     (here,) = folders(tmp_path, "here")
-    with SegmentWriter(here, "env.in.0", 1 << 20) as landing:
+    with SegmentWriter(here, SegmentName("env.in", 0), 1 << 20) as landing:
         waits = {"latency_s": 3.0, "payload": FRAMES, "landing": landing}
         async with serving(tmp_path, tiny_moe, "Wordy", **waits) as server:
             await server.all_up(1)
@@ -146,14 +146,14 @@ async def test_frames_that_are_not_right_fail_their_rollout_only(tmp_path: Path)
     good = bytes(join(build({"a": [np.arange(500, dtype=np.int32)]})))
     size = len(good)
     damaged = good[:-1] + bytes([good[-1] ^ 1])
-    with SegmentWriter(tmp_path, "env.in.0", 1 << 20) as landing:
+    with SegmentWriter(tmp_path, SegmentName("env.in", 0), 1 << 20) as landing:
         async with server_of_ours(landing) as (_, say):
             cases = {
                 "missing": ([], "nothing arrived beside the record"),
                 "short": ([good[:-64]], f"{size - 64} bytes arrived .* instead of {size}"),
                 "empty": ([b""], "0 bytes arrived"),
                 "damaged": ([damaged], "checksum"),
-                "noise": ([bytes(size)], "no blob"),
+                "noise": ([bytes(size)], "not a blob"),
             }
             for id, (frames, said) in cases.items():
                 heard, answer = await say(settled(id, size), *frames)
@@ -170,7 +170,7 @@ async def test_frames_that_are_not_right_fail_their_rollout_only(tmp_path: Path)
 
 async def test_a_receiver_without_a_place_or_space_says_so(tmp_path: Path) -> None:
     good = bytes(join(build({"a": [np.arange(5, dtype=np.int32)]})))
-    with SegmentWriter(tmp_path / "gone", "env.in.0", 1 << 20) as nowhere:
+    with SegmentWriter(tmp_path / "gone", SegmentName("env.in", 0), 1 << 20) as nowhere:
         for landing, said in ((None, "no place to write it"), (nowhere, "cannot write")):
             async with server_of_ours(landing) as (_, say):
                 heard, answer = await say(settled("r", len(good)), good)

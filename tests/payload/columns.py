@@ -1,4 +1,4 @@
-"""Columns of any kind, for properties of blobs."""
+"""Hypothesis strategies for the columns of a blob."""
 
 from typing import Any
 
@@ -12,18 +12,18 @@ DTYPES = [np.uint8, np.uint16, np.int32, np.float32]
 
 @st.composite
 def columns(draw: st.DrawFn) -> dict[str, list[Any]]:
-    """Columns of any dtype, shape and number of chunks, empty chunks and strided ones too."""
-    built = {}
+    """Columns of any dtype, shape and number of chunks; chunks may be empty or strided."""
+    drawn = {}
     for index in range(draw(st.integers(1, 5))):
         dtype = draw(st.sampled_from(DTYPES))
         tail = tuple(draw(st.lists(st.integers(1, 3), max_size=2)))
         sizes = draw(st.lists(st.integers(0, 5), min_size=1, max_size=4))
         step = draw(st.integers(1, 2))
-        built[f"row0.c{index}"] = [
+        drawn[f"row0.c{index}"] = [
             np.arange(np.prod((size * step, *tail)), dtype=dtype).reshape(size * step, *tail)[::step]
             for size in sizes
         ]
-    return built
+    return drawn
 
 
 def as_bytes(blob: Blob, segment: str = "") -> bytes:

@@ -1,4 +1,4 @@
-"""Blobs: laid out in pieces, parsed as views, opened by safetensors itself, checked by their sum."""
+"""Blobs are laid out in pieces, parsed as views, opened by safetensors, checked by their checksum."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.payload.columns import as_bytes, columns
 
 from rollway.errors import PayloadError
-from rollway.payload.blob import ALIGN, build, check, join, parse, read_header
+from rollway.payload.blob import ALIGN, build, check_data, join, parse, read_header
 
 
 @given(columns())
@@ -32,7 +32,7 @@ def test_the_header_is_aligned_and_has_the_checksum_of_the_data(cols: dict[str, 
     assert header.start % ALIGN == 0
     assert header.end == len(raw)
     assert int(header.crc32c, 16) == crc32c(raw[header.start :])
-    check(raw)
+    check_data(raw)
 
 
 def test_safetensors_reads_the_checksum(tmp_path: Any) -> None:
@@ -45,13 +45,13 @@ def test_safetensors_reads_the_checksum(tmp_path: Any) -> None:
 @given(columns())
 def test_parsing_gives_back_what_was_built(given_columns: dict[str, list[Any]]) -> None:
     for name, column in parse(memoryview(as_bytes(build(given_columns)))).items():
-        whole = np.concatenate(given_columns[name])
-        assert column.dtype == whole.dtype
-        np.testing.assert_array_equal(column, whole)
+        expected = np.concatenate(given_columns[name])
+        assert column.dtype == expected.dtype
+        np.testing.assert_array_equal(column, expected)
 
 
 @given(columns())
-def test_joined_in_one_buffer_it_is_the_same(given_columns: dict[str, list[Any]]) -> None:
+def test_a_joined_blob_has_the_same_bytes(given_columns: dict[str, list[Any]]) -> None:
     blob = build(given_columns)
     assert bytes(join(blob)) == as_bytes(blob)
 
@@ -75,10 +75,10 @@ def test_any_flipped_bit_of_the_data_is_noticed(cols: dict[str, list[Any]], data
     at = data.draw(st.integers(start, len(raw) - 1))
     raw[at] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(PayloadError, match="checksum"):
-        check(memoryview(raw))
+        check_data(memoryview(raw))
 
 
 @given(st.binary(max_size=200))
-def test_what_is_no_blob_is_refused_by_a_check(raw: bytes) -> None:
-    with pytest.raises(PayloadError, match="no blob"):
-        check(memoryview(raw))
+def test_bytes_that_are_not_a_blob_are_refused(raw: bytes) -> None:
+    with pytest.raises(PayloadError, match="are not a blob"):
+        check_data(memoryview(raw))

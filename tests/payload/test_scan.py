@@ -1,4 +1,4 @@
-"""A segment without its refs: the whole blobs are found, a torn tail is cut."""
+"""Whole blobs of a segment are found without refs, and a torn tail is cut."""
 
 import json
 import subprocess
@@ -15,15 +15,23 @@ from tests.payload.columns import as_bytes, columns
 from rollway.errors import PayloadError
 from rollway.payload.blob import build, pad, parse, read_header
 from rollway.payload.reader import SegmentReader
-from rollway.payload.scan import BrokenPiece, Recovered, WholeBlob, mapped, recover, scan, torn_from
+from rollway.payload.scan import (
+    BrokenPiece,
+    RecoveryReport,
+    WholeBlob,
+    map_segment,
+    recover,
+    scan,
+    tail_offset,
+)
 from rollway.payload.writer import SegmentWriter
-from rollway.records.payload import PayloadRef
+from rollway.records.payload import PayloadRef, SegmentName
 
 NAMELESS = ""
 
 
-def laid(blobs: list[bytes]) -> tuple[bytearray, list[int]]:
-    """Blobs as a segment has them, and where each begins."""
+def lay_out(blobs: list[bytes]) -> tuple[bytearray, list[int]]:
+    """Return the bytes of a segment with these blobs, and where each begins."""
     raw, offsets = bytearray(), []
     for blob in blobs:
         raw += bytes(pad(len(raw)))
@@ -33,7 +41,7 @@ def laid(blobs: list[bytes]) -> tuple[bytearray, list[int]]:
 
 
 segments = st.lists(columns(), min_size=1, max_size=5).map(
-    lambda all_columns: laid([as_bytes(build(one)) for one in all_columns])
+    lambda all_columns: lay_out([as_bytes(build(columns)) for columns in all_columns])
 )
 
 
@@ -43,29 +51,29 @@ def test_every_blob_is_found_where_it_lies(segment: tuple[bytearray, list[int]],
     pieces = list(scan(memoryview(raw), NAMELESS, verify=verify))
     assert all(isinstance(piece, WholeBlob) for piece in pieces)
     assert [piece.offset for piece in pieces] == offsets
-    assert torn_from(pieces) == len(raw)
+    assert tail_offset(pieces) == len(raw)
     for piece in pieces:
         parse(memoryview(raw)[piece.offset : piece.offset + piece.length])
 
 
 @given(segments, st.data())
-def test_a_cut_segment_keeps_what_was_whole(
+def test_a_cut_segment_keeps_its_whole_blobs(
     segment: tuple[bytearray, list[int]], data: st.DataObject
 ) -> None:
     raw, offsets = segment
     cut = data.draw(st.integers(0, len(raw)))
-    ends = [*(read_header(memoryview(raw)[at:]).end + at for at in offsets)]
+    ends = [read_header(memoryview(raw)[at:]).end + at for at in offsets]
     pieces = list(scan(memoryview(raw)[:cut], NAMELESS, verify=True))
     whole = [piece.offset for piece in pieces if isinstance(piece, WholeBlob)]
     assert whole == [at for at, end in zip(offsets, ends, strict=True) if end <= cut]
-    assert torn_from(pieces) == max((end for end in ends if end <= cut), default=0)
+    assert tail_offset(pieces) == max((end for end in ends if end <= cut), default=0)
 
 
 @given(segments, st.data())
-def test_damage_costs_one_blob_not_those_behind_it(
+def test_damage_to_one_blob_does_not_hide_the_blobs_behind_it(
     segment: tuple[bytearray, list[int]], data: st.DataObject
 ) -> None:
-    """Anything may happen to one blob, to its header too; the others are still found."""
+    """Whatever happens to one blob or its header, the others are still found."""
     raw, offsets = segment
     index = data.draw(st.integers(0, len(offsets) - 1))
     size = read_header(memoryview(raw)[offsets[index] :]).end
@@ -74,7 +82,9 @@ def test_damage_costs_one_blob_not_those_behind_it(
     before = bytes(raw)
     raw[at : at + len(noise)] = noise
     found = {
-        one.offset for one in scan(memoryview(raw), NAMELESS, verify=True) if isinstance(one, WholeBlob)
+        piece.offset
+        for piece in scan(memoryview(raw), NAMELESS, verify=True)
+        if isinstance(piece, WholeBlob)
     }
     assert found >= set(offsets) - {offsets[index]}
     if bytes(raw) == before:
@@ -85,27 +95,29 @@ def test_damage_costs_one_blob_not_those_behind_it(
 def test_garbage_has_no_whole_blob(raw: bytes) -> None:
     pieces = list(scan(memoryview(raw), NAMELESS, verify=True))
     assert all(isinstance(piece, BrokenPiece) for piece in pieces)
-    assert torn_from(pieces) == 0
+    assert tail_offset(pieces) == 0
 
 
 def test_recovering_cuts_the_tail_and_nothing_else(tmp_path: Path) -> None:
     blobs = [as_bytes(build({"a": [np.full(200, n, np.uint8)]}), "w.0-0000.seg") for n in range(4)]
-    raw, offsets = laid(blobs)
+    raw, offsets = lay_out(blobs)
     raw[offsets[1] + 300] ^= 1  # one in the middle is damaged
     path = tmp_path / "w.0-0000.seg"
     path.write_bytes(raw[: offsets[3] + 50])
-    assert recover(path) == Recovered(num_kept=2, num_broken=1, num_cut_bytes=pad(len(blobs[2])) + 50)
+    assert recover(path) == RecoveryReport(
+        num_kept=2, num_broken=1, num_cut_bytes=pad(len(blobs[2])) + 50
+    )
     assert path.stat().st_size == offsets[2] + len(blobs[2])
     assert recover(path).num_cut_bytes == 0
     path.write_bytes(b"")
-    assert recover(path) == Recovered(0, 0, 0)
+    assert recover(path) == RecoveryReport(0, 0, 0)
     with pytest.raises(PayloadError, match="cannot open segment"):
         recover(tmp_path / "none.seg")
 
 
 @pytest.mark.anyio
 async def test_a_segment_in_use_is_not_recovered(tmp_path: Path) -> None:
-    with SegmentWriter(tmp_path, "w.0", segment_bytes=1 << 20) as writer:
+    with SegmentWriter(tmp_path, SegmentName("w", 0), segment_bytes=1 << 20) as writer:
         ref = await writer.append(build({"a": [np.ones(10, np.uint8)]}))
         with pytest.raises(PayloadError, match="is in use"):
             recover(tmp_path / ref.segment)
@@ -117,9 +129,10 @@ from pathlib import Path
 import msgspec, numpy as np
 from rollway.payload.blob import build
 from rollway.payload.writer import SegmentWriter
+from rollway.records.payload import SegmentName
 
 async def main(folder):
-    with SegmentWriter(folder, "w.0", 1 << 40) as writer:
+    with SegmentWriter(folder, SegmentName("w", 0), 1 << 40) as writer:
         for n in range(5):
             ref = await writer.append(build({"a": [np.full(10_000, n, np.uint8)]}))
             print(msgspec.json.encode(ref).decode(), flush=True)
@@ -130,8 +143,8 @@ asyncio.run(main(Path(sys.argv[1])))
 """
 
 
-def _killed_while_writing(folder: Path) -> tuple[list[PayloadRef], bytes]:
-    """What a writer handed out before SIGKILL met it in the middle of 512 MB."""
+def _kill_while_writing(folder: Path) -> tuple[list[PayloadRef], bytes]:
+    """Kill a writer in the middle of 512 MB; return the refs it had printed and its other output."""
     command = [sys.executable, "-c", KILLED, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
@@ -144,16 +157,18 @@ def _killed_while_writing(folder: Path) -> tuple[list[PayloadRef], bytes]:
         return refs, writer.stdout.read()
 
 
-def test_a_writer_killed_in_the_middle_of_a_write_loses_only_that(tmp_path: Path) -> None:
-    refs, rest = _killed_while_writing(tmp_path)
+def test_a_killed_writer_loses_only_the_blob_it_was_writing(tmp_path: Path) -> None:
+    refs, rest = _kill_while_writing(tmp_path)
     assert rest == b"", "it was killed before the last write was done"
     reader, path = SegmentReader(tmp_path), tmp_path / refs[0].segment
     for n, ref in enumerate(refs):
         reader.verify(ref)
         assert set(reader.open(ref)["a"].tolist()) == {n}
-    assert isinstance(list(scan(mapped(path), path.name))[-1], BrokenPiece)
+    assert isinstance(list(scan(map_segment(path), path.name))[-1], BrokenPiece)
     torn = path.stat().st_size - refs[-1].offset - refs[-1].length
-    reader.forget()
-    assert recover(path) == Recovered(num_kept=5, num_broken=0, num_cut_bytes=torn)
-    found: list[Any] = list(scan(mapped(path), path.name, verify=True))
-    assert [(one.offset, one.length) for one in found] == [(ref.offset, ref.length) for ref in refs]
+    del reader  # its map would keep the segment in use
+    assert recover(path) == RecoveryReport(num_kept=5, num_broken=0, num_cut_bytes=torn)
+    found: list[Any] = list(scan(map_segment(path), path.name, verify=True))
+    assert [(piece.offset, piece.length) for piece in found] == [
+        (ref.offset, ref.length) for ref in refs
+    ]

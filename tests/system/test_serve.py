@@ -21,6 +21,7 @@ from rollway.errors import KeysError
 from rollway.payload.reader import SegmentReader
 from rollway.payload.writer import SegmentWriter
 from rollway.records.ids import PolicyVersion, RolloutId
+from rollway.records.payload import SegmentName
 from rollway.records.rollout import Outcome, Scored, Settled
 from rollway.records.task import Task
 from rollway.records.turn import Sampling
@@ -91,7 +92,7 @@ async def test_a_server_on_its_own_from_start_to_signal(
             with pytest.raises(KeysError, match="requires keys"):
                 async with envs.connect(address):
                     pass
-            with SegmentWriter(landing_dir, "env.in.0", 1 << 20) as landing:
+            with SegmentWriter(landing_dir, SegmentName("env.in", 0), 1 << 20) as landing:
                 keys = client_keys(client)
                 async with envs.connect(address, landing, keys, must_land=True) as one:
                     outcome = await scored(one)

@@ -18,6 +18,7 @@ from rollway.payload.reader import SegmentReader
 from rollway.payload.writer import SegmentWriter
 from rollway.records.batch import BatchManifest, BatchRow
 from rollway.records.ids import PolicyVersion, RolloutId, Step
+from rollway.records.payload import SegmentName
 from rollway.records.turn import Turn
 from rollway.trace.trace import Trace
 from rollway.trainer.loss import policy_loss
@@ -55,7 +56,7 @@ async def write(
 ) -> list[BatchRow]:
     """Write turns as rows of a segment, the way a worker does."""
     rows = []
-    with SegmentWriter(folder, "w.0", 1 << 20) as writer:
+    with SegmentWriter(folder, SegmentName("w", 0), 1 << 20) as writer:
         for index, turn in enumerate(turns):
             trace = Trace()
             trace.add(turn)
@@ -170,5 +171,5 @@ async def test_a_step_moves_probability_towards_advantage(tiny_moe: Path, tmp_pa
 async def test_a_manifest_that_does_not_match_its_payload_is_refused(model: Any, tmp_path: Path) -> None:
     rows = await write(tmp_path, sample(model, 1.0))
     wrong = BatchRow(rows[0].rollout_id, rows[0].ref, 0, 999, 1, 0.0)
-    with pytest.raises(PayloadError, match=r"g0\.0: row 0 is not what its manifest says"):
+    with pytest.raises(PayloadError, match=r"g0\.0: row 0 does not have the 999 tokens"):
         load_micro_batch(SegmentReader(tmp_path), [wrong])

@@ -15,6 +15,7 @@ from rollway.payload.blob import build
 from rollway.payload.writer import SegmentWriter
 from rollway.records.batch import BatchManifest, BatchRow
 from rollway.records.ids import PolicyVersion, RolloutId, Step
+from rollway.records.payload import SegmentName
 from rollway.rundir.rundir import RunDir
 from rollway.transport.batch import Batch, BatchSender
 from rollway.transport.messages import FromTrainer, decode_for_trainer, encode
@@ -34,7 +35,7 @@ def new_run(folder: Any) -> RunDir:
 async def batch_of(run: RunDir, step: int, blobs: int = 3, size: int = 1000) -> BatchManifest:
     """Write rollouts of two rows each to a segment. Their tokens encode step, rollout and row."""
     rows = []
-    with SegmentWriter(run.payload, f"w{step}.0", 1 << 30) as writer:
+    with SegmentWriter(run.payload, SegmentName(f"w{step}", 0), 1 << 30) as writer:
         for number in range(blobs):
             columns = {
                 f"row{row}.token_ids": [np.full(size, tokens(step, number, row), np.int32)]

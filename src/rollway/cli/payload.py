@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from ..errors import PayloadError
-from ..payload.blob import ColumnEntry, check
+from ..payload.blob import ColumnEntry, check_data
 from ..payload.lock import is_in_use
-from ..payload.scan import BrokenPiece, Piece, WholeBlob, mapped, scan, torn_from
+from ..payload.scan import BrokenPiece, Piece, WholeBlob, map_segment, scan, tail_offset
 from ..payload.scan import recover as recover_segment
 
 DAMAGED = 1
@@ -44,7 +44,7 @@ def extract(
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write (.safetensors).")],
 ) -> None:
     """Copy one blob, verified, into a safetensors file of its own."""
-    data = mapped(segment)
+    data = map_segment(segment)
     found = [
         one for one in scan(data, segment.name) if isinstance(one, WholeBlob) and one.offset == offset
     ]
@@ -54,7 +54,7 @@ def extract(
         )
     blob = data[offset : found[0].end]
     try:
-        check(blob)
+        check_data(blob)
     except PayloadError as error:
         raise PayloadError(f"the blob at offset {offset} of {segment} is damaged: {error}") from None
     try:
@@ -91,12 +91,12 @@ def _segments(path: Path) -> list[Path]:
 def _show_segment(path: Path, *, verify: bool) -> bool:
     """Print one segment; whether all of it is whole, or only its writer not done yet."""
     in_use = is_in_use(path)
-    data = mapped(path)
+    data = map_segment(path)
     pieces = list(scan(data, path.name, verify=verify))
     whole = [piece for piece in pieces if isinstance(piece, WholeBlob)]
     state = ", in use" if in_use else ""
     typer.echo(f"{path}: {len(data)} bytes, {len(whole)} blobs{state}")
-    tail = torn_from(pieces)
+    tail = tail_offset(pieces)
     rest = [piece for piece in pieces if isinstance(piece, BrokenPiece) and piece.offset >= tail]
     for piece in pieces[: len(pieces) - len(rest)]:
         for line in _lines(piece, verify=verify):

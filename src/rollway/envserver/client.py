@@ -217,4 +217,4 @@ async def _written(
         raise PayloadError(f"{came} arrived beside the record instead of {ref.length} bytes")
     if landing is None:
         raise PayloadError("it came as a frame, and this client was given no place to write it to")
-    return await landing.append_whole(frame)
+    return await landing.append_frame(frame)

@@ -72,7 +72,7 @@ class EvalFolder:
             raise RunDirError(f"cannot read {self.asked}: {error}") from None
 
     def drop_payload(self) -> None:
-        drop_all(self.payload)
+        remove_segments(self.payload)
 
 
 def read_results(path: Path) -> dict[ResultKey, EvalResult]:

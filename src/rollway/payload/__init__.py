@@ -1,1 +1,1 @@
-"""A rollout's columns on their way to the trainer: written once at the edge, mapped once at the end."""
+"""A rollout's columns on their way to the trainer: a worker writes them once, the trainer maps them."""

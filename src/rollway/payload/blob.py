@@ -39,12 +39,13 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 Column = Sequence[NDArray[np.generic]]
+"""The chunks of one column."""
 Columns = dict[str, NDArray[np.generic]]
 Buffer = bytes | memoryview
 
 
 class ColumnEntry(Struct, frozen=True):
-    """What a header says of one column."""
+    """The entry of one column in a header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -62,8 +63,8 @@ _metadata: msgspec.json.Decoder[_Metadata] = msgspec.json.Decoder(_Metadata)
 
 
 class Blob(Struct, frozen=True):
-    """What to write, in order, without joining: a header that waits for its checksum, and the
-    columns' own buffers."""
+    """The buffers to write, in order and without joining them: a header that still lacks its checksum,
+    and the columns' own buffers."""
 
     length: int
     head: bytes
@@ -80,7 +81,7 @@ class BlobHeader(Struct, frozen=True):
 
 
 def pad(length: int) -> int:
-    """Bytes that bring `length` to the next multiple of 64."""
+    """Return how many bytes bring `length` to the next multiple of 64."""
     return -length % ALIGN
 
 
@@ -95,8 +96,8 @@ def build(columns: Mapping[str, Column]) -> Blob:
             num_items += len(chunk)
             if chunk.nbytes:
                 offset += chunk.nbytes
-                whole = chunk if chunk.flags.c_contiguous else np.ascontiguousarray(chunk)
-                data.append(whole.data)
+                contiguous = chunk if chunk.flags.c_contiguous else np.ascontiguousarray(chunk)
+                data.append(contiguous.data)
         first = chunks[0]
         shape = (num_items, *first.shape[1:])
         entries[name] = ColumnEntry(_NAMES[first.dtype], shape, (start, offset))
@@ -107,12 +108,12 @@ def build(columns: Mapping[str, Column]) -> Blob:
 
 
 def mark_of(segment: str) -> bytes:
-    """What blobs of a segment carry instead of its name."""
+    """Return the eight digits that blobs carry instead of the name of their segment."""
     return _digits(crc32c(segment.encode()))
 
 
 def seal(blob: Blob, segment: str = "") -> list[Buffer]:
-    """The blob's bytes in order, its checksum in place. For the thread lane: it reads all data."""
+    """Return the blob's bytes in order, with its checksum. For the thread lane: it reads all data."""
     checksum = 0
     for chunk in blob.data:
         checksum = crc32c(chunk, checksum)
@@ -120,63 +121,63 @@ def seal(blob: Blob, segment: str = "") -> list[Buffer]:
     return [head, *blob.data]
 
 
-def moved(blob: memoryview, segment: str) -> list[Buffer]:
-    """The bytes of a sealed blob in order, as those of another segment."""
+def relabel(blob: memoryview, segment: str) -> list[Buffer]:
+    """Return the bytes of a sealed blob in order, with the mark of another segment."""
     return [blob[:_MARK_AT], mark_of(segment), blob[_MARK_END:]]
 
 
 def join(blob: Blob) -> memoryview:
-    """The blob's bytes as one buffer, for a wire. For the thread lane: it copies all data."""
+    """Return the blob's bytes as one buffer, for a wire. For the thread lane: it copies all data."""
     parts = seal(blob)
-    whole = np.empty(blob.length, np.uint8)
-    at = 0
+    joined = np.empty(blob.length, np.uint8)
+    offset = 0
     for part in parts:
         raw = np.frombuffer(part, np.uint8)
-        whole[at : at + raw.size] = raw
-        at += raw.size
-    return whole.data
+        joined[offset : offset + raw.size] = raw
+        offset += raw.size
+    return joined.data
 
 
 def read_header(blob: memoryview) -> BlobHeader:
-    """The header of the blob that `blob` begins with; it may be followed by anything."""
+    """Parse the header at the start of `blob`. Other bytes may follow the blob."""
     size = int.from_bytes(blob[:8], "little")
     if not 0 < size <= len(blob) - 8:
-        raise PayloadError(f"header of {size} bytes in a blob of {len(blob)}")
+        raise PayloadError(f"its header claims {size} bytes, but {len(blob)} bytes are there")
     try:
         fields = _header.decode(blob[8 : 8 + size])
         metadata = _metadata.decode(fields.pop(METADATA, msgspec.Raw(b"{}")))
         entries = {name: _entry.decode(raw) for name, raw in fields.items()}
     except UNREADABLE as error:
-        raise PayloadError(f"malformed blob header: {error}") from None
+        raise PayloadError(f"its header cannot be read: {error}") from None
     end = max(0, *(entry.data_offsets[1] for entry in entries.values()), 0)
     if 8 + size + end > len(blob):
-        raise PayloadError(f"a blob of {8 + size + end} bytes in {len(blob)}")
+        raise PayloadError(f"its header claims {8 + size + end} bytes, but {len(blob)} bytes are there")
     return BlobHeader(8 + size, 8 + size + end, metadata.crc32c, entries)
 
 
 def parse(blob: memoryview) -> Columns:
-    """The columns of a blob, as views of its bytes."""
+    """Return the columns of a blob, as views of its bytes."""
     header = read_header(blob)
     data = blob[header.start : header.end]
     return {name: _view(name, entry, data) for name, entry in header.entries.items()}
 
 
 def check_mark(blob: memoryview, segment: str) -> None:
-    """Raise unless the blob was written to this segment."""
+    """Raise PayloadError unless the blob was written to this segment."""
     if bytes(blob[_MARK_AT:_MARK_END]) != mark_of(segment):
-        raise PayloadError("it is of another segment, which this file held before")
+        raise PayloadError("it belongs to another segment, whose file was reused")
 
 
-def check(blob: memoryview) -> None:
-    """Raise unless the data is what was sealed. Reads all of it, decodes nothing of it."""
+def check_data(blob: memoryview) -> None:
+    """Raise PayloadError unless the data is what was sealed. Reads all data and decodes none of it."""
     start = 8 + int.from_bytes(blob[:8], "little")
-    said = bytes(blob[_CRC_AT:_CRC_END])
+    expected = bytes(blob[_CRC_AT:_CRC_END])
     if bytes(blob[8:_CRC_AT]) != OPENING or not _MARK_END < start <= len(blob):
-        raise PayloadError("this is no blob, or one without a checksum")
+        raise PayloadError("these bytes are not a blob with a checksum")
     found = _digits(crc32c(blob[start:]))
-    if found != said:
-        said_text = said.decode(errors="replace")
-        raise PayloadError(f"its data has checksum {found.decode()}, its header says {said_text}")
+    if found != expected:
+        in_header = expected.decode(errors="replace")
+        raise PayloadError(f"its data has checksum {found.decode()}, its header says {in_header}")
 
 
 def _digits(checksum: int) -> bytes:
@@ -188,14 +189,15 @@ def _view(name: str, entry: ColumnEntry, data: memoryview) -> NDArray[np.generic
     dtype = _DTYPES.get(entry.dtype)
     if dtype is None:
         raise PayloadError(f"column '{name}' has unknown dtype {entry.dtype}")
-    fits = all(n >= 0 for n in entry.shape) and math.prod(entry.shape) * dtype.itemsize == end - start
+    num_bytes = math.prod(entry.shape) * dtype.itemsize
+    fits = all(size >= 0 for size in entry.shape) and num_bytes == end - start
     if not (0 <= start <= end <= len(data) and fits):
         raise PayloadError(f"column '{name}' lies outside its blob, or its shape does not fit")
     return np.frombuffer(data[start:end], dtype).reshape(entry.shape)
 
 
 def row_columns(rows: Iterable[Mapping[str, Column]]) -> dict[str, Column]:
-    """Names of several rows' columns in one blob: `row0.token_ids`, `row1.token_ids`, …"""
+    """Name the columns of several rows in one blob: `row0.token_ids`, `row1.token_ids`, …"""
     return {
         f"row{index}.{name}": chunks
         for index, columns in enumerate(rows)

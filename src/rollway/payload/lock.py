@@ -1,5 +1,7 @@
-"""Who uses a segment's file: all its users share a lock on it, and whoever would change it under them
-asks for it alone. A lock ends with the last descriptor of its file, of which a map keeps one of its own.
+"""Locks on segment files. Every user of a segment shares a lock on its file. Code that would change the
+file under its users asks for the lock exclusively.
+
+A lock ends when the last descriptor of its file is closed. A memory map keeps a descriptor open.
 """
 
 import errno
@@ -12,18 +14,18 @@ from pathlib import Path
 from ..errors import PayloadError
 
 
-def share(file: int, path: Path) -> None:
-    """Use a segment that was just opened: as long as `file` or a map of it is open, its bytes stay.
-    FileNotFoundError if the name went to nobody or somebody else in between."""
-    with suppress(OSError):  # not every network file system has locks
+def lock_shared(file: int, path: Path) -> None:
+    """Lock a segment that was just opened: as long as `file` or a map of it is open, its bytes stay.
+    Raise FileNotFoundError if the file was removed or renamed in between."""
+    with suppress(OSError):  # some network file systems have no locks
         fcntl.flock(file, fcntl.LOCK_SH)
     if not os.path.samestat(os.fstat(file), path.stat()):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
 @contextmanager
-def alone(path: Path, mode: int) -> Iterator[int]:
-    """The segment's file, unless somebody writes or reads it."""
+def open_exclusively(path: Path, mode: int) -> Iterator[int]:
+    """Open a segment's file. Raise PayloadError if another process writes or reads it."""
     try:
         file = os.open(path, mode)
     except OSError as error:
@@ -34,15 +36,16 @@ def alone(path: Path, mode: int) -> Iterator[int]:
     except BlockingIOError:
         raise PayloadError(f"segment {path} is in use; try again when its run has ended") from None
     except OSError as error:
-        raise PayloadError(f"cannot have segment {path} alone: {error.strerror or error}") from None
+        raise PayloadError(f"cannot lock segment {path}: {error.strerror or error}") from None
     finally:
         os.close(file)
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether a process writes or reads this segment now: its last blob may be unfinished, not torn."""
+    """Return whether a process writes or reads this segment. Its last blob may then be unfinished, which
+    does not mean that it is torn."""
     try:
-        with alone(path, os.O_RDONLY):
+        with open_exclusively(path, os.O_RDONLY):
             return False
     except PayloadError:
         return True

@@ -1,4 +1,4 @@
-"""Opens refs: maps a segment once and gives views of its columns."""
+"""Opens refs: maps each segment once and returns views of its columns."""
 
 import mmap
 import os
@@ -9,22 +9,22 @@ import numpy as np
 from ..errors import PayloadError
 from ..records.batch import BatchRow
 from ..records.payload import PayloadRef
-from .blob import Columns, check, check_mark, parse
-from .lock import share
-from .reuse import retire
+from .blob import Columns, check_data, check_mark, parse
+from .lock import lock_shared
+from .reuse import make_spare
 
-_AGAIN = "'rollway train … --resume' makes what was not trained anew"
+_RESUME = "'rollway train … --resume' runs the rollouts again that were not trained"
 
 
 class SegmentReader:
-    """Maps segments of one payload directory. Views stay valid as long as somebody holds them."""
+    """Maps segments of one payload directory. A view stays valid as long as it is referenced."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._maps: dict[str, mmap.mmap] = {}
 
     def open(self, ref: PayloadRef) -> Columns:
-        """The columns of the blob at `ref`, without a copy and without reading them."""
+        """Return the columns of the blob at `ref`, without copying or reading them."""
         blob = self._bytes(ref)
         try:
             columns = parse(blob)
@@ -34,7 +34,7 @@ class SegmentReader:
         return columns
 
     def row(self, row: BatchRow) -> Columns:
-        """The columns of one row of a batch: `token_ids`, `loss_mask`, `logprobs`, …"""
+        """Return the columns of one row of a batch: `token_ids`, `loss_mask`, `logprobs`, …"""
         prefix = f"row{row.row}."
         columns = {
             name.removeprefix(prefix): column
@@ -42,36 +42,35 @@ class SegmentReader:
             if name.startswith(prefix)
         }
         if len(columns.get("token_ids", ())) != row.num_tokens:
-            raise PayloadError(f"rollout {row.rollout_id}: row {row.row} is not what its manifest says")
+            raise PayloadError(
+                f"rollout {row.rollout_id}: row {row.row} does not have the {row.num_tokens} tokens "
+                "that its manifest says"
+            )
         return columns
 
     def copy(self, ref: PayloadRef) -> memoryview:
-        """The bytes of a blob as a buffer of their own, for a wire. For the thread lane."""
-        whole = np.empty(ref.length, np.uint8)
-        whole[:] = np.frombuffer(self._bytes(ref), np.uint8)
-        return whole.data
+        """Return a copy of a blob's bytes, for a wire. For the thread lane."""
+        copied = np.empty(ref.length, np.uint8)
+        copied[:] = np.frombuffer(self._bytes(ref), np.uint8)
+        return copied.data
 
     def verify(self, ref: PayloadRef) -> None:
-        """Read the whole blob; raises unless it is, byte for byte, what was written."""
+        """Read the whole blob. Raise PayloadError unless it is, byte for byte, what was written."""
         blob = self._bytes(ref)
         try:
-            check(blob)
+            check_data(blob)
             check_mark(blob, ref.segment)
         except PayloadError as error:
             raise self._damaged(ref, error) from None
 
-    def forget(self) -> None:
-        """Let go of all maps, so that files of removed segments can be used again."""
-        self._maps.clear()
-
     def segments(self) -> list[str]:
-        """The names of all segments there are."""
+        """Return the names of all segments in the folder."""
         return [path.name for path in self._folder.glob("*.seg")]
 
     def remove(self, segment: str) -> None:
-        """Take a segment away; one that is gone already is as good."""
+        """Remove a segment. It may be gone already."""
         self._maps.pop(segment, None)
-        retire(self._folder / segment)
+        make_spare(self._folder / segment)
 
     def _bytes(self, ref: PayloadRef) -> memoryview:
         end = ref.offset + ref.length
@@ -84,18 +83,18 @@ class SegmentReader:
         path = self._folder / ref.segment
         try:
             with path.open("rb") as file:
-                share(file.fileno(), path)
+                lock_shared(file.fileno(), path)
                 size = os.fstat(file.fileno()).st_size
                 if size < end:
                     raise PayloadError(
-                        f"segment {path} has {size} bytes, the ref at {ref.offset} ends at {end}: it "
-                        f"was cut after that was written; {_AGAIN}"
+                        f"segment {path} has {size} bytes, but the ref at {ref.offset} ends at {end}: "
+                        f"the file was cut after the ref was written; {_RESUME}"
                     )
                 return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             raise PayloadError(
-                f"no segment {path} for the ref at {ref.offset}: it was released, or removed by hand; "
-                f"{_AGAIN}"
+                f"segment {path} of the ref at {ref.offset} does not exist: it was released, or removed "
+                f"by hand; {_RESUME}"
             ) from None
         except OSError as error:
             raise PayloadError(f"cannot open segment {path}: {error}") from None
@@ -104,5 +103,5 @@ class SegmentReader:
         path = self._folder / ref.segment
         return PayloadError(
             f"the blob at offset {ref.offset} of {path} is damaged: {error}; 'rollway payload show "
-            f"--verify {path}' says what is whole, {_AGAIN}"
+            f"--verify {path}' lists the blobs that are whole; {_RESUME}"
         )

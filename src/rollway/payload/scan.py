@@ -1,7 +1,7 @@
-"""Walks a segment blob by blob, without refs: what is whole, what is broken. Pure.
+"""Walks a segment blob by blob, without refs, and finds out which blobs are whole and what is broken.
 
-A writer that was killed leaves whole blobs and behind them a torn tail: an unfinished write, and what
-the file held before it was this segment's.
+A writer that was killed leaves whole blobs and behind them a torn tail: an unfinished write, and bytes
+of the segment that used the file before.
 """
 
 import mmap
@@ -13,14 +13,14 @@ from pathlib import Path
 from msgspec import Struct
 
 from ..errors import PayloadError
-from .blob import ALIGN, OPENING, ColumnEntry, check, check_mark, pad, parse, read_header
-from .lock import alone, share
+from .blob import ALIGN, OPENING, ColumnEntry, check_data, check_mark, pad, parse, read_header
+from .lock import lock_shared, open_exclusively
 
 _opening = re.compile(re.escape(OPENING))
 
 
 class WholeBlob(Struct, frozen=True):
-    """A blob whose header parses, whose data is all there and, if asked for, has its checksum."""
+    """A blob with a readable header and complete data. With `verify` its checksum is right too."""
 
     offset: int
     length: int
@@ -32,7 +32,7 @@ class WholeBlob(Struct, frozen=True):
 
 
 class BrokenPiece(Struct, frozen=True):
-    """Bytes that are no whole blob; at the end of a segment they are its torn tail."""
+    """Bytes that are not a whole blob. At the end of a segment they are its torn tail."""
 
     offset: int
     length: int
@@ -43,7 +43,7 @@ Piece = WholeBlob | BrokenPiece
 
 
 def scan(data: memoryview, segment: str, *, verify: bool = False) -> Iterator[Piece]:
-    """The pieces of the segment of this name, in order. With `verify` every byte is read."""
+    """Yield the pieces of the segment of this name, in order. With `verify` every byte is read."""
     offset = 0
     while offset < len(data):
         piece = _piece_at(data, offset, segment, verify=verify)
@@ -52,8 +52,8 @@ def scan(data: memoryview, segment: str, *, verify: bool = False) -> Iterator[Pi
         offset = end + pad(end)
 
 
-def torn_from(pieces: Iterable[Piece]) -> int:
-    """Where the torn tail begins: behind the last whole blob."""
+def tail_offset(pieces: Iterable[Piece]) -> int:
+    """Return where the torn tail begins: behind the last whole blob."""
     return max((piece.end for piece in pieces if isinstance(piece, WholeBlob)), default=0)
 
 
@@ -64,14 +64,14 @@ def _piece_at(data: memoryview, offset: int, segment: str, *, verify: bool) -> P
         parse(blob)
         check_mark(blob, segment)
         if verify:
-            check(blob)
+            check_data(blob)
         return WholeBlob(offset, header.end, header.entries)
     except PayloadError as error:
         return BrokenPiece(offset, _next_opening(data, offset) - offset, str(error))
 
 
 def _next_opening(data: memoryview, offset: int) -> int:
-    """Where, behind something broken, the next blob seems to begin; the end if none does."""
+    """Return where the next blob after a broken piece seems to begin, or the end of the data."""
     for found in _opening.finditer(data, offset + ALIGN):
         start = found.start() - 8
         if start % ALIGN == 0:
@@ -79,37 +79,37 @@ def _next_opening(data: memoryview, offset: int) -> int:
     return len(data)
 
 
-class Recovered(Struct, frozen=True):
-    """What was found: blobs kept, broken pieces left between them, bytes cut off the end."""
+class RecoveryReport(Struct, frozen=True):
+    """The blobs that were kept, the broken pieces left between them, and the bytes cut off the end."""
 
     num_kept: int
     num_broken: int
     num_cut_bytes: int
 
 
-def recover(path: Path) -> Recovered:
-    """Cut the torn tail off a segment that nobody uses any more. What is whole stays untouched."""
-    with alone(path, os.O_RDWR) as file:
+def recover(path: Path) -> RecoveryReport:
+    """Cut the torn tail off a segment that is no longer in use. Whole blobs stay untouched."""
+    with open_exclusively(path, os.O_RDWR) as file:
         data = _map(file)
         size = len(data)
         pieces = list(scan(data, path.name, verify=True))
-        end = torn_from(pieces)
+        end = tail_offset(pieces)
         if size and not end:
-            raise PayloadError(f"segment {path} has no whole blob of its own to keep; was it renamed?")
+            raise PayloadError(f"no whole blob in {path} belongs to that segment; was the file renamed?")
         if end < size:
             del data
             os.ftruncate(file, end)
             os.fsync(file)
     before = [piece for piece in pieces if piece.offset < end]
     num_broken = sum(isinstance(piece, BrokenPiece) for piece in before)
-    return Recovered(len(before) - num_broken, num_broken, size - end)
+    return RecoveryReport(len(before) - num_broken, num_broken, size - end)
 
 
-def mapped(path: Path) -> memoryview:
-    """A segment's bytes as they are now."""
+def map_segment(path: Path) -> memoryview:
+    """Return the bytes of a segment."""
     try:
         with path.open("rb") as file:
-            share(file.fileno(), path)
+            lock_shared(file.fileno(), path)
             return _map(file.fileno())
     except OSError as error:
         raise PayloadError(f"cannot read segment {path}: {error.strerror or error}") from None

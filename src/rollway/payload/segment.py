@@ -1,4 +1,4 @@
-"""One segment file while it is written. Everything here blocks: it runs in the thread lane."""
+"""One segment file while it is written. Everything here blocks, so it runs in the thread lane."""
 
 import os
 from collections.abc import Sequence
@@ -6,19 +6,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from .blob import Buffer, pad
-from .lock import share
-from .reuse import take
+from .lock import lock_shared
+from .reuse import take_spare
 
 MAX_VECTORS = 1024
 """IOV_MAX of Linux."""
 
 
 class OpenSegment:
-    """A file that is filled by whole blobs: `end` is where the last one ends, and a write that fails
-    leaves nothing of itself.
+    """A file that is filled with whole blobs. `end` is where the last one ends; a failed write leaves
+    nothing behind.
 
-    Until it is closed, bytes of a former segment may lie behind the end. The file is in use as long as
-    somebody writes to it, so that nobody takes an unfinished write for a torn one.
+    Until the segment is closed, bytes of a former segment may lie behind `end`. The file is locked while
+    it is written, so that other processes can tell an unfinished write from a torn one.
     """
 
     def __init__(self, path: Path, *, durable: bool) -> None:
@@ -28,7 +28,7 @@ class OpenSegment:
         self._durable = durable
         self._file = _new_file(path)
         try:
-            share(self._file, path)
+            lock_shared(self._file, path)
             if durable:
                 _sync_folder(path.parent)
         except OSError:
@@ -37,7 +37,7 @@ class OpenSegment:
             raise
 
     def append(self, parts: Sequence[Buffer]) -> int:
-        """Write a blob at the next multiple of 64, and through to the disk if asked for; its offset."""
+        """Write a blob at the next multiple of 64, if durable through to the disk. Return its offset."""
         offset = self.end + pad(self.end)
         try:
             end = _write_all(self._file, parts, offset)
@@ -57,20 +57,20 @@ class OpenSegment:
         try:
             os.fdatasync(self._file) if hasattr(os, "fdatasync") else os.fsync(self._file)
         except OSError:
-            self.is_sound = False  # the kernel may have dropped the pages and will not say so again
+            self.is_sound = False  # the kernel may have dropped the pages and will not report that again
             self._cut()
             raise
 
     def _cut(self) -> None:
-        """Give the space behind the last whole blob back."""
+        """Give back the space behind the last whole blob."""
         with suppress(OSError):
             os.ftruncate(self._file, self.end)
 
 
 def _new_file(path: Path) -> int:
-    """A file whose name was nobody's, in the place of a released one if there is any."""
+    """Create a file with a new name. It takes over a spare file if there is one."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-    if not take(path):
+    if not take_spare(path):
         return file
     os.close(file)
     return os.open(path, os.O_RDWR)
@@ -86,14 +86,14 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _write_all(file: int, parts: Sequence[Buffer], offset: int) -> int:
-    """`pwritev` until everything is written; a short write goes on where it stopped. The end."""
-    waiting, at = list(parts), 0
-    while at < len(waiting):
-        written = os.pwritev(file, waiting[at : at + MAX_VECTORS], offset)
+    """Call `pwritev` until everything is written; return where the last part ends."""
+    unwritten, index = list(parts), 0
+    while index < len(unwritten):
+        written = os.pwritev(file, unwritten[index : index + MAX_VECTORS], offset)
         offset += written
-        while at < len(waiting) and written >= (size := memoryview(waiting[at]).nbytes):
+        while index < len(unwritten) and written >= (size := memoryview(unwritten[index]).nbytes):
             written -= size
-            at += 1
+            index += 1
         if written:
-            waiting[at] = memoryview(waiting[at]).cast("B")[written:]
+            unwritten[index] = memoryview(unwritten[index]).cast("B")[written:]
     return offset

@@ -1,8 +1,8 @@
-"""What a place for payload offers: to the worker that writes, to whoever reads.
+"""Where a worker puts a rollout's columns. There are two stores.
 
-Two exist. *Files* (`SegmentWriter`): worker, orchestrator and trainer share a file system. *Frames*
-(`FrameStore`): they do not, and a blob travels beside its Settled to the client, which writes it to a
-segment of its own. Either way readers find segments (`SegmentReader`).
+*Files* (`SegmentWriter`) are for a worker, orchestrator and trainer that share a file system. *Frames*
+(`FrameStore`) are for those that do not: a blob travels beside its Settled to the client, which writes
+it to a segment. Readers find segments either way (`SegmentReader`).
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ..loop.lanes.lanes import thread_to_the_end
 from ..records.payload import PayloadRef
-from .blob import Blob, Columns, join
+from .blob import Blob, join
 
 
 class PayloadStore(Protocol):
@@ -26,30 +26,6 @@ class PayloadStore(Protocol):
 
     def taken(self, num_bytes: int) -> None:
         """The receiver has these bytes: as many may follow."""
-        ...
-
-
-class PayloadSource(Protocol):
-    """The reader's side. A ref can be opened until its segment is removed."""
-
-    def open(self, ref: PayloadRef) -> Columns:
-        """The columns, as views."""
-        ...
-
-    def verify(self, ref: PayloadRef) -> None:
-        """Raise PayloadError unless the bytes are those that were written."""
-        ...
-
-    def forget(self) -> None:
-        """Let go of what is mapped."""
-        ...
-
-    def segments(self) -> list[str]:
-        """The names of all segments there are."""
-        ...
-
-    def remove(self, segment: str) -> None:
-        """Nobody will open a ref of this segment any more."""
         ...
 
 
@@ -86,7 +62,7 @@ class FrameStore:
 
 
 class ByteWindow:
-    """Bytes under way, at most `limit`; first come, first served. More than the limit goes alone."""
+    """Bounds the bytes under way to `limit`; first come, first served. A larger frame travels alone."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

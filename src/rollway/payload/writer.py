@@ -1,4 +1,4 @@
-"""Appends blobs to segment files, in the thread lane, with vectored writes and no join in memory."""
+"""Appends blobs to segment files in the thread lane, with vectored writes and without joining them."""
 
 import asyncio
 import errno
@@ -9,52 +9,50 @@ from typing import Literal
 
 from ..errors import PayloadError
 from ..loop.lanes.lanes import thread_to_the_end
-from ..records.payload import PayloadRef
-from .blob import Blob, Buffer, check, moved, seal
+from ..records.payload import PayloadRef, SegmentName
+from .blob import Blob, Buffer, check_data, relabel, seal
 from .segment import OpenSegment
 
 Durability = Literal["process", "host"]
 Parts = Callable[[str], Sequence[Buffer]]
-"""The bytes of a blob for the segment of this name."""
+"""Returns the bytes of a blob for the segment of this name."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class SegmentWriter:
-    """One process's segments, one after the other: `<name>-0000.seg`, `<name>-0001.seg`, …
+    """Writes one process's segments, one after the other. `first` is the name of the first one.
 
-    A ref is returned only after its bytes are written: in the kernel's hands, so that they outlive
-    this process, or with durability `host` on the disk, so that they outlive the machine's power. A
-    segment is closed for writing once it holds `segment_bytes`; it is then the reader's to remove, and
-    its file a next segment's.
-    An append that fails leaves everything before it as it was, and the next one may succeed.
+    A ref is returned only after its bytes are written: to the kernel, so that they survive the death of
+    this process, or with durability `host` to the disk, so that they survive a power failure. A segment
+    is closed once it holds `segment_bytes`; a reader may then remove it, and its file is reused. An
+    append that fails changes nothing that was written before, and the next append may succeed.
     """
 
     def __init__(
-        self, folder: Path, name: str, segment_bytes: int, durability: Durability = "process"
+        self, folder: Path, first: SegmentName, segment_bytes: int, durability: Durability = "process"
     ) -> None:
         self._folder = folder
-        self._name = name
         self._segment_bytes = segment_bytes
         self._durable = durability == "host"
-        self._next_number = 0
+        self._next = first
         self._segment: OpenSegment | None = None
         self._lock = asyncio.Lock()
 
     async def append(self, blob: Blob) -> PayloadRef:
-        """Write a blob to the current segment, or a new one if that is full."""
+        """Write a blob to the current segment, or to a new one if that is full."""
         return await self._append(partial(seal, blob), blob.length)
 
-    async def append_whole(self, frame: memoryview) -> PayloadRef:
-        """Write a blob that comes in one piece from elsewhere, if its checksum is right."""
-        return await self._append(partial(_checked, frame), len(frame))
+    async def append_frame(self, frame: memoryview) -> PayloadRef:
+        """Write a blob that another process sealed, if its checksum is right."""
+        return await self._append(partial(_check_and_relabel, frame), len(frame))
 
     def frame_of(self, ref: PayloadRef) -> memoryview | None:
-        """None: whoever has the ref finds the bytes in the file."""
+        """Return None: the bytes are in the file that the ref names."""
         return None
 
     def taken(self, num_bytes: int) -> None:
-        """Nothing waits for the receiver: the bytes are on the file system."""
+        """Do nothing: no append waits for the receiver, because the bytes are in a file."""
 
     async def _append(self, parts: Parts, length: int) -> PayloadRef:
         async with self._lock:
@@ -64,7 +62,7 @@ class SegmentWriter:
                 raise PayloadError(self._explain(error, length)) from None
 
     def _commit(self, parts: Parts, length: int) -> PayloadRef:
-        """The whole append, in one call of the thread lane. The lock makes it the only one."""
+        """Do the whole append in one call of the thread lane. The lock lets only one run at a time."""
         segment = self._segment
         if segment is None or not segment.is_sound or segment.end >= self._segment_bytes:
             segment = self._rotate()
@@ -72,29 +70,26 @@ class SegmentWriter:
         return PayloadRef(segment.path.name, offset, length)
 
     def _rotate(self) -> OpenSegment:
-        """A new file; names that a writer of the same name used before are left alone."""
+        """Begin a new segment. Files that a writer of the same name left are not touched."""
         self.close()
-        while (path := self._path(self._next_number)).exists():
-            self._next_number += 1
+        while (path := self._folder / str(self._next)).exists():
+            self._next = self._next.following()
         self._segment = OpenSegment(path, durable=self._durable)
-        self._next_number += 1
+        self._next = self._next.following()
         return self._segment
 
-    def _path(self, number: int) -> Path:
-        return self._folder / f"{self._name}-{number:04d}.seg"
-
     def close(self) -> None:
-        """End the current segment; a further append begins a new one."""
+        """End the current segment; the next append begins a new one."""
         segment, self._segment = self._segment, None
         if segment is not None:
             segment.close()
 
     def _explain(self, error: OSError, length: int) -> str:
         where = error.filename or (self._segment.path if self._segment else self._folder)
-        said = f"cannot write {length} bytes to {where}: {error.strerror or error}"
+        problem = f"cannot write {length} bytes to {where}: {error.strerror or error}"
         if error.errno in _FULL:
-            return f"{said}; make room there, and rollouts go on (what was written before is intact)"
-        return f"{said}; check that the folder exists, is writable and on a healthy disk"
+            return f"{problem}; make room there and rollouts continue (earlier payload is intact)"
+        return f"{problem}; check that the folder exists, is writable and on a healthy disk"
 
     def __enter__(self) -> "SegmentWriter":
         return self
@@ -103,6 +98,6 @@ class SegmentWriter:
         self.close()
 
 
-def _checked(frame: memoryview, segment: str) -> Sequence[Buffer]:
-    check(frame)
-    return moved(frame, segment)
+def _check_and_relabel(frame: memoryview, segment: str) -> Sequence[Buffer]:
+    check_data(frame)
+    return relabel(frame, segment)

@@ -1,10 +1,13 @@
-"""A handle on a rollout's columns: where they lie, never the bytes."""
+"""Handles on a rollout's columns: which segment they lie in, and how segments are named."""
 
+import re
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from .ids import FILE_PATTERN, Natural
+
+_NAME = re.compile(r"(?:r([1-9]\d*)\.)?(.+)\.(\d+)-(\d+)\.seg")
 
 
 class PayloadRef(Struct, frozen=True):
@@ -13,3 +16,31 @@ class PayloadRef(Struct, frozen=True):
     segment: Annotated[str, Meta(pattern=FILE_PATTERN)]
     offset: Natural
     length: Natural
+
+
+class SegmentName(Struct, frozen=True):
+    """The name of a segment file. `r2.env.w0.1-0003.seg` is segment 3 that worker `env.w0` wrote after
+    its first restart, in a run that was resumed twice. Without a resume there is no `r2.` prefix.
+    """
+
+    writer: str
+    incarnation: int
+    number: int = 0
+    generation: int = 0
+
+    def __str__(self) -> str:
+        prefix = f"r{self.generation}." if self.generation else ""
+        return f"{prefix}{self.writer}.{self.incarnation}-{self.number:04d}.seg"
+
+    def following(self) -> "SegmentName":
+        """Return the name of the writer's next segment."""
+        return SegmentName(self.writer, self.incarnation, self.number + 1, self.generation)
+
+    @classmethod
+    def parse(cls, text: str) -> "SegmentName | None":
+        """Return the parts of a file name, or None if it is not the name of a segment."""
+        found = _NAME.fullmatch(text)
+        if found is None:
+            return None
+        generation, writer, incarnation, number = found.groups()
+        return cls(writer, int(incarnation), int(number), int(generation or 0))

@@ -10,7 +10,7 @@ from ..errors import PayloadError, RunDirError
 from ..ledger.restore import read_reports, restore
 from ..observe.step_metrics import speed
 from ..payload.reader import SegmentReader
-from ..payload.reuse import drop_spares
+from ..payload.reuse import remove_spares
 from ..records.batch import BatchManifest
 from ..records.ids import PolicyVersion, Step
 from ..records.payload import PayloadRef

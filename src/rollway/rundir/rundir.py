@@ -15,6 +15,7 @@ import tomli_w
 from ..config.sections import RunConfig
 from ..errors import RunDirError
 from ..records.ids import PolicyVersion, Step
+from ..records.payload import SegmentName
 from .metrics_file import MetricsFile
 
 STABLE = "STABLE"

@@ -18,7 +18,7 @@ from ...loop.lanes.lanes import thread
 from ...loop.processes.part import Parent, run_part, unchanged
 from ...observe.health import Lags
 from ...observe.report import Notice, RunProgress
-from ...payload.reuse import drop_all, drop_spares
+from ...payload.reuse import remove_segments, remove_spares
 from ...payload.writer import SegmentWriter
 from ...records.ids import PolicyVersion
 from ...records.lag import ProcessStats

@@ -1,4 +1,4 @@
-"""Files of released segments are written anew, and nobody ever sees another segment's bytes for it."""
+"""Files of released segments are reused, and no reader ever sees another segment's bytes."""
 
 import asyncio
 import subprocess
@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from rollway.errors import PayloadError
 from rollway.payload.blob import Blob, build
 from rollway.payload.in_use import SegmentKeeper
-from rollway.payload.lock import share
+from rollway.payload.lock import lock_shared
 from rollway.payload.reader import SegmentReader
-from rollway.payload.reuse import drop_all, drop_spares, retire, take
-from rollway.payload.scan import Recovered, WholeBlob, mapped, recover, scan
+from rollway.payload.reuse import make_spare, remove_segments, remove_spares, take_spare
+from rollway.payload.scan import RecoveryReport, WholeBlob, map_segment, recover, scan
 from rollway.payload.writer import SegmentWriter
-from rollway.records.payload import PayloadRef
+from rollway.records.payload import PayloadRef, SegmentName
 
 pytestmark = pytest.mark.anyio
 
@@ -29,12 +29,12 @@ def blob_of(size: int, value: int = 1) -> Blob:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(one.name for one in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir())
 
 
-async def released(folder: Path, sizes: tuple[int, ...] = (5000, 5000, 5000)) -> int:
-    """A segment that was written, read and released; its inode."""
-    with SegmentWriter(folder, "old.0", 1 << 20) as writer:
+async def release_a_segment(folder: Path, sizes: tuple[int, ...] = (5000, 5000, 5000)) -> int:
+    """Write, read and release a segment; return the inode of its file."""
+    with SegmentWriter(folder, SegmentName("old", 0), 1 << 20) as writer:
         refs = [await writer.append(blob_of(size, 9)) for size in sizes]
     reader, path = SegmentReader(folder), folder / refs[0].segment
     for ref in refs:
@@ -45,22 +45,22 @@ async def released(folder: Path, sizes: tuple[int, ...] = (5000, 5000, 5000)) ->
     return inode
 
 
-async def test_a_released_file_is_the_next_segments(tmp_path: Path) -> None:
-    inode = await released(tmp_path)
-    with SegmentWriter(tmp_path, "new.0", 1 << 20) as writer:
+async def test_a_new_segment_takes_over_a_released_file(tmp_path: Path) -> None:
+    inode = await release_a_segment(tmp_path)
+    with SegmentWriter(tmp_path, SegmentName("new", 0), 1 << 20) as writer:
         ref = await writer.append(blob_of(100, 1))
         path = tmp_path / ref.segment
         assert path.stat().st_ino == inode
-        assert path.stat().st_size > 15_000, "nothing is given back while it is written"
+        assert path.stat().st_size > 15_000, "the file keeps its size while it is written"
         assert set(SegmentReader(tmp_path).open(ref)["a"].tolist()) == {1}
     assert path.stat().st_size == ref.length, "a closed segment ends with its last blob"
     assert names(tmp_path) == [ref.segment]
 
 
 @pytest.mark.parametrize("durability", ["process", "host"])
-async def test_files_go_round_as_long_as_enough_are_released(tmp_path: Path, durability: str) -> None:
+async def test_two_files_are_enough_while_segments_are_released(tmp_path: Path, durability: str) -> None:
     inodes, reader = set(), SegmentReader(tmp_path)
-    with SegmentWriter(tmp_path, "w.0", 1000, durability) as writer:  # type: ignore[arg-type]
+    with SegmentWriter(tmp_path, SegmentName("w", 0), 1000, durability) as writer:  # type: ignore[arg-type]
         for n in range(20):
             ref = await writer.append(blob_of(1000, n))
             assert set(reader.open(ref)["a"].tolist()) == {n}
@@ -71,45 +71,45 @@ async def test_files_go_round_as_long_as_enough_are_released(tmp_path: Path, dur
     assert len(inodes) == 2
 
 
-async def test_views_that_are_still_held_stay_what_they_were(tmp_path: Path) -> None:
-    with SegmentWriter(tmp_path, "old.0", 1 << 20) as writer:
+async def test_views_of_a_removed_segment_keep_their_bytes(tmp_path: Path) -> None:
+    with SegmentWriter(tmp_path, SegmentName("old", 0), 1 << 20) as writer:
         ref = await writer.append(blob_of(1000, 7))
     held = SegmentReader(tmp_path).open(ref)["a"]
     SegmentReader(tmp_path).remove(ref.segment)
-    with SegmentWriter(tmp_path, "new.0", 1 << 20) as writer:
+    with SegmentWriter(tmp_path, SegmentName("new", 0), 1 << 20) as writer:
         await writer.append(blob_of(5000, 8))
     assert set(held.tolist()) == {7}
 
 
-async def test_whoever_opened_a_file_just_before_its_release_notices(tmp_path: Path) -> None:
-    with SegmentWriter(tmp_path, "old.0", 1 << 20) as writer:
+async def test_a_reader_that_opened_a_file_just_before_its_release_notices(tmp_path: Path) -> None:
+    with SegmentWriter(tmp_path, SegmentName("old", 0), 1 << 20) as writer:
         ref = await writer.append(blob_of(1000))
     path = tmp_path / ref.segment
     with path.open("rb") as early:
-        retire(path)
+        make_spare(path)
         with pytest.raises(FileNotFoundError):
-            share(early.fileno(), path)
-        assert take(tmp_path / "new.0-0000.seg")
+            lock_shared(early.fileno(), path)
+        assert take_spare(tmp_path / "new.0-0000.seg")
         with pytest.raises(FileNotFoundError):
-            share(early.fileno(), path)
+            lock_shared(early.fileno(), path)
 
 
-async def test_bytes_that_never_reached_the_disk_are_not_taken_for_older_ones(tmp_path: Path) -> None:
-    """After a loss of power a ref may point to what its file held before, of the very same size."""
-    await released(tmp_path, (1000,))
+async def test_older_bytes_are_not_taken_for_a_blob_that_never_reached_the_disk(tmp_path: Path) -> None:
+    """After a power failure a ref may point to an older blob of the same size in the reused file."""
+    await release_a_segment(tmp_path, (1000,))
     lost = PayloadRef("new.0-0000.seg", 0, blob_of(1000).length)
-    assert take(tmp_path / lost.segment)
+    assert take_spare(tmp_path / lost.segment)
     for use in (SegmentReader(tmp_path).open, SegmentReader(tmp_path).verify):
-        with pytest.raises(PayloadError, match="damaged: it is of another segment"):
+        with pytest.raises(PayloadError, match="damaged: it belongs to another segment"):
             use(lost)
 
 
-async def test_a_blob_from_a_wire_becomes_one_of_the_segment_it_lands_in(tmp_path: Path) -> None:
-    with SegmentWriter(tmp_path, "there.0", 1 << 20) as writer:
+async def test_a_blob_from_a_wire_gets_the_mark_of_the_segment_it_is_written_to(tmp_path: Path) -> None:
+    with SegmentWriter(tmp_path, SegmentName("there", 0), 1 << 20) as writer:
         there = await writer.append(blob_of(100, 3))
     reader = SegmentReader(tmp_path)
-    with SegmentWriter(tmp_path, "here.0", 1 << 20) as writer:
-        here = await writer.append_whole(reader.copy(there))
+    with SegmentWriter(tmp_path, SegmentName("here", 0), 1 << 20) as writer:
+        here = await writer.append_frame(reader.copy(there))
     reader.verify(here)
     assert set(reader.open(here)["a"].tolist()) == {3}
 
@@ -120,9 +120,10 @@ from pathlib import Path
 import numpy as np
 from rollway.payload.blob import build
 from rollway.payload.writer import SegmentWriter
+from rollway.records.payload import SegmentName
 
 async def main(folder):
-    writer = SegmentWriter(folder, "new.0", 1 << 20)
+    writer = SegmentWriter(folder, SegmentName("new", 0), 1 << 20)
     for n in range(2):
         await writer.append(build({"a": [np.full(3000, n, np.uint8)]}))
     os._exit(9)
@@ -131,37 +132,39 @@ asyncio.run(main(Path(sys.argv[1])))
 """
 
 
-def test_a_killed_writers_segment_keeps_its_own_blobs_alone(tmp_path: Path) -> None:
-    asyncio.run(released(tmp_path))
+def test_recovering_keeps_only_the_blobs_of_the_killed_writer(tmp_path: Path) -> None:
+    asyncio.run(release_a_segment(tmp_path))
     assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)]).returncode == 9
     path = tmp_path / "new.0-0000.seg"
     size, length = path.stat().st_size, blob_of(3000).length
     own = [
-        one.offset for one in scan(mapped(path), path.name, verify=True) if isinstance(one, WholeBlob)
+        one.offset
+        for one in scan(map_segment(path), path.name, verify=True)
+        if isinstance(one, WholeBlob)
     ]
     assert own == [0, length + -length % 64]
     cut = size - own[1] - length
     assert cut > 5000, "an older blob lay whole behind them"
-    assert recover(path) == Recovered(num_kept=2, num_broken=0, num_cut_bytes=cut)
+    assert recover(path) == RecoveryReport(num_kept=2, num_broken=0, num_cut_bytes=cut)
 
 
-async def test_a_segment_under_another_name_is_not_recovered_to_nothing(tmp_path: Path) -> None:
-    with SegmentWriter(tmp_path, "w.0", 1 << 20) as writer:
+async def test_recovering_a_renamed_segment_is_refused_and_removes_nothing(tmp_path: Path) -> None:
+    with SegmentWriter(tmp_path, SegmentName("w", 0), 1 << 20) as writer:
         ref = await writer.append(blob_of(1000))
     path = (tmp_path / ref.segment).rename(tmp_path / "copy.seg")
-    with pytest.raises(PayloadError, match=r"no whole blob of its own .* renamed"):
+    with pytest.raises(PayloadError, match=r"belongs to that segment; was the file renamed"):
         recover(path)
     assert path.stat().st_size == ref.length
 
 
-async def test_dropping_gives_space_back(tmp_path: Path) -> None:
-    await released(tmp_path)
-    with SegmentWriter(tmp_path, "w.0", 1) as writer:
+async def test_removing_spares_and_segments(tmp_path: Path) -> None:
+    await release_a_segment(tmp_path)
+    with SegmentWriter(tmp_path, SegmentName("w", 0), 1) as writer:
         refs = [await writer.append(blob_of(10)) for _ in range(3)]
-    retire(tmp_path / refs[0].segment)
-    drop_spares(tmp_path)
-    assert names(tmp_path) == [one.segment for one in refs[1:]]
-    drop_all(tmp_path)
+    make_spare(tmp_path / refs[0].segment)
+    remove_spares(tmp_path)
+    assert names(tmp_path) == [ref.segment for ref in refs[1:]]
+    remove_segments(tmp_path)
     assert names(tmp_path) == []
 
 
@@ -172,30 +175,30 @@ steps = st.lists(
 
 
 @given(steps)
-def test_what_is_held_is_always_what_was_written(plan: list[tuple[str, int]]) -> None:
-    """Two writers, a keeper and a reader with views: in any order of theirs, every ref that is held
-    verifies, and every view shows what it showed."""
+def test_refs_in_use_always_read_what_was_written(plan: list[tuple[str, int]]) -> None:
+    """Two writers, a keeper and a reader act in any order: every ref in use verifies, and every view
+    keeps its bytes."""
     with TemporaryDirectory() as folder:
         asyncio.run(_play(Path(folder), plan))
 
 
 async def _play(folder: Path, plan: list[tuple[str, int]]) -> None:
     keeper, reader = SegmentKeeper(SegmentReader(folder)), SegmentReader(folder)
-    writers = [SegmentWriter(folder, f"w{n}.0", 4000) for n in range(2)]
+    writers = [SegmentWriter(folder, SegmentName(f"w{n}", 0), 4000) for n in range(2)]
     held: dict[PayloadRef, int] = {}
     seen: list[tuple[int, object]] = []
-    for number, (what, size) in enumerate(plan):
+    for number, (act, size) in enumerate(plan):
         value = number % 256
-        if what == "append":
+        if act == "append":
             ref = await writers[size % 2].append(blob_of(size + 1, value))
             await keeper.hold(ref)
             held[ref] = value
-        elif what == "release" and held:
+        elif act == "release" and held:
             ref = list(held)[size % len(held)]
             del held[ref]
-            reader.forget()
+            reader = SegmentReader(folder)  # its maps would keep files in use
             await keeper.release([ref])
-        elif what == "look" and held:
+        elif act == "look" and held:
             ref = list(held)[size % len(held)]
             seen.append((held[ref], reader.open(ref)["a"]))
         for ref, value in held.items():

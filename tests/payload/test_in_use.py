@@ -1,4 +1,4 @@
-"""When a segment goes: closed, and nobody reads it. No live ref ever loses its bytes."""
+"""A segment is removed once it is closed and unused. No ref in use ever loses its bytes."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from rollway.errors import PayloadError
 from rollway.payload.blob import ALIGN
 from rollway.payload.in_use import LiveRefs
-from rollway.records.payload import PayloadRef
+from rollway.records.payload import PayloadRef, SegmentName
 
 
 class Disk:
-    """Two workers that write, rotate, die and are restarted, and what lies on their disk."""
+    """Two workers that write, begin new segments, die and are restarted, and the files on their disk."""
 
     def __init__(self) -> None:
         self.live = LiveRefs()
@@ -24,11 +24,11 @@ class Disk:
     def name(self, worker: int) -> str:
         return f"env.w{worker}.{self.incarnation[worker]}-{self.number[worker]:04d}.seg"
 
-    def write(self, worker: int, *, is_said: bool) -> None:
-        """A blob; its worker may die, or its rollout be cancelled, before it is spoken of."""
+    def write(self, worker: int, *, is_sent: bool) -> None:
+        """Write a blob. Its worker may die, or its rollout be cancelled, before its ref is sent."""
         self.files.add(self.name(worker))
         self.end[worker] += ALIGN
-        if is_said:
+        if is_sent:
             ref = PayloadRef(self.name(worker), self.end[worker], 10)
             self.held.append(ref)
             if self.live.hold(ref):
@@ -41,19 +41,21 @@ class Disk:
 
 
 ACTS = st.lists(
-    st.tuples(st.sampled_from(["write", "write", "unsaid", "rotate", "restart", "release"]),
+    st.tuples(st.sampled_from(["write", "write", "unsent", "rotate", "restart", "release"]),
               st.integers(0, 1), st.integers(0, 1000)),
     max_size=60,
 )  # fmt: skip
 
 
 @given(ACTS)
-def test_a_segment_goes_when_closed_and_unused_and_not_before(acts: list[tuple[str, int, int]]) -> None:
+def test_a_segment_is_removed_once_it_is_closed_and_unused(
+    acts: list[tuple[str, int, int]],
+) -> None:
     disk = Disk()
     for act, worker, number in acts:
         match act:
-            case "write" | "unsaid":
-                disk.write(worker, is_said=act == "write")
+            case "write" | "unsent":
+                disk.write(worker, is_sent=act == "write")
             case "rotate":
                 disk.number[worker] += 1
             case "restart":
@@ -63,9 +65,9 @@ def test_a_segment_goes_when_closed_and_unused_and_not_before(acts: list[tuple[s
                 disk.release(number % len(disk.held))
         assert {ref.segment for ref in disk.held} <= disk.files, "a live ref lost its segment"
         assert disk.live.num_bytes == 10 * len(disk.held)
-    for worker in (0, 1):  # both go on for a moment, then everything is trained
+    for worker in (0, 1):  # both write once more, then everything is trained
         disk.number[worker] += 1
-        disk.write(worker, is_said=True)
+        disk.write(worker, is_sent=True)
     while disk.held:
         disk.release(0)
     assert disk.files == {disk.name(0), disk.name(1)}, "all but the current segments are gone"
@@ -79,11 +81,11 @@ def test_late_releases_remove_each_segment_once(count: int, random: Any) -> None
     for ref in refs:
         live.hold(ref)
     random.shuffle(refs)
-    gone = [ref.segment for ref in refs if live.release(ref)]
-    assert sorted(gone) == [f"w0.0-{n:04d}.seg" for n in range(count - 1)]
+    removed = [ref.segment for ref in refs if live.release(ref)]
+    assert sorted(removed) == [f"w0.0-{n:04d}.seg" for n in range(count - 1)]
 
 
-def test_a_restarted_worker_closes_the_segments_of_its_past() -> None:
+def test_a_restarted_worker_closes_its_earlier_segments() -> None:
     live = LiveRefs()
     old = PayloadRef("w0.0-0003.seg", 0, 10)
     live.hold(old)
@@ -101,10 +103,37 @@ def test_a_ref_is_held_and_released_once() -> None:
     live = LiveRefs()
     ref = PayloadRef("w0.0-0000.seg", 0, 10)
     live.hold(ref)
-    with pytest.raises(PayloadError, match="held already"):
+    with pytest.raises(PayloadError, match="is already held"):
         live.hold(ref)
     live.release(ref)
     with pytest.raises(PayloadError, match="not held"):
         live.release(ref)
     with pytest.raises(PayloadError, match="not the name of a segment"):
         live.hold(PayloadRef("notes.txt", 0, 10))
+
+
+@given(
+    st.from_regex(r"(?!r[1-9]\d*\.)[aw02.r-]{1,8}", fullmatch=True),
+    st.integers(0, 10),
+    st.integers(0, 20_000),
+    st.integers(0, 3),
+)
+def test_segment_names_are_parsed_as_they_were_written(
+    writer: str, incarnation: int, number: int, generation: int
+) -> None:
+    name = SegmentName(writer, incarnation, number, generation)
+    assert SegmentName.parse(str(name)) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("env.w0.1-0003.seg", SegmentName("env.w0", 1, 3)),
+        ("r2.env.w0.0-0000.seg", SegmentName("env.w0", 0, 0, generation=2)),
+        ("my.seg", None),
+        ("env.w0.1-0003.seg.spare", None),
+    ],
+)
+def test_segment_names_on_disk(text: str, name: SegmentName | None) -> None:
+    assert SegmentName.parse(text) == name
+    assert name is None or str(name) == text

@@ -1,4 +1,4 @@
-"""Segments: written in the thread lane, read as views; what was committed outlives what goes wrong."""
+"""Segments are written in the thread lane and read as views; later failures never harm earlier blobs."""
 
 import asyncio
 import os
@@ -15,9 +15,9 @@ from rollway.errors import PayloadError
 from rollway.payload.blob import ALIGN, Blob, build, join
 from rollway.payload.lock import is_in_use
 from rollway.payload.reader import SegmentReader
-from rollway.payload.scan import WholeBlob, mapped, scan
+from rollway.payload.scan import WholeBlob, map_segment, scan
 from rollway.payload.writer import SegmentWriter
-from rollway.records.payload import PayloadRef
+from rollway.records.payload import PayloadRef, SegmentName
 
 pytestmark = pytest.mark.anyio
 
@@ -27,12 +27,12 @@ def blob_of(size: int, value: int = 1) -> Blob:
 
 
 @pytest.mark.parametrize("durability", ["process", "host"])
-async def test_refs_are_aligned_rotate_and_reopen(tmp_path: Path, durability: str) -> None:
+async def test_blobs_are_aligned_and_fill_several_segments(tmp_path: Path, durability: str) -> None:
     blobs = [
         build({"a": [np.full((n + 1, 3), n, np.uint8)], "b": [np.arange(n, dtype=np.int32)]})
         for n in range(20)
     ]
-    with SegmentWriter(tmp_path, "w.0", 1000, durability) as writer:  # type: ignore[arg-type]
+    with SegmentWriter(tmp_path, SegmentName("w", 0), 1000, durability) as writer:  # type: ignore[arg-type]
         refs = [await writer.append(blob) for blob in blobs]
     assert len({ref.segment for ref in refs}) > 2, "segments rotate by size"
     assert all(ref.offset % ALIGN == 0 for ref in refs)
@@ -47,7 +47,7 @@ async def test_refs_are_aligned_rotate_and_reopen(tmp_path: Path, durability: st
 async def test_host_durability_waits_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each commit syncs its file, a new segment its folder, both before the ref is known."""
+    """Each append syncs its file, and a new segment its folder, before the ref is returned."""
     synced: list[str] = []
 
     def sync(file: int) -> None:
@@ -55,20 +55,20 @@ async def test_host_durability_waits_for_the_disk(
 
     monkeypatch.setattr("os.fdatasync", sync)
     monkeypatch.setattr("os.fsync", sync)
-    with SegmentWriter(tmp_path, "w.0", 1 << 20, "host") as writer:
+    with SegmentWriter(tmp_path, SegmentName("w", 0), 1 << 20, "host") as writer:
         ref = await writer.append(blob_of(10))
         assert synced == [str(tmp_path), str(tmp_path / ref.segment)]
         await writer.append(blob_of(10))
         assert synced[2:] == [str(tmp_path / ref.segment)]
-    with SegmentWriter(tmp_path, "v.0", 1 << 20) as writer:
+    with SegmentWriter(tmp_path, SegmentName("v", 0), 1 << 20) as writer:
         await writer.append(blob_of(10))
     assert len(synced) == 3, "durability 'process' syncs nothing"
 
 
-async def test_a_disk_that_cannot_sync_is_not_trusted_again(
+async def test_after_a_failed_sync_a_new_segment_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with SegmentWriter(tmp_path, "w.0", 1 << 20, "host") as writer:
+    with SegmentWriter(tmp_path, SegmentName("w", 0), 1 << 20, "host") as writer:
         first = await writer.append(blob_of(10))
         with monkeypatch.context() as patched:
             patched.setattr("os.fdatasync", lambda file: os.fsync(1 << 20))
@@ -78,12 +78,12 @@ async def test_a_disk_that_cannot_sync_is_not_trusted_again(
     assert first.segment != second.segment
     for ref in (first, second):
         SegmentReader(tmp_path).verify(ref)
-    assert len(list(scan(mapped(tmp_path / first.segment), first.segment, verify=True))) == 1
+    assert len(list(scan(map_segment(tmp_path / first.segment), first.segment, verify=True))) == 1
 
 
-async def test_a_reader_sees_what_was_appended_after_it_mapped(tmp_path: Path) -> None:
+async def test_a_reader_sees_blobs_appended_after_it_mapped_the_segment(tmp_path: Path) -> None:
     reader = SegmentReader(tmp_path)
-    with SegmentWriter(tmp_path, "w.0", segment_bytes=1 << 20) as writer:
+    with SegmentWriter(tmp_path, SegmentName("w", 0), segment_bytes=1 << 20) as writer:
         for n in range(3):
             ref = await writer.append(blob_of(100, n))
             assert reader.open(ref)["a"][0] == n
@@ -91,14 +91,14 @@ async def test_a_reader_sees_what_was_appended_after_it_mapped(tmp_path: Path) -
 
 async def test_many_chunks_are_written_without_joining(tmp_path: Path) -> None:
     chunks = [np.full(3, n % 256, np.uint8) for n in range(5000)]
-    with SegmentWriter(tmp_path, "w.0", segment_bytes=1 << 20) as writer:
+    with SegmentWriter(tmp_path, SegmentName("w", 0), segment_bytes=1 << 20) as writer:
         ref = await writer.append(build({"a": chunks}))
     np.testing.assert_array_equal(SegmentReader(tmp_path).open(ref)["a"], np.concatenate(chunks))
 
 
 async def test_a_cancelled_append_never_touches_another_rollouts_bytes(tmp_path: Path) -> None:
     big = build({"a": [np.ones(1 << 16, np.uint8)] * 2000})
-    with SegmentWriter(tmp_path, "w.0", segment_bytes=1 << 30) as writer:
+    with SegmentWriter(tmp_path, SegmentName("w", 0), segment_bytes=1 << 30) as writer:
         cancelled = asyncio.create_task(writer.append(big))
         await asyncio.sleep(0)
         cancelled.cancel()
@@ -111,11 +111,9 @@ async def test_a_cancelled_append_never_touches_another_rollouts_bytes(tmp_path:
 
 async def test_missing_short_and_damaged_segments_are_named(tmp_path: Path) -> None:
     reader = SegmentReader(tmp_path)
-    with pytest.raises(
-        PayloadError, match=r"no segment .*none\.0-0000\.seg .*removed by hand.*--resume"
-    ):
+    with pytest.raises(PayloadError, match=r"segment .*none\.0-0000\.seg .*removed by hand.*--resume"):
         reader.open(PayloadRef("none.0-0000.seg", 0, 10))
-    with SegmentWriter(tmp_path, "w.0", segment_bytes=1 << 20) as writer:
+    with SegmentWriter(tmp_path, SegmentName("w", 0), segment_bytes=1 << 20) as writer:
         refs = [await writer.append(blob_of(1000, n)) for n in range(2)]
     path = tmp_path / refs[0].segment
     raw = bytearray(path.read_bytes())
@@ -125,16 +123,16 @@ async def test_missing_short_and_damaged_segments_are_named(tmp_path: Path) -> N
     reader.verify(refs[0])
     with pytest.raises(PayloadError, match=rf"offset {refs[1].offset} of {path} .*checksum.*--resume"):
         reader.verify(refs[1])
-    with pytest.raises(PayloadError, match=rf"offset 64 of {path} is damaged: header of"):
+    with pytest.raises(PayloadError, match=rf"offset 64 of {path} is damaged: its header"):
         reader.open(PayloadRef(path.name, 64, 1000))
     os.truncate(path, refs[1].offset + 10)
     with pytest.raises(PayloadError, match=rf"ref at {refs[1].offset} ends at .* was cut"):
         SegmentReader(tmp_path).open(refs[1])
 
 
-async def test_a_file_that_may_not_grow_loses_nothing(tmp_path: Path) -> None:
-    """EFBIG in the middle of a blob: it is cut off, and the next append takes its place."""
-    with SegmentWriter(tmp_path, "w.0", segment_bytes=1 << 20) as writer:
+async def test_a_file_that_reaches_its_size_limit_loses_nothing(tmp_path: Path) -> None:
+    """A blob that fails with EFBIG half way is cut off, and the next append takes its place."""
+    with SegmentWriter(tmp_path, SegmentName("w", 0), segment_bytes=1 << 20) as writer:
         first = await writer.append(blob_of(10))
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
@@ -147,8 +145,8 @@ async def test_a_file_that_may_not_grow_loses_nothing(tmp_path: Path) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         third = await writer.append(blob_of(100_000))
     assert size == first.length
-    pieces = list(scan(mapped(tmp_path / first.segment), first.segment, verify=True))
-    assert [(one.offset, one.length) for one in pieces if isinstance(one, WholeBlob)] == [
+    pieces = list(scan(map_segment(tmp_path / first.segment), first.segment, verify=True))
+    assert [(piece.offset, piece.length) for piece in pieces if isinstance(piece, WholeBlob)] == [
         (ref.offset, ref.length) for ref in (first, second, third)
     ]
     assert len(pieces) == 3
@@ -162,13 +160,14 @@ from rollway.errors import PayloadError
 from rollway.payload.blob import build
 from rollway.payload.reader import SegmentReader
 from rollway.payload.writer import SegmentWriter
+from rollway.records.payload import SegmentName
 
 async def main(folder):
     blob = build({"a": [np.ones(300_000, np.uint8)]})
     refs = []
     ballast = folder / "ballast"
     ballast.write_bytes(bytes(100_000))
-    with SegmentWriter(folder, "w.0", 1 << 30) as writer:
+    with SegmentWriter(folder, SegmentName("w", 0), 1 << 30) as writer:
         while True:
             try:
                 refs.append(await writer.append(blob))
@@ -186,27 +185,27 @@ asyncio.run(main(Path(sys.argv[1])))
 
 
 def tiny_disk(folder: Path) -> list[str]:
-    """A command prefix that runs with a file system of 1 MB mounted on `folder`."""
+    """Return a command prefix that mounts a file system of 1 MB on `folder`."""
     mount = f'mount -t tmpfs -o size=1m none {folder} && exec "$@"'
     return ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
 
 
-def test_a_full_disk_loses_nothing_and_space_heals_it(tmp_path: Path) -> None:
+def test_a_full_disk_loses_nothing_and_writing_works_again_after_making_room(tmp_path: Path) -> None:
     if not shutil.which("unshare") or subprocess.run([*tiny_disk(tmp_path), "true"]).returncode:
-        pytest.skip("this machine lets nobody mount a tiny file system")
+        pytest.skip("a tiny file system cannot be mounted on this machine")
     ran = subprocess.run(
         [*tiny_disk(tmp_path), sys.executable, "-c", TINY_DISK, str(tmp_path)],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    said, counted = ran.stdout.splitlines()
-    assert "No space left on device" in said
-    assert "make room" in said
-    assert counted == "4 whole"
+    error, count = ran.stdout.splitlines()
+    assert "No space left on device" in error
+    assert "make room" in error
+    assert count == "4 whole"
 
 
-async def test_a_folder_that_is_gone_fails_the_append_only(tmp_path: Path) -> None:
+async def test_a_missing_folder_fails_the_append_and_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "payload"
-    with SegmentWriter(folder, "w.0", segment_bytes=1) as writer:
+    with SegmentWriter(folder, SegmentName("w", 0), segment_bytes=1) as writer:
         with pytest.raises(PayloadError, match=rf"bytes to {folder}/w.*: No such file .*folder exists"):
             await writer.append(blob_of(10))
         folder.mkdir()
@@ -215,28 +214,30 @@ async def test_a_folder_that_is_gone_fails_the_append_only(tmp_path: Path) -> No
 
 
 async def test_a_segment_is_locked_while_it_is_in_use(tmp_path: Path) -> None:
-    with SegmentWriter(tmp_path, "w.0", segment_bytes=1) as writer:
+    with SegmentWriter(tmp_path, SegmentName("w", 0), segment_bytes=1) as writer:
         old = await writer.append(blob_of(10))
         new = await writer.append(blob_of(10))
-        assert [is_in_use(tmp_path / one.segment) for one in (old, new)] == [False, True]
+        assert [is_in_use(tmp_path / ref.segment) for ref in (old, new)] == [False, True]
     assert not is_in_use(tmp_path / new.segment)
 
 
-async def test_a_blob_from_a_wire_is_checked_before_it_is_kept(tmp_path: Path) -> None:
+async def test_a_blob_from_a_wire_is_checked_before_it_is_written(tmp_path: Path) -> None:
     frame = bytearray(join(blob_of(100)))
-    with SegmentWriter(tmp_path, "w.0", segment_bytes=1 << 20) as writer:
-        ref = await writer.append_whole(memoryview(frame))
+    with SegmentWriter(tmp_path, SegmentName("w", 0), segment_bytes=1 << 20) as writer:
+        ref = await writer.append_frame(memoryview(frame))
         frame[-1] ^= 1
         with pytest.raises(PayloadError, match="checksum"):
-            await writer.append_whole(memoryview(frame))
+            await writer.append_frame(memoryview(frame))
         again = await writer.append(blob_of(100))
-    assert again.offset == ref.length + -ref.length % ALIGN, "what was refused took no place"
+    assert again.offset == ref.length + -ref.length % ALIGN, "the refused blob took no space"
 
 
-async def test_a_writer_never_touches_what_one_of_the_same_name_wrote(tmp_path: Path) -> None:
+async def test_segments_of_an_earlier_writer_of_the_same_name_stay(
+    tmp_path: Path,
+) -> None:
     refs = []
     for value in range(3):
-        with SegmentWriter(tmp_path, "w.0", 1 << 20) as writer:
+        with SegmentWriter(tmp_path, SegmentName("w", 0), 1 << 20) as writer:
             refs.append(await writer.append(blob_of(10, value)))
     assert [ref.segment for ref in refs] == ["w.0-0000.seg", "w.0-0001.seg", "w.0-0002.seg"]
     opened = [SegmentReader(tmp_path).open(ref)["a"][0] for ref in refs]

@@ -1,4 +1,4 @@
-"""Frames on their way: bounded in bytes, first come, first served, nothing lost to cancellation."""
+"""Frames under way are bounded in bytes and served in order, and cancellation loses nothing."""
 
 import asyncio
 
@@ -34,7 +34,7 @@ async def test_at_the_bound_appends_wait_for_the_receiver() -> None:
     done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     while len(done) < 3:
         done |= (await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED))[0]
-        pending = {one for one in waiting if not one.done()}
+        pending = {task for task in waiting if not task.done()}
     store.taken(blob_of(1000).length)
     fourth = await waiting[3]
     assert not waiting[4].done()
@@ -43,43 +43,43 @@ async def test_at_the_bound_appends_wait_for_the_receiver() -> None:
     await store.append(blob_of(2000))
 
 
-async def test_a_cancelled_append_gives_its_place_back() -> None:
+async def test_a_cancelled_append_gives_its_bytes_back() -> None:
     store = FrameStore(1000)
     append = asyncio.create_task(store.append(blob_of(100_000)))
     await asyncio.sleep(0)
     append.cancel()
     with pytest.raises(asyncio.CancelledError):
         await append
-    await store.append(blob_of(200_000))  # more than the window: only if nothing else is on its way
+    await store.append(blob_of(200_000))  # passes only if nothing else is under way
 
 
 @given(
     st.integers(1, 100),
     st.lists(st.tuples(st.sampled_from(["take", "give", "cancel"]), st.integers(1, 150)), max_size=40),
 )
-def test_the_window_holds_its_limit_and_its_order(limit: int, acts: list[tuple[str, int]]) -> None:
+def test_the_window_keeps_its_limit_and_order(limit: int, acts: list[tuple[str, int]]) -> None:
     async def play() -> None:
         window = ByteWindow(limit)
-        asked: list[tuple[int, asyncio.Task[None]]] = []
+        waiting: list[tuple[int, asyncio.Task[None]]] = []
         inside: list[int] = []
         for act, number in acts:
             if act == "take":
-                asked.append((number, asyncio.create_task(window.take(number))))
+                waiting.append((number, asyncio.create_task(window.take(number))))
             elif act == "give" and inside:
                 window.give(inside.pop(0))
-            elif act == "cancel" and asked:
-                asked.pop(number % len(asked))[1].cancel()
+            elif act == "cancel" and waiting:
+                waiting.pop(number % len(waiting))[1].cancel()
             for _ in range(5):
                 await asyncio.sleep(0)
-            done = [task.done() for _, task in asked]
-            assert done == sorted(done, reverse=True), "somebody was served out of turn"
-            inside += [size for size, task in asked if task.done()]
-            asked = [(size, task) for size, task in asked if not task.done()]
+            done = [task.done() for _, task in waiting]
+            assert done == sorted(done, reverse=True), "a later caller was served first"
+            inside += [size for size, task in waiting if task.done()]
+            waiting = [(size, task) for size, task in waiting if not task.done()]
             assert window.num_bytes == sum(inside)
             assert sum(inside) <= limit or len(inside) == 1
-            if asked:
-                assert inside, "somebody waits though nothing is on its way"
-        for _, task in asked:
+            if waiting:
+                assert inside, "a caller waits though nothing is under way"
+        for _, task in waiting:
             task.cancel()
 
     asyncio.run(play())
