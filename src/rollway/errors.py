@@ -1,29 +1,43 @@
-"""The exceptions of rollway.
+"""The exceptions of rollway, drawn as they inherit. A test compares this drawing with the code.
 
-    RollwayError            shown to the user as one line: what, where, what to do next
-    ├── ConfigError         a run file or an option is wrong
-    ├── EnvironmentNotFound no such environment, or it cannot be imported
-    ├── ModelError          a model folder is missing or unusable
-    ├── RunDirError         a run directory exists, or is not one
-    ├── PortError           an address cannot be bound
-    ├── KeysError           keys are missing, damaged, readable by others, or not accepted
-    ├── PayloadError        a segment is missing, short or damaged, or cannot be written
-    ├── TraceError          a turn does not fit its row (an engine's fault)
-    ├── EngineError         an engine refused, or answered nonsense
-    │   ├── EngineAway      it cannot be reached, hung up, or has old weights: it may come back
-    │   └── EngineLate      it did not answer in time
-    ├── ProtocolError       a message that does not belong to the protocol
-    ├── RunStuck            a step can no longer complete
-    ├── ToolFailed          a tool raised, and its toolset says that this fails the rollout
-    ├── RolloutFailed       a rollout that was played in a test did not come to its end
-    ├── AdvantageError      an advantage function of the user's failed
-    └── PartDied            a process of the run ended when it should not
-        LaneError           work in a process lane did not return
-        ├── LaneFull        too many callers wait for the lane already
-        ├── LaneClosed      the lane has ended
-        ├── LaneTimeout     it passed its deadline and was killed
-        ├── LaneCrashed     its process died
-        └── LaneRaised      it raised; carries the remote traceback and its file:line
+    RollwayError                 shown to the user as one line: what happened, where, what to do next
+    ├── ConfigError              a run file or an option is wrong
+    ├── EnvironmentNotFound      there is no such environment, or it cannot be imported
+    ├── EnvironmentInvalid       the environment was found and cannot be used
+    ├── DatasetError             a data file, or a row of it, cannot be used
+    ├── ModelError               a model folder is missing or unusable
+    ├── RunDirError              a run directory already exists, or a folder is not a run directory
+    ├── PortError                an address cannot be bound
+    ├── KeysError                keys are missing, damaged, readable by others, or not accepted
+    ├── PayloadError             a segment is missing, short or damaged, or cannot be written
+    ├── TraceError               a turn does not fit its row (the engine's fault)
+    ├── EngineError              an engine refused a request, or its answer makes no sense
+    │   ├── EngineAway           it cannot be reached, hung up, or has old weights: it may come back
+    │   └── EngineLate           it did not answer in time
+    ├── ProtocolError            a message does not belong to the protocol
+    ├── RunStuck                 a step can no longer complete
+    ├── ToolFailed               a tool raised, and its toolset says that this fails the rollout
+    ├── RolloutFailed            a rollout that a test played failed
+    ├── AdvantageError           the user's advantage function failed
+    ├── PartDied                 a process of the run ended when it should not
+    │   └── NeverReady           a worker ended before it was ready
+    └── LaneError                a call in a process lane did not return
+        ├── LaneFull             too many callers already wait for the lane
+        ├── LaneClosed           the lane has ended
+        ├── LaneTimeout          the call passed its deadline and was killed
+        ├── LaneCrashed          the call's process died
+        └── LaneRaised           the call raised; carries the error's class, traceback and file:line
+
+These never reach the user:
+
+    Exception
+    ├── Stopped                  a stop condition or a limit ended a rollout, which is not an error
+    └── BadRequest               a request cannot be answered by the embedded engine
+    ConnectionError
+    └── HttpError                a server cannot be reached, or does not speak HTTP
+        └── HttpAway             it cannot be reached, or hung up
+    BaseException
+    └── EndPlainCode             the worker wants blocking user code to end
 
 A failed rollout is not an exception but a record (`records.rollout.Failed`).
 """
@@ -34,12 +48,11 @@ from collections.abc import Iterable
 import msgspec
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding bytes of somebody else's may raise: not JSON or not of the right shape, not UTF-8, too
-deeply nested."""
+"""What decoding foreign bytes raises: not JSON, not of the right shape, not UTF-8, or too deeply nested."""
 
 
 class RollwayError(Exception):
-    """Base of what users are shown without a traceback."""
+    """The base of all errors that users see without a traceback."""
 
 
 class ConfigError(RollwayError):
@@ -47,6 +60,14 @@ class ConfigError(RollwayError):
 
 
 class EnvironmentNotFound(RollwayError):
+    pass
+
+
+class EnvironmentInvalid(RollwayError):
+    pass
+
+
+class DatasetError(RollwayError):
     pass
 
 
@@ -93,12 +114,10 @@ class EngineError(RollwayError):
 
 
 class EngineAway(EngineError):
-    def __init__(
-        self, message: str, *, status: int | None = None, request_was_sent: bool = False
-    ) -> None:
-        super().__init__(message, status=status)
-        self.request_was_sent = request_was_sent
-        """True if the engine went away while it had this request to answer."""
+    def __init__(self, message: str, *, was_asked: bool = False) -> None:
+        super().__init__(message)
+        self.was_asked = was_asked
+        """The engine went away while it had a request to answer."""
 
 
 class EngineLate(EngineError):
@@ -121,7 +140,7 @@ class PartDied(RollwayError):
     def __init__(self, message: str, *, code: int = 1) -> None:
         super().__init__(message)
         self.code = code
-        """Its exit code, negative for a signal."""
+        """The exit code of the process, negative for a signal."""
 
     @property
     def was_killed(self) -> bool:
@@ -158,7 +177,7 @@ class LaneRaised(LaneError):
         self.where = where
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest of `known`, or nothing."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` with the most similar of `names`, or nothing."""
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
     return f"; did you mean '{near[0]}'?" if near else ""
