@@ -48,7 +48,7 @@ from collections.abc import Iterable
 import msgspec
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding foreign bytes raises: not JSON, not of the right shape, not UTF-8, or too deeply nested."""
+"""What decoding foreign bytes may raise: not JSON, of the wrong shape, not UTF-8, too deeply nested."""
 
 
 class RollwayError(Exception):

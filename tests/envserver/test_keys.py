@@ -26,9 +26,9 @@ from rollway.records.ids import PolicyVersion, RolloutId
 from rollway.records.rollout import Scored, Settled
 from rollway.records.task import Task
 from rollway.records.turn import Sampling
-from rollway.wire.gate import REFUSALS
+from rollway.wire.authenticator import REFUSALS
 from rollway.wire.handshake import NO_KEYS_GIVEN, NOT_ACCEPTED, NOT_ITS_KEY
-from rollway.wire.keys import ClientKeys, client_keys, make
+from rollway.wire.keys import ClientKeys, make_keys, read_client_keys
 from rollway.wire.messages import Cancel, Hello, NewPolicy, NextTasks, Run, encode
 
 pytestmark = pytest.mark.anyio
@@ -42,16 +42,16 @@ class Keyed:
         self.engine = engine
         self.log = folder / "router.log"
         self.pid = pid
-        self.right = client_keys(client)
-        _, other = make(folder / "other")
-        unknown = client_keys(other)
+        self.right = read_client_keys(client)
+        _, other = make_keys(folder / "other")
+        unknown = read_client_keys(other)
         self.unknown = ClientKeys(unknown.secret, self.right.server)
         self.misled = ClientKeys(self.right.secret, unknown.server)
 
 
 @asynccontextmanager
 async def keyed(folder: Path, model: Path, latency_s: float = 0.0) -> AsyncIterator[Keyed]:
-    server, client = make(folder / "keys")
+    server, client = make_keys(folder / "keys")
     async with engine_double(model, plus_one, latency_s) as engine:
         env = EnvConfig(id=ENVS, args={"kind": "Counting"}, workers=1, concurrency=8)
         part = msgspec.structs.replace(router_spec(env, model, engine.url, folder), keys=str(server))

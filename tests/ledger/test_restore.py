@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rollway.ledger.ledger import open_ledger
 from rollway.ledger.restore import read_reports, restore
 from rollway.records.batch import BatchManifest, BatchRow
-from rollway.records.ids import GroupId, PolicyVersion, RolloutId, Step, WorkerName, rollout_id
+from rollway.records.ids import GroupId, PolicyVersion, RolloutId, Step, WorkerName, make_rollout_id
 from rollway.records.payload import PayloadRef
 from rollway.records.rollout import Cancelled, Failed, Outcome, RowSummary, Scored, Settled, Timing
 from rollway.records.task import Task
@@ -56,7 +56,7 @@ class Story:
                     case "cancelled":
                         self.outcomes[name] = Cancelled("x")
         self.torn = {
-            self.refs[rollout_id(GroupId(g), m)]
+            self.refs[make_rollout_id(GroupId(g), m)]
             for g, kinds in enumerate(ends) for m, kind in enumerate(kinds) if kind == "torn"
         }  # fmt: skip
 
@@ -141,7 +141,7 @@ async def test_every_rollout_is_trained_or_restored_or_runs_again(
             assert group is not None
             assert len(group.ids) == SIZE
             usable = {
-                rollout_id(GroupId(number), m)
+                make_rollout_id(GroupId(number), m)
                 for m, kind in enumerate(ends) if kind in ("scored", "failed")
             }  # fmt: skip
             assert {settled.rollout_id for settled in group.settled} == usable

@@ -25,7 +25,7 @@ from rollway.records.payload import SegmentName
 from rollway.records.rollout import Outcome, Scored, Settled
 from rollway.records.task import Task
 from rollway.records.turn import Sampling
-from rollway.wire.keys import client_keys, make
+from rollway.wire.keys import make_keys, read_client_keys
 from rollway.wire.messages import Run
 
 pytestmark = [pytest.mark.system, pytest.mark.anyio]
@@ -81,7 +81,7 @@ async def scored(client: envs.EnvClient) -> Outcome:
 async def test_a_server_on_its_own_from_start_to_signal(
     tmp_path: Path, tiny_moe: Path, how: signal.Signals, code: int
 ) -> None:
-    server, client = make(tmp_path / "keys")
+    server, client = make_keys(tmp_path / "keys")
     landing_dir = tmp_path / "here"
     landing_dir.mkdir()
     async with engine_double(tiny_moe, lambda said: "6") as engine:
@@ -93,7 +93,7 @@ async def test_a_server_on_its_own_from_start_to_signal(
                 async with envs.connect(address):
                     pass
             with SegmentWriter(landing_dir, SegmentName("env.in", 0), 1 << 20) as landing:
-                keys = client_keys(client)
+                keys = read_client_keys(client)
                 async with envs.connect(address, landing, keys, must_land=True) as one:
                     outcome = await scored(one)
             assert isinstance(outcome, Scored), outcome
@@ -175,7 +175,7 @@ store = "frames"
 
 @pytest.mark.timeout(180)
 async def test_a_run_trains_on_a_served_environment(tmp_path: Path, tiny_moe: Path) -> None:
-    server, client = make(tmp_path / "keys")
+    server, client = make_keys(tmp_path / "keys")
     with started(tmp_path, "engine", str(tiny_moe), "--port", "0") as engine:
         url = (await line_with(engine, r"at (http://\S+)/v1"))[1]
         args = ("--keys", str(server), "--args", '{"kind": "Lengths"}')

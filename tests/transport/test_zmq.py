@@ -33,7 +33,7 @@ from rollway.transport.messages import (
     WantBatch,
 )
 from rollway.wire.handshake import NO_KEYS_GIVEN, NOT_ACCEPTED, NOT_ITS_KEY
-from rollway.wire.keys import make
+from rollway.wire.keys import make_keys
 
 pytestmark = pytest.mark.anyio
 
@@ -201,8 +201,8 @@ async def test_an_address_without_an_orchestrator_is_an_error(run: RunDir) -> No
 
 
 async def test_keys_keep_others_out(run: RunDir, tmp_path: Path) -> None:
-    server, client = make(tmp_path / "keys")
-    _, unknown = make(tmp_path / "other")
+    server, client = make_keys(tmp_path / "keys")
+    _, unknown = make_keys(tmp_path / "other")
     shutil.copy(client / "server.public", unknown / "server.public")
     _, misled = make(tmp_path / "third")
     async with orchestrator(run, keys=str(server)) as sender:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ..wire.keys import make, public_keys
+from ..wire.keys import make_keys, read_public_keys
 
 app = typer.Typer(
     name="keys",
@@ -31,7 +31,7 @@ def new(
     other/client ('rollway keys show') into FOLDER/server/clients/other.public and the server's into
     other/client/server.public, and restart the server. Removing such a file shuts its client out.
     """
-    server, client = make(folder)
+    server, client = make_keys(folder)
     typer.echo(f"{server}: for the server, 'rollway serve … --keys {server}'")
     typer.echo(f"{client}: for whoever connects, 'keys = \"{client}\"' below [[env]] in a run file")
 
@@ -41,5 +41,5 @@ def show(
     folder: Annotated[Path, typer.Argument(help="Folder of a server, of a client, or of both.")],
 ) -> None:
     """Print the public keys a folder knows. Secrets are never printed."""
-    for what, key in public_keys(folder).items():
+    for what, key in read_public_keys(folder).items():
         typer.echo(f"{key}  {what}")

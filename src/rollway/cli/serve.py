@@ -25,7 +25,7 @@ from ..loop.processes.part import start_part
 from ..loop.watch.run import run
 from ..model.folder import check_folder
 from ..observe.console import Screen
-from ..wire.keys import server_keys
+from ..wire.keys import read_server_keys
 from .checks import checked, json_object
 from .stopping import STOPPED, cancel_on_sigterm, exit_for
 
@@ -98,7 +98,7 @@ def serve(
     """
     check_bind(bind, keys)
     if keys:
-        server_keys(Path(keys))
+        read_server_keys(Path(keys))
     check_folder(str(model))
     server = ServerConfig(
         workers=workers, concurrency=concurrency, rollout_deadline_s=rollout_deadline_s

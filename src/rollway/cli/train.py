@@ -28,7 +28,7 @@ from ..resume.resume import find_start_point
 from ..rundir.rundir import RunDir, without_none
 from ..warmup.build import build_model, warmup_spec
 from ..warmup.recipe import is_built
-from ..wire.keys import client_keys, server_keys
+from ..wire.keys import read_client_keys, read_server_keys
 from .checks import need_sinks, need_torch
 from .stopping import STOPPED, cancel_on_sigterm, exit_for
 

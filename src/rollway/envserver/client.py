@@ -153,7 +153,7 @@ async def _answer(wire: Any, handshake: Handshake, address: str, limit_s: float)
     """The server's welcome, or why there is none."""
     heard: list[ToClient] = []
     answered = asyncio.ensure_future(_welcomed(wire, address, heard))
-    refused = asyncio.ensure_future(handshake.refused())
+    refused = asyncio.ensure_future(handshake.wait_until_refused())
     try:
         await asyncio.wait([answered, refused], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if answered.done():
@@ -165,7 +165,11 @@ async def _answer(wire: Any, handshake: Handshake, address: str, limit_s: float)
                 f"the env server at {address} answers, but none of its workers has started within "
                 f"{limit_s:g} s: their logs say why"
             )
-        met = "something answers there, but says no welcome" if handshake.has_met else "nobody is there"
+        met = (
+            "something answers there, but says no welcome"
+            if handshake.has_connected
+            else "nobody is there"
+        )
         raise ProtocolError(f"no env server at {address}: {met} ({limit_s:g} s)")
     finally:
         answered.cancel()

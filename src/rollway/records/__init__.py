@@ -1,1 +1,1 @@
-"""What travels: frozen structs of a few hundred bytes. Imports nothing of rollway's."""
+"""The records that travel between processes: small frozen structs. Imports nothing else of rollway."""

@@ -1,4 +1,4 @@
-"""A batch: which rows the trainer takes for one optimizer step. Refs and numbers, no tokens."""
+"""A batch: the rows of one optimizer step, as refs and numbers, without tokens."""
 
 from msgspec import Struct
 
@@ -7,7 +7,7 @@ from .payload import PayloadRef
 
 
 class BatchRow(Struct, frozen=True):
-    """Row `row` of the blob at `ref`, and the advantage of all its trainable tokens."""
+    """Row number `row` of the blob at `ref`, and the advantage of all its trainable tokens."""
 
     rollout_id: RolloutId
     ref: PayloadRef
@@ -21,9 +21,9 @@ class BatchManifest(Struct, frozen=True):
     """The rows of one step and how they are packed: `ranks` holds, for each rank of the trainer, its
     micro-batches, each of them indices into `rows`.
 
-    Every row stands in exactly one micro-batch, and every rank has as many micro-batches as any other.
-    An empty one is padding for a rank that has no rows left: it joins what the others do together, and
-    adds nothing.
+    Every row is in exactly one micro-batch, and every rank has the same number of micro-batches. An
+    empty micro-batch is padding for a rank that has no rows left: the rank takes part in the collective
+    operations and adds nothing.
     """
 
     step: Step
@@ -33,12 +33,12 @@ class BatchManifest(Struct, frozen=True):
 
     @property
     def micro_batches(self) -> tuple[tuple[int, ...], ...]:
-        """Those of all ranks, without padding."""
-        return tuple(one for rank in self.ranks for one in rank if one)
+        """The micro-batches of all ranks, without padding."""
+        return tuple(rows for rank in self.ranks for rows in rank if rows)
 
     @property
     def refs(self) -> tuple[PayloadRef, ...]:
-        """The blobs of these rows, each once, in order: rows of one rollout share one."""
+        """The blobs of these rows, each once and in order. Rows of one rollout share a blob."""
         return tuple(dict.fromkeys(row.ref for row in self.rows))
 
     @property

@@ -1,4 +1,4 @@
-"""How busy the engines are."""
+"""How busy an engine is, and the weights that the trainer published for it."""
 
 from msgspec import Struct
 
@@ -6,7 +6,7 @@ from .ids import PolicyVersion
 
 
 class EngineLoad(Struct, frozen=True):
-    """Requests being decoded, requests waiting to be, and the share of the cache that is in use."""
+    """The requests that are decoded, the requests that wait, and the share of the cache in use."""
 
     running: int
     waiting: int
@@ -14,7 +14,7 @@ class EngineLoad(Struct, frozen=True):
 
 
 class Published(Struct, frozen=True):
-    """Weights of `version` lie complete in `path`; `metrics` are those of the step that made them."""
+    """The weights of `version` are complete in `path`; `metrics` are those of the step behind them."""
 
     version: PolicyVersion
     path: str

@@ -8,7 +8,7 @@ from .ids import GroupId, PolicyVersion, RolloutId
 from .rollout import Cancelled, Failed, Scored
 
 Fate = Literal["trained", "zero_advantage", "filtered", "too_few", "stale", "eval"]
-"""What became of a closed group; those of evaluations never train."""
+"""What became of a closed group. Groups of evaluations never train."""
 
 
 class Member(Struct, frozen=True):
@@ -19,7 +19,7 @@ class Member(Struct, frozen=True):
 
 
 class Group(Struct, frozen=True):
-    """The rollouts of one task, every one at its end."""
+    """The rollouts of one task, all of them settled."""
 
     id: GroupId
     env: str
@@ -30,13 +30,13 @@ class Group(Struct, frozen=True):
 
 
 class ClosedGroup(Struct, frozen=True):
-    """A group at its end: its members' advantages, in their order, and what became of it."""
+    """A group that has been judged: the advantages of its members, in order, and what became of it."""
 
     group: Group
     advantages: tuple[float, ...]
     fate: Fate
     left_out: tuple[RolloutId, ...] = ()
-    """Members that do not train though their group does."""
+    """Members that do not train although their group does."""
 
     @property
     def num_trained(self) -> int:
@@ -44,13 +44,11 @@ class ClosedGroup(Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
-        """Of the rollouts that train."""
-        return sum(
-            member.scored.num_tokens for member in self.group.members
-            if member.rollout_id not in self.left_out
-        )  # fmt: skip
+        """The tokens of the rollouts that train."""
+        trained = (member for member in self.group.members if member.rollout_id not in self.left_out)
+        return sum(member.scored.num_tokens for member in trained)
 
     @property
     def first_version(self) -> PolicyVersion:
-        """The oldest that any of its members began under."""
+        """The oldest version under which any of its members began."""
         return min(member.scored.first_version for member in self.group.members)

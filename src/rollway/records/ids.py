@@ -1,4 +1,4 @@
-"""Names of things, so that a step is never passed where a version is meant."""
+"""Types for ids and numbers, so that a step is never passed where a version is meant."""
 
 from typing import Annotated, NewType
 
@@ -11,29 +11,35 @@ Step = NewType("Step", int)
 PolicyVersion = NewType("PolicyVersion", int)
 
 
-def rollout_id(group_id: GroupId, member: int) -> RolloutId:
-    """The id of the `member`-th rollout of a group: `g12.3`."""
+def make_rollout_id(group_id: GroupId, member: int) -> RolloutId:
+    """Return the id of the `member`-th rollout of a group: `g12.3`."""
     return RolloutId(f"g{group_id}.{member}")
 
 
-def retried(id: RolloutId) -> RolloutId:
-    """The id under which a rollout runs once more: `g12.3` is followed by `g12.3+1`."""
-    first, _, _ = id.partition("+")
-    return RolloutId(f"{first}+{num_retries(id) + 1}")
+def next_try(rollout_id: RolloutId) -> RolloutId:
+    """Return the id under which a rollout runs once more: `g12.3` is followed by `g12.3+1`."""
+    first, retries = _split_retries(rollout_id)
+    return RolloutId(f"{first}+{retries + 1}")
 
 
-def num_retries(id: RolloutId) -> int:
-    """How often this rollout was tried before."""
-    return int(id.partition("+")[2] or 0)
+def num_retries(rollout_id: RolloutId) -> int:
+    """Return how many times this rollout ran before."""
+    return _split_retries(rollout_id)[1]
+
+
+def _split_retries(rollout_id: RolloutId) -> tuple[str, int]:
+    """Return the id of the first try, and the number of retries."""
+    first, _, retries = rollout_id.partition("+")
+    return first, int(retries or 0)
 
 
 LARGEST = 2**53
-"""Whole numbers up to this are exact wherever they go, also as floats."""
+"""Whole numbers up to this are exact everywhere, even as floats."""
 Natural = Annotated[int, Meta(ge=0, le=LARGEST)]
 Count = Annotated[int, Meta(ge=1, le=LARGEST)]
 Label = Annotated[str, Meta(max_length=1_000)]
-"""A name or a reason: something for a log line."""
+"""A name or a reason, short enough for a log line."""
 ID_PATTERN = r"^[!-~]{1,200}\Z"
-"""Ids are printable and without blanks, so that they can stand in a log line."""
+"""Ids are printable and without blanks, so that they can be part of a log line."""
 FILE_PATTERN = r"^(?!\.)[^/\\\x00-\x1f]{0,200}\Z"
-"""A file's own name: it leads to no other folder. Empty for none."""
+"""The name of a file, which cannot lead to another folder; empty for no file."""

@@ -1,4 +1,4 @@
-"""What a restart finds: groups that were not trained yet, and batches the trainer had not finished."""
+"""What a resumed run finds: groups that were not trained, and batches the trainer had not finished."""
 
 from msgspec import Struct
 
@@ -10,7 +10,7 @@ from .task import Pool, Task
 
 
 class RestoredGroup(Struct, frozen=True):
-    """A group with the rollouts that settled and can be used; the others of `ids` run again."""
+    """A group with the rollouts that settled and can be used. The others of `ids` run again."""
 
     id: GroupId
     env: str
@@ -20,12 +20,12 @@ class RestoredGroup(Struct, frozen=True):
 
 
 class RestoredBatch(Struct, frozen=True):
-    """A batch that was shipped and whose weights were not published."""
+    """A batch that was shipped, but whose weights were not published."""
 
     manifest: BatchManifest
     closed: tuple[ClosedGroup, ...]
     metrics: dict[str, float] = {}
-    """What it says, if that was written down: also of groups that closed for it and did not train."""
+    """The metrics of its step, if they were written. They include groups that did not train."""
 
 
 class RestoredTask(Struct, frozen=True):
@@ -37,7 +37,7 @@ class RestoredTask(Struct, frozen=True):
 
 
 class Restored(Struct, frozen=True):
-    """Everything a run needs to go on where it was."""
+    """Everything a run needs to continue."""
 
     groups: tuple[RestoredGroup, ...] = ()
     batches: tuple[RestoredBatch, ...] = ()
@@ -45,15 +45,15 @@ class Restored(Struct, frozen=True):
     next_group: GroupId = GroupId(0)
     pooled: tuple[RestoredTask, ...] = ()
     evaluated: int | None = None
-    """The last version whose evaluation was over."""
+    """The last version whose evaluation was complete."""
 
 
 class StartPoint(Struct, frozen=True):
-    """Where a run begins: from the model, or from where it was before."""
+    """Where a run starts: from the model, or from where it ended before."""
 
     first_step: Step
     weights: str
     optimizer: str | None = None
     restored: Restored = Restored()
     generation: int = 0
-    """How often the run was resumed."""
+    """How many times the run was resumed."""

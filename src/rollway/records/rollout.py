@@ -1,4 +1,4 @@
-"""A rollout's end: exactly one of Scored, Failed and Cancelled."""
+"""The end of a rollout: exactly one of Scored, Failed and Cancelled."""
 
 from typing import Literal
 
@@ -11,11 +11,11 @@ Boundary = Literal["env", "engine", "scorer", "deadline", "worker"]
 
 
 Detection = Literal["gibberish", "repetition"]
-"""A sign that a row's text has gone wrong."""
+"""A sign that the text of a row has gone wrong."""
 
 
 class RowSummary(Struct, frozen=True):
-    """What the orchestrator knows of a row: sizes and signs, never tokens."""
+    """What the orchestrator knows about a row: its sizes and signs of broken text, not its tokens."""
 
     num_tokens: int
     num_trainable: int
@@ -23,22 +23,22 @@ class RowSummary(Struct, frozen=True):
 
 
 class Timing(Struct, frozen=True):
-    """Seconds a rollout spent, by phase. Each is measured by one clock of one process."""
+    """The seconds a rollout spent in each phase. Each is measured by one clock of one process."""
 
     engine_s: float
-    """In requests; those of children that ran side by side are added up."""
+    """Time in requests to engines. The requests of children that ran at the same time are added up."""
     env_s: float
     scoring_s: float
     total_s: float
-    """In its worker, from its start to its last reward."""
+    """Time in the worker, from the start of the rollout to its last reward."""
     queue_s: float = 0.0
-    """In the env server before that, lost attempts included."""
+    """Time in the env server before that, including lost attempts."""
 
 
 class Scored(Struct, frozen=True, tag="scored"):
-    """The rollout ended, its rewards are known and its columns are written.
+    """The rollout has ended, its rewards are known and its columns are written.
 
-    Without rows it came from an engine that speaks messages only: there is nothing to train.
+    A rollout of a chat endpoint, which returns text but no token ids, has no rows and cannot be trained.
     """
 
     reward: float
@@ -52,7 +52,7 @@ class Scored(Struct, frozen=True, tag="scored"):
     last_version: PolicyVersion
     timing: Timing
     num_sampled: int = 0
-    """Tokens the policy drew; where there are no rows, as many as its endpoint says."""
+    """The tokens that the policy sampled. Without rows, the number that the chat endpoint reports."""
 
     @property
     def num_tokens(self) -> int:
@@ -64,7 +64,7 @@ class Scored(Struct, frozen=True, tag="scored"):
 
 
 class Failed(Struct, frozen=True, tag="failed"):
-    """The rollout could not be completed; `boundary` says whose failure it is."""
+    """The rollout could not be completed. `boundary` says where the failure belongs."""
 
     boundary: Boundary
     error: str
@@ -72,7 +72,7 @@ class Failed(Struct, frozen=True, tag="failed"):
 
 
 class Cancelled(Struct, frozen=True, tag="cancelled"):
-    """Nobody needs the rollout any more."""
+    """The rollout was no longer needed."""
 
     reason: str
 
@@ -81,7 +81,7 @@ Outcome = Scored | Failed | Cancelled
 
 
 class Settled(Struct, frozen=True, tag="settled"):
-    """A rollout reached its end. Sent once per rollout; `attempt` counts lost workers from 1."""
+    """A rollout has reached its end. Sent once per rollout; `attempt` is 1 plus the lost workers."""
 
     rollout_id: RolloutId
     attempt: int

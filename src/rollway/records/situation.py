@@ -1,4 +1,4 @@
-"""What a run is doing and what it waits for, as one picture that anybody may read."""
+"""What a run is doing and what it waits for, as one record that any process may read."""
 
 from msgspec import Struct
 
@@ -8,7 +8,7 @@ from .task import Pool
 
 
 class WaitingRollout(Struct, frozen=True):
-    """A rollout that is not settled: where it is, since when, and what was last heard of it."""
+    """A rollout that has not settled: its phase, since when, and its last reported progress."""
 
     rollout_id: RolloutId
     group_id: GroupId
@@ -21,21 +21,21 @@ class WaitingRollout(Struct, frozen=True):
     num_turns: int
     num_tokens: int
     heard_s: float
-    """Seconds since anything was heard of it."""
+    """Seconds since the last message about it."""
 
 
 class EnvState(Struct, frozen=True):
-    """One environment's rollouts."""
+    """The rollouts of one environment."""
 
     in_flight: int
     num_settled: int
     silent_s: float
-    """Seconds since one of them settled."""
+    """Seconds since the last rollout settled."""
 
 
 class EngineState(Struct, frozen=True):
-    """One engine: the version it was given last, and how busy it says it is. `trouble` is why it does
-    not answer, for `silent_s` now; empty while it does."""
+    """One engine: the version it was given last, and how busy it is. `trouble` says why it has not
+    answered for `silent_s`; it is empty while the engine answers."""
 
     url: str
     version: int
@@ -70,7 +70,7 @@ class CoreView(Struct, frozen=True):
 
 
 class Situation(Struct, frozen=True):
-    """A run at one moment. `oldest` are the rollouts that have been running longest."""
+    """The state of a run at one moment. `oldest` are the rollouts that have been running longest."""
 
     time_s: float
     core: CoreView

@@ -1,4 +1,4 @@
-"""A task: one problem of an environment, and the messages it is told in."""
+"""A task, one problem of an environment, and the messages of a conversation."""
 
 from typing import Any, Literal
 
@@ -7,20 +7,20 @@ from msgspec import Struct, field
 from .ids import Label
 
 Split = Literal["train", "eval"]
-"""Which of an environment's tasks."""
+"""Which of an environment's tasks are meant."""
 Pool = Literal["easy", "hard"]
-"""Where a task is that is not normal: always solved, or never."""
+"""The pool of tasks that are always solved, or never. Other tasks are in no pool."""
 
 
 class CalledFunction(Struct, frozen=True):
-    """Which tool, and its arguments as JSON text, as the policy wrote them."""
+    """The name of a tool, and its arguments as the JSON text that the policy wrote."""
 
     name: str
     arguments: str
 
 
 class ToolCall(Struct, frozen=True):
-    """A tool the policy wants to be called, in the shape chat APIs use."""
+    """A tool call of the policy, in the shape that chat APIs use."""
 
     id: str
     function: CalledFunction
@@ -28,7 +28,7 @@ class ToolCall(Struct, frozen=True):
 
 
 class Message(Struct, frozen=True, omit_defaults=True):
-    """One message of a conversation, in the shape chat APIs use."""
+    """One message of a conversation, in the shape that chat APIs use."""
 
     role: str
     content: str
@@ -39,7 +39,7 @@ class Message(Struct, frozen=True, omit_defaults=True):
 
 
 class Task(Struct, frozen=True, omit_defaults=True):
-    """One problem. `answer` and `info` are JSON-like and reach rewards untouched."""
+    """One problem. `answer` and `info` are JSON-like values that reach the rewards unchanged."""
 
     id: Label
     prompt: str

@@ -1,1 +1,1 @@
-"""How processes talk: frames on pipes between parent and child, messages on ZMQ between servers."""
+"""How processes talk: frames on pipes between parent and child, ZMQ messages between servers."""

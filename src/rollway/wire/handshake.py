@@ -1,8 +1,7 @@
-"""Why a client does not get through to its server, as far as that can be told from outside."""
-
-from typing import Any
+"""Finds out why a client gets no connection to its server, as far as the client can tell."""
 
 import zmq
+import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 EVENTS = (
@@ -13,8 +12,8 @@ EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-MANY = 3
-"""Hang-ups before a handshake is done that are no accident: a server that restarts hangs up once."""
+MAX_HANG_UPS = 3
+"""This many hang-ups during the handshake are not an accident: a server that restarts hangs up once."""
 NOT_ACCEPTED = (
     "it does not accept this client's key: put the client's public key ('rollway keys show') into the "
     "folder 'clients' of the server's keys, and restart it"
@@ -26,28 +25,28 @@ NO_KEYS_GIVEN = "it hangs up on this client: most likely it requires keys, and n
 
 
 class Handshake:
-    """Listens to a socket's connection; it `has_met` somebody once anything listens there."""
+    """Watches the connection of a client's socket. `has_connected` is set once something listens."""
 
-    def __init__(self, wire: Any, *, has_keys: bool) -> None:
+    def __init__(self, wire: zmq.asyncio.Socket, *, has_keys: bool) -> None:
         self._wire = wire
         self._has_keys = has_keys
         self._monitor = wire.get_monitor_socket(EVENTS)
-        self.has_met = False
+        self.has_connected = False
 
-    async def refused(self) -> str:
-        """Why the server will not speak to this client. Waits for as long as there is no such reason."""
-        while not (why := await self.ended()):
+    async def wait_until_refused(self) -> str:
+        """Wait until the server refuses this client; return the reason."""
+        while not (reason := await self.wait_until_lost()):
             pass
-        return why
+        return reason
 
-    async def ended(self) -> str:
-        """Why the server will not speak to this client; or nothing, once a connection is lost that was
-        good. What was on its way then is lost, too."""
-        hang_ups, is_good = 0, False
-        while hang_ups < MANY:
+    async def wait_until_lost(self) -> str:
+        """Wait until a good connection is lost, and with it the messages under way; return an empty
+        string. If the server refuses this client, return the reason instead."""
+        num_hang_ups, is_good = 0, False
+        while num_hang_ups < MAX_HANG_UPS:
             match (await recv_monitor_message(self._monitor))["event"]:
                 case zmq.EVENT_CONNECTED:
-                    self.has_met = True
+                    self.has_connected = True
                 case zmq.EVENT_HANDSHAKE_SUCCEEDED:
                     is_good = True
                 case zmq.EVENT_DISCONNECTED if is_good:
@@ -55,9 +54,9 @@ class Handshake:
                 case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                     return NOT_ACCEPTED
                 case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-                    break  # the socket tries no more
+                    break  # the socket does not try again
                 case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-                    hang_ups += 1
+                    num_hang_ups += 1
         return NOT_ITS_KEY if self._has_keys else NO_KEYS_GIVEN
 
     def __enter__(self) -> "Handshake":

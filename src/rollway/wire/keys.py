@@ -1,7 +1,7 @@
-"""CURVE keys: whom a server lets in, and how a client knows that it speaks to the right server.
+"""CURVE keys: which clients a server accepts, and how a client knows that it speaks to the right server.
 
     FOLDER/server/secret.key         known to the server alone
-    FOLDER/server/clients/*.public   the clients it lets in, one file each
+    FOLDER/server/clients/*.public   the clients it accepts, one file each
     FOLDER/client/secret.key         known to the client alone
     FOLDER/client/server.public      the server it speaks to
 
@@ -11,9 +11,9 @@ A key is 40 printable characters. Secrets are readable by their owner only, and 
 import os
 import struct
 from pathlib import Path
-from typing import Any
 
 import zmq
+import zmq.asyncio
 from msgspec import Struct
 from zmq.utils import z85
 
@@ -24,12 +24,12 @@ SERVER, CLIENT = "server", "client"
 FIRST_CLIENT = f"{CLIENT}{PUBLIC}"
 KEY_CHARACTERS = 40
 HOW_TO_MAKE = (
-    "'rollway keys new keys' makes them: keys/server for the server, keys/client for whoever connects"
+    "'rollway keys new keys' makes them: keys/server for the server, keys/client for its clients"
 )
 
 
 class ServerKeys(Struct, frozen=True):
-    """A server's own secret, and the public keys of the clients it lets in."""
+    """A server's secret key, and the public keys of the clients it accepts."""
 
     secret: bytes
     clients: frozenset[bytes]
@@ -38,8 +38,8 @@ class ServerKeys(Struct, frozen=True):
     def public(self) -> bytes:
         return zmq.curve_public(self.secret)
 
-    def secure(self, wire: Any) -> None:
-        """Make a socket that will be bound speak to these clients only; a `Gate` must be open."""
+    def secure(self, wire: zmq.asyncio.Socket) -> None:
+        """Make a socket accept these clients only. Call it before `bind`. Needs an `Authenticator`."""
         wire.setsockopt(zmq.CURVE_SERVER, 1)
         wire.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
 
@@ -48,7 +48,7 @@ class ServerKeys(Struct, frozen=True):
 
 
 class ClientKeys(Struct, frozen=True):
-    """A client's own secret, and the public key of its server."""
+    """A client's secret key, and the public key of its server."""
 
     secret: bytes
     server: bytes
@@ -57,8 +57,8 @@ class ClientKeys(Struct, frozen=True):
     def public(self) -> bytes:
         return zmq.curve_public(self.secret)
 
-    def secure(self, wire: Any) -> None:
-        """Make a socket that will be connected speak to this server only."""
+    def secure(self, wire: zmq.asyncio.Socket) -> None:
+        """Make a socket speak to this server only. Call it before `connect`."""
         wire.setsockopt(zmq.CURVE_SERVERKEY, self.server)
         wire.setsockopt(zmq.CURVE_PUBLICKEY, self.public)
         wire.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
@@ -67,16 +67,14 @@ class ClientKeys(Struct, frozen=True):
         return f"ClientKeys({self.public.decode()}, server {self.server.decode()})"
 
 
-def make(folder: Path) -> tuple[Path, Path]:
-    """Write a server's and a client's folder that know each other. Nothing is ever overwritten."""
+def make_keys(folder: Path) -> tuple[Path, Path]:
+    """Write the folder of a server and of a client that know each other. Overwrite nothing."""
     server, client = folder / SERVER, folder / CLIENT
-    for one in (server, client):
-        if one.exists():
-            raise KeysError(f"{one} exists; keys are not overwritten: choose another folder")
-    (server_public, server_secret), (client_public, client_secret) = (
-        zmq.curve_keypair(),
-        zmq.curve_keypair(),
-    )
+    for path in (server, client):
+        if path.exists():
+            raise KeysError(f"{path} exists; keys are not overwritten: choose another folder")
+    server_public, server_secret = zmq.curve_keypair()
+    client_public, client_secret = zmq.curve_keypair()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         server.mkdir(mode=0o700)
@@ -91,56 +89,56 @@ def make(folder: Path) -> tuple[Path, Path]:
     return server, client
 
 
-def server_keys(folder: Path) -> ServerKeys:
-    """What a server is given; says what is missing."""
+def read_server_keys(folder: Path) -> ServerKeys:
+    """Read a server's keys. Raise KeysError with what is missing."""
     secret = _secret(folder, SERVER)
     clients = frozenset(_read(path) for path in sorted((folder / CLIENTS).glob(f"*{PUBLIC}")))
     if not clients:
         raise KeysError(
-            f"{folder / CLIENTS} holds no *{PUBLIC}: nobody could connect; "
-            f"{_where(folder, SERVER) or HOW_TO_MAKE}"
+            f"{folder / CLIENTS} holds no *{PUBLIC}, so no client could connect; "
+            f"{_did_you_mean(folder, SERVER) or HOW_TO_MAKE}"
         )
     return ServerKeys(secret, clients)
 
 
-def client_keys(folder: Path) -> ClientKeys:
-    """What a client is given; says what is missing."""
+def read_client_keys(folder: Path) -> ClientKeys:
+    """Read a client's keys. Raise KeysError with what is missing."""
     secret = _secret(folder, CLIENT)
     path = folder / SERVER_KEY
     if not path.exists():
         raise KeysError(
             f"{folder} holds no {SERVER_KEY}, the key of the server to speak to; "
-            f"{_where(folder, CLIENT) or HOW_TO_MAKE}"
+            f"{_did_you_mean(folder, CLIENT) or HOW_TO_MAKE}"
         )
     return ClientKeys(secret, _read(path))
 
 
-def public_keys(folder: Path) -> dict[str, str]:
-    """The public keys a folder knows, by what they are."""
-    shown: dict[str, str] = {}
+def read_public_keys(folder: Path) -> dict[str, str]:
+    """Return the public keys in a folder, each by its file or the folder it belongs to."""
+    keys: dict[str, str] = {}
     for place in (folder, folder / SERVER, folder / CLIENT):
         if not (place / SECRET).exists():
             continue
-        shown[f"{place} (its own)"] = zmq.curve_public(_secret(place, "")).decode()
+        keys[f"{place} (its own)"] = zmq.curve_public(_secret(place, "")).decode()
         others = [*sorted((place / CLIENTS).glob(f"*{PUBLIC}")), *place.glob(SERVER_KEY)]
-        shown |= {str(path): _read(path).decode() for path in others}
-    if not shown:
+        keys |= {str(path): _read(path).decode() for path in others}
+    if not keys:
         raise KeysError(f"{folder} holds no keys; {HOW_TO_MAKE}")
-    return shown
+    return keys
 
 
 def _secret(folder: Path, role: str) -> bytes:
     path = folder / SECRET
     if not path.exists():
-        raise KeysError(f"{folder} holds no {SECRET}; {_where(folder, role) or HOW_TO_MAKE}")
+        raise KeysError(f"{folder} holds no {SECRET}; {_did_you_mean(folder, role) or HOW_TO_MAKE}")
     key = _read(path)
     if path.stat().st_mode & 0o077:
         raise KeysError(f"{path} can be read by others: run 'chmod 600 {path}', or make new keys")
     return key
 
 
-def _where(folder: Path, role: str) -> str:
-    """For whoever names the folder above, or the other side's."""
+def _did_you_mean(folder: Path, role: str) -> str:
+    """Return a hint if the user named the folder above, or the folder of the other side."""
     for place in (folder / role, folder.parent / role):
         if role and place != folder and (place / SECRET).exists():
             return f"did you mean {place}?"
@@ -156,7 +154,7 @@ def _read(path: Path) -> bytes:
     except (ValueError, KeyError, struct.error):  # the length, a character, or a value of Z85
         key = b""
     if len(key) != KEY_CHARACTERS:
-        raise KeysError(f"{path} holds no key: one is {KEY_CHARACTERS} characters in one line")
+        raise KeysError(f"{path} does not hold a key: a key is one line of {KEY_CHARACTERS} characters")
     return key
 
 

@@ -13,7 +13,7 @@ from typing import Self
 _LENGTH = struct.Struct("<Q")
 Buffer = bytes | bytearray | memoryview
 CONGESTED_BYTES = 256 << 10
-"""More unsent than this means a reader that does not keep up; less is one turn of the loop's writes."""
+"""With more unsent bytes than this the reader does not keep up. Less may be the writes of one moment."""
 
 
 class AsyncPipe:
@@ -29,11 +29,11 @@ class AsyncPipe:
 
     @property
     def is_congested(self) -> bool:
-        """Whether the other side does not keep up."""
+        """Return whether the other side does not keep up."""
         return self._writer.transport.get_write_buffer_size() > CONGESTED_BYTES
 
     async def send(self, frame: Buffer) -> None:
-        """Queue a frame; returns when the pipe has room again. Raises if the other side is gone."""
+        """Queue a frame and wait until the pipe has room again. Raise if the other side is gone."""
         if self._writer.is_closing():
             raise ConnectionResetError("the other side is gone")
         view = memoryview(frame)
@@ -42,7 +42,7 @@ class AsyncPipe:
         await self._writer.drain()
 
     async def receive(self) -> bytes | None:
-        """The next frame, or None when the other side is gone."""
+        """Wait for the next frame; return None when the other side is gone."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             return await self._reader.readexactly(length)
@@ -66,15 +66,15 @@ class BlockingPipe:
         self._sock.sendall(view)
 
     def ready(self, timeout_s: float | None) -> bool:
-        """Whether a frame (or the end) can be read within `timeout_s`; None waits for one."""
+        """Return whether a frame, or the end, can be read within `timeout_s`. None waits forever."""
         return bool(select.select([self._sock], [], [], timeout_s)[0])
 
     def receive(self) -> bytes | None:
-        """The next frame, or None when the other side is gone."""
-        head = self._exactly(_LENGTH.size)
-        return None if head is None else self._exactly(_LENGTH.unpack(head)[0])
+        """Wait for the next frame; return None when the other side is gone."""
+        head = self._read_exactly(_LENGTH.size)
+        return None if head is None else self._read_exactly(_LENGTH.unpack(head)[0])
 
-    def _exactly(self, length: int) -> bytes | None:
+    def _read_exactly(self, length: int) -> bytes | None:
         buffer = bytearray(length)
         view = memoryview(buffer)
         while view:

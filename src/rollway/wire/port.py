@@ -1,4 +1,4 @@
-"""A socket that others connect to: bounded in what it takes from each, and guarded where it has keys."""
+"""Sockets that other processes connect to. Each peer is bounded; keys may be required."""
 
 import os
 import shutil
@@ -11,23 +11,37 @@ from pathlib import Path
 from typing import Any
 
 import zmq
+import zmq.asyncio
 from msgspec import Struct
 
 from ..errors import PortError
-from .gate import REFUSALS, Gate, count_refused
-from .keys import server_keys
+from .authenticator import REFUSALS, Authenticator, count_refused
+from .keys import read_server_keys
+
+Guard = Callable[[], Coroutine[Any, Any, None]]
+
+
+class PortBounds(Struct, frozen=True):
+    """Bounds for each peer of a socket; 0 means no bound."""
+
+    max_bytes: int
+    """Size of one message from the peer."""
+    max_unread: int
+    """Messages from the peer that wait to be read."""
+    max_unsent: int
+    """Messages that wait to be sent to the peer."""
 
 
 class BoundPort(Struct, frozen=True):
-    """A bound socket, and what has to run as long as it is open."""
+    """A bound socket, and the coroutines that have to run while it is open."""
 
-    wire: Any
+    wire: zmq.asyncio.Socket
     address: str
-    guards: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
+    guards: tuple[Guard, ...] = ()
 
 
-def open_router(context: Any, stack: ExitStack) -> Any:
-    """A ROUTER that says when a peer is gone, and ends without waiting for anybody."""
+def open_router(context: zmq.asyncio.Context, stack: ExitStack) -> zmq.asyncio.Socket:
+    """Open a ROUTER socket. Sending to a peer that is gone raises; closing waits for nothing."""
     wire = stack.enter_context(context.socket(zmq.ROUTER))
     wire.setsockopt(zmq.ROUTER_MANDATORY, 1)
     wire.setsockopt(zmq.LINGER, 0)
@@ -35,45 +49,47 @@ def open_router(context: Any, stack: ExitStack) -> Any:
 
 
 def open_port(
-    context: Any, stack: ExitStack, bind: str, keys: str | None, *, max_bytes: int, max_unread: int,
-    max_unsent: int,
-) -> BoundPort:  # fmt: skip
-    """Bind a ROUTER. A message of one peer has at most `max_bytes`; so many of its messages may lie here
-    unread, and so many for it unsent (0 for no bound). With keys only those who hold an accepted one get
-    a word in."""
+    context: zmq.asyncio.Context, stack: ExitStack, bind: str, keys: str | None, bounds: PortBounds
+) -> BoundPort:
+    """Bind a ROUTER socket. With `keys`, a folder, only clients with an accepted key can connect."""
     wire = open_router(context, stack)
-    wire.setsockopt(zmq.MAXMSGSIZE, max_bytes)
-    wire.setsockopt(zmq.RCVHWM, max_unread)
-    wire.setsockopt(zmq.SNDHWM, max_unsent)
+    wire.setsockopt(zmq.MAXMSGSIZE, bounds.max_bytes)
+    wire.setsockopt(zmq.RCVHWM, bounds.max_unread)
+    wire.setsockopt(zmq.SNDHWM, bounds.max_unsent)
     wire.setsockopt(zmq.IPV6, "[" in bind)
-    guards: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
+    guards: tuple[Guard, ...] = ()
     if keys:
-        ours = server_keys(Path(keys))
-        gate = stack.enter_context(Gate(context, ours))
-        ours.secure(wire)
+        server_keys = read_server_keys(Path(keys))
+        authenticator = stack.enter_context(Authenticator(context, server_keys))
+        server_keys.secure(wire)
         monitor = stack.enter_context(wire.get_monitor_socket(REFUSALS))
         stack.callback(wire.disable_monitor)
-        guards = (gate.serve, lambda: count_refused(monitor))
+        guards = (authenticator.serve, lambda: count_refused(monitor))
     try:
         wire.bind(bind)
     except zmq.ZMQError as error:
-        why = os.strerror(error.errno or 0)
-        raise PortError(f"{bind} cannot be bound: {why}; choose another address") from None
-    return BoundPort(wire, wire.getsockopt(zmq.LAST_ENDPOINT).decode(), guards)
+        reason = os.strerror(error.errno or 0)
+        raise PortError(f"{bind} cannot be bound: {reason}; choose another address") from None
+    return BoundPort(wire, wire.getsockopt_string(zmq.LAST_ENDPOINT), guards)
 
 
 PREFIX = "rollway-ipc-"
-SHORT = "/tmp"
-"""For where the temporary folder's own path leaves no room: a unix socket's has about 100 bytes."""
+SHORT_FOLDER = "/tmp"
+"""Used if the temporary folder's path is too long: a unix socket's path has about 100 bytes."""
 NEW_S = 10.0
+"""A socket this new is never removed, because it has a name for a moment before anything listens."""
 
 
 @contextmanager
 def private_address(name: str) -> Iterator[str]:
-    """A unix socket in a new folder that nobody else may enter; both are removed at the end, and so are
-    those that killed processes left behind."""
+    """Yield the address of a unix socket in a new folder that only this user may enter.
+
+    Both are removed at the end, and so are those that killed processes left behind.
+    """
     longest = Path(tempfile.gettempdir()) / f"{PREFIX}{8 * 'x'}" / name
-    parent = SHORT if len(os.fsencode(longest)) > zmq.IPC_PATH_MAX_LEN else str(longest.parent.parent)
+    parent = (
+        SHORT_FOLDER if len(os.fsencode(longest)) > zmq.IPC_PATH_MAX_LEN else str(longest.parent.parent)
+    )
     for path in Path(parent).glob(f"{PREFIX}*/{name}"):
         if _is_left_behind(path):
             shutil.rmtree(path.parent, ignore_errors=True)
@@ -82,8 +98,7 @@ def private_address(name: str) -> Iterator[str]:
 
 
 def _is_left_behind(path: Path) -> bool:
-    """Whether it is a socket of this user's that nobody listens at any more. A new one is left alone: a
-    socket has a name for a moment before it is listened at."""
+    """Return whether this is a socket of this user at which nothing listens any more."""
     try:
         folder = path.parent.stat()
         is_new = time.time() - folder.st_mtime < NEW_S

@@ -29,7 +29,7 @@ from ...wire.messages import (
     from_worker,
     split_frames,
 )
-from ...wire.port import BoundPort, open_port, open_router, private_address
+from ...wire.port import BoundPort, PortBounds, open_port, open_router, private_address
 from ..core.events import (
     ClientSays,
     ClientUnreachable,
@@ -276,7 +276,5 @@ def open_clients(context: Any, stack: ExitStack, bind: str, keys: str | None) ->
     """Where clients connect. What one may send, and what may wait for it, is bounded; beyond this
     machine there must be keys."""
     check_bind(bind, keys)
-    return open_port(
-        context, stack, bind, keys,
-        max_bytes=MAX_CLIENT_BYTES, max_unread=MAX_UNREAD, max_unsent=MAX_UNSENT,
-    )  # fmt: skip
+    bounds = PortBounds(MAX_CLIENT_BYTES, MAX_UNREAD, MAX_UNSENT)
+    return open_port(context, stack, bind, keys, bounds)

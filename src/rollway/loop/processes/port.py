@@ -14,6 +14,6 @@ def bind_port(key: str, host: str, port: int | None) -> socket.socket:
     except OSError as error:
         sock.close()
         raise PortError(
-            f"{key} {port} cannot be bound at {host}: {error.strerror or error}; choose another port"
+            f"'{key}' = {port} cannot be bound at {host}: {error.strerror or error}; choose another port"
         ) from None
     return sock

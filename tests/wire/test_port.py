@@ -1,4 +1,4 @@
-"""The workers' door: private, short enough, and gone when its server is, however that ended."""
+"""The workers' socket is private, has a short path, and is removed however its server ended."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ import pytest
 HOLD = """
 import sys, zmq
 from rollway.wire.port import private_address
-with private_address("door") as address, zmq.Context() as context, context.socket(zmq.ROUTER) as wire:
+with private_address("workers") as address, zmq.Context() as context, context.socket(zmq.ROUTER) as wire:
     wire.bind(address)
     print(address, flush=True)
     sys.stdin.read()
@@ -22,7 +22,7 @@ with private_address("door") as address, zmq.Context() as context, context.socke
 
 
 def hold(temporary: Path) -> "subprocess.Popen[str]":
-    """A process that keeps a door open until it is told to end."""
+    """Start a process that keeps a private socket open until its input ends."""
     return subprocess.Popen(
         [sys.executable, "-c", HOLD], env={**os.environ, "TMPDIR": str(temporary)}, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -36,12 +36,12 @@ def path_of(process: "subprocess.Popen[str]") -> Path:
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """A short path: a unix socket's own has no room for pytest's."""
-    with TemporaryDirectory(prefix="door-") as folder:
+    """A short path, because the path of a unix socket has no room for pytest's folder."""
+    with TemporaryDirectory(prefix="socket-") as folder:
         yield Path(folder)
 
 
-def test_it_is_for_this_user_only(temporary: Path) -> None:
+def test_the_socket_is_for_this_user_only_and_is_removed(temporary: Path) -> None:
     with hold(temporary) as holder:
         folder = path_of(holder).parent
         assert folder.parent == temporary
@@ -50,17 +50,17 @@ def test_it_is_for_this_user_only(temporary: Path) -> None:
     assert not folder.exists()
 
 
-def test_what_the_killed_left_is_removed_and_the_living_are_left_alone(temporary: Path) -> None:
+def test_sockets_of_killed_processes_are_removed_and_those_in_use_stay(temporary: Path) -> None:
     with hold(temporary) as dead, hold(temporary) as new, hold(temporary) as living:
-        paths = [path_of(one) for one in (dead, new, living)]
+        paths = [path_of(process) for process in (dead, new, living)]
         for killed in (dead, new):
             os.kill(killed.pid, signal.SIGKILL)
             killed.wait()
         for path in (paths[0], paths[2]):
-            os.utime(path.parent, (0, 0))  # as if it had been there for long
-        with hold(temporary) as next_one:
-            path_of(next_one)
+            os.utime(path.parent, (0, 0))  # as if it had been there for a long time
+        with hold(temporary) as following:
+            path_of(following)
             assert [path.parent.exists() for path in paths] == [False, True, True]
-            next_one.communicate("")
+            following.communicate("")
         living.communicate("")
     assert not paths[2].parent.exists()

@@ -1,0 +1,61 @@
+"""Accepts or refuses every connection to a server with keys, before any message is read."""
+
+import logging
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+from zmq.utils.z85 import decode
+
+from .keys import ServerKeys
+
+log = logging.getLogger(__name__)
+
+ZAP_ADDRESS = "inproc://zeromq.zap.01"
+"""The address at which ZeroMQ asks whether to accept a connection (its RFC 27)."""
+PROTOCOL_VERSION = b"1.0"
+REFUSALS = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+
+
+class Authenticator:
+    """Accepts clients that prove to hold an accepted key. Create it before the server's socket binds."""
+
+    def __init__(self, context: zmq.asyncio.Context, keys: ServerKeys) -> None:
+        self._accepted = frozenset(decode(key) for key in keys.clients)
+        self._requests = context.socket(zmq.REP)
+        self._requests.setsockopt(zmq.LINGER, 0)
+        self._requests.bind(ZAP_ADDRESS)
+
+    async def serve(self) -> None:
+        """Answer until cancelled. ZeroMQ itself asks, so its requests are well formed."""
+        while True:
+            _, request, _, _, _, mechanism, *credentials = await self._requests.recv_multipart()
+            ok = mechanism == b"CURVE" and credentials[0] in self._accepted
+            status, text = (b"200", b"") if ok else (b"400", b"this key is not accepted")
+            await self._requests.send_multipart([PROTOCOL_VERSION, request, status, text, b"", b""])
+
+    def __enter__(self) -> "Authenticator":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._requests.close()
+
+
+async def count_refused(monitor: zmq.asyncio.Socket) -> None:
+    """Count refused connections. Log the 1st, 2nd, 4th, 8th, …"""
+    num_refused = 0
+    while True:
+        event = await recv_monitor_message(monitor)
+        num_refused += 1
+        if num_refused.bit_count() == 1:
+            log.warning("refused connection %d: %s", num_refused, _reason(event["event"]))
+
+
+def _reason(event: int) -> str:
+    if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+        return "a key that is not accepted"
+    return "no key, or one for another server"
