@@ -2,7 +2,7 @@
 
     RollwayError                 shown to the user as one line: what happened, where, what to do next
     ├── ConfigError              a run file or an option is wrong
-    ├── EnvironmentNotFound      there is no such environment, or it cannot be imported
+    ├── EnvironmentNotFound      no environment has this name, or it cannot be imported
     ├── EnvironmentInvalid       the environment was found and cannot be used
     ├── DatasetError             a data file, or a row of it, cannot be used
     ├── ModelError               a model folder is missing or unusable
@@ -48,7 +48,7 @@ from collections.abc import Iterable
 import msgspec
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding foreign bytes may raise: not JSON, of the wrong shape, not UTF-8, too deeply nested."""
+"""Errors of decoding foreign bytes: not JSON, of the wrong shape, not UTF-8, or too deeply nested."""
 
 
 class RollwayError(Exception):

@@ -138,9 +138,9 @@ def test_recovering_keeps_only_the_blobs_of_the_killed_writer(tmp_path: Path) ->
     path = tmp_path / "new.0-0000.seg"
     size, length = path.stat().st_size, blob_of(3000).length
     own = [
-        one.offset
-        for one in scan(map_segment(path), path.name, verify=True)
-        if isinstance(one, WholeBlob)
+        piece.offset
+        for piece in scan(map_segment(path), path.name, verify=True)
+        if isinstance(piece, WholeBlob)
     ]
     assert own == [0, length + -length % 64]
     cut = size - own[1] - length

@@ -64,8 +64,8 @@ def test_a_cut_segment_keeps_its_whole_blobs(
     cut = data.draw(st.integers(0, len(raw)))
     ends = [read_header(memoryview(raw)[at:]).end + at for at in offsets]
     pieces = list(scan(memoryview(raw)[:cut], NAMELESS, verify=True))
-    whole = [piece.offset for piece in pieces if isinstance(piece, WholeBlob)]
-    assert whole == [at for at, end in zip(offsets, ends, strict=True) if end <= cut]
+    found = [piece.offset for piece in pieces if isinstance(piece, WholeBlob)]
+    assert found == [at for at, end in zip(offsets, ends, strict=True) if end <= cut]
     assert tail_offset(pieces) == max((end for end in ends if end <= cut), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Where a worker puts a rollout's columns. There are two stores.
+"""The stores for a rollout's columns, as the worker that writes them sees them. There are two.
 
 *Files* (`SegmentWriter`) are for a worker, orchestrator and trainer that share a file system. *Frames*
 (`FrameStore`) are for those that do not: a blob travels beside its Settled to the client, which writes

@@ -8,7 +8,7 @@ from .ids import GroupId, PolicyVersion, RolloutId
 from .rollout import Cancelled, Failed, Scored
 
 Fate = Literal["trained", "zero_advantage", "filtered", "too_few", "stale", "eval"]
-"""What became of a closed group. Groups of evaluations never train."""
+"""The fate of a closed group. Groups of evaluations never train."""
 
 
 class Member(Struct, frozen=True):
@@ -30,7 +30,7 @@ class Group(Struct, frozen=True):
 
 
 class ClosedGroup(Struct, frozen=True):
-    """A group that has been judged: the advantages of its members, in order, and what became of it."""
+    """A group that has been judged: the advantages of its members, in order, and its fate."""
 
     group: Group
     advantages: tuple[float, ...]

@@ -1,4 +1,4 @@
-"""What a resumed run finds: groups that were not trained, and batches the trainer had not finished."""
+"""The state a resumed run finds: groups that did not train, and batches that were not finished."""
 
 from msgspec import Struct
 
@@ -49,7 +49,7 @@ class Restored(Struct, frozen=True):
 
 
 class StartPoint(Struct, frozen=True):
-    """Where a run starts: from the model, or from where it ended before."""
+    """The start of a run: the model, or the point where the run ended before."""
 
     first_step: Step
     weights: str

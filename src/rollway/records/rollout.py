@@ -15,7 +15,7 @@ Detection = Literal["gibberish", "repetition"]
 
 
 class RowSummary(Struct, frozen=True):
-    """What the orchestrator knows about a row: its sizes and signs of broken text, not its tokens."""
+    """A row as the orchestrator knows it: its sizes and signs of broken text, without tokens."""
 
     num_tokens: int
     num_trainable: int

@@ -1,4 +1,4 @@
-"""What a run is doing and what it waits for, as one record that any process may read."""
+"""The state of a run and what it waits for, as one record that any process may read."""
 
 from msgspec import Struct
 

@@ -46,7 +46,7 @@ class Authenticator:
 
 
 async def count_refused(monitor: zmq.asyncio.Socket) -> None:
-    """Count refused connections. Log the 1st, 2nd, 4th, 8th, …"""
+    """Count refused connections. Log the 1st, 2nd, 4th, 8th and so on."""
     num_refused = 0
     while True:
         event = await recv_monitor_message(monitor)

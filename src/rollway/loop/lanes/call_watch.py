@@ -73,7 +73,7 @@ LAST_LOOK_S = 0.2
 
 
 class CallBudget(Struct, frozen=True):
-    """What to call a lane's calls, how long one may take, and who hears of those that take longer."""
+    """The label of a lane's calls, how long a call may take, and who hears of slower ones."""
 
     label: str
     budget_s: float

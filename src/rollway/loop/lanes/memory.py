@@ -26,7 +26,7 @@ def recycle_buffers() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, MAX_RECYCLED_BYTES)
         mallopt(M_TRIM_THRESHOLD, MAX_IDLE_BYTES)
-        mallopt(M_ARENA_MAX, 2)  # otherwise each thread's arena would keep memory of its own
+        mallopt(M_ARENA_MAX, 2)  # otherwise each thread would keep a separate arena of free memory
 
 
 _limit = ""
@@ -35,8 +35,8 @@ _limit = ""
 def load_and_limit(extra_mb: int, key: str, load: Callable[..., Any], *args: Any) -> None:
     """Call `load`, then limit this process to `extra_mb` more memory than it has; `key` sets that limit.
 
-    Code that wants more gets a MemoryError. There is no limit where the system does not say how much
-    memory a process has.
+    Code that wants more gets a MemoryError. Where the system does not say how much memory a process
+    has, nothing is limited.
     """
     global _limit
     load(*args)

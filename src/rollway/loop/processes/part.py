@@ -35,7 +35,7 @@ class PartReady(Struct, frozen=True, tag="ready"):
 
 
 class PartStats(Struct, frozen=True, tag="stats"):
-    """The figures of a process: of the part, or of one of its own children."""
+    """The figures of the part, or of one of its child processes."""
 
     stats: ProcessStats
 

@@ -73,7 +73,7 @@ class LagMonitor:
 
 
 def summarise(lags: list[float]) -> LagStats:
-    """Return the statistics of `lags`, in seconds; all are zero when there are no lags."""
+    """Return the statistics of `lags`, in seconds; without lags all are zero."""
     if not lags:
         return LagStats()
     buckets = Counter(_bucket(lag) for lag in lags)

@@ -34,7 +34,7 @@ records that means pauses of 50 ms and more. These values keep pauses at 2 to 5 
 
 
 class LoopWatch:
-    """What a process measures of its own loop and of the calls in its lanes."""
+    """Measures this process's loop and the calls in its lanes."""
 
     def __init__(self, name: str, config: WatchSpec, lag: LagMonitor, stalls: StallWatch) -> None:
         self.name = name

@@ -144,7 +144,7 @@ class StallTotals:
 
 
 class StallLog:
-    """Logs stalls: of each place the 1st, 2nd, 4th, 8th, …"""
+    """Logs the 1st, 2nd, 4th, 8th, … stall of each place."""
 
     def __init__(self) -> None:
         self._totals = StallTotals()
