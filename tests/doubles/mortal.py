@@ -7,7 +7,7 @@ import socket
 from msgspec import Struct
 
 from rollway.config.specs import WatchSpec
-from rollway.loop.processes.part import Parent, as_it_is, run_part
+from rollway.loop.processes.part import Parent, run_part, unchanged
 
 
 class MortalPart(Struct, frozen=True):

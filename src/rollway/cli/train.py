@@ -131,12 +131,12 @@ def check_keys(config: RunConfig) -> None:
     """Keys that cannot be used are found before anything is started."""
     for env in config.env:
         if env.external and env.external.keys:
-            client_keys(Path(env.external.keys))
+            read_client_keys(Path(env.external.keys))
     zmq = config.transport.zmq
     if zmq and zmq.keys:
-        server_keys(Path(zmq.keys))
+        read_server_keys(Path(zmq.keys))
     if zmq and zmq.trainer_keys:
-        client_keys(Path(zmq.trainer_keys))
+        read_client_keys(Path(zmq.trainer_keys))
 
 
 def warmup_needed(config: RunConfig) -> bool:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 
 from ..config.sections import PrometheusConfig
-from ..loop.processes.port import claimed
+from ..loop.processes.port import bind_port
 from ..records.lag import LAG_STATS, ProcessStats
 from ..records.situation import CoreView
 from .declared import DECLARED, LABEL, Metric
@@ -122,7 +122,7 @@ async def serve_metrics(
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        sock = claimed("metrics.prometheus.port", config.host, config.port)
+        sock = bind_port("metrics.prometheus.port", config.host, config.port)
         await web.SockSite(runner, sock).start()
         yield
     finally:

@@ -229,7 +229,7 @@ async def router(part: RouterSpec, parent: Parent) -> None:
             running = [tasks.create_task(job) for job in jobs]
             for _ in range(limits.min_workers):
                 supervisor.open_place()
-            await parent.ready(clients.address)
+            await parent.report_ready(clients.address)
             await _until_told_to_end(me, parent, signals, part.limits.drain_s)
             for task in running:
                 task.cancel()

@@ -15,6 +15,7 @@ from ...loop.watch.run import LoopWatch
 from ...payload.store import FrameStore, PayloadStore
 from ...payload.writer import SegmentWriter
 from ...records.ids import WorkerName
+from ...records.payload import SegmentName
 from .plain_code import PlainCode
 from .rewards import Scoring
 from .rollout import RolloutRunner
@@ -50,13 +51,13 @@ async def open_runner(
     waiting = 4 * config.concurrency
     score_lane = await stack.enter_async_context(
         ProcessLane(
-            f"{name}.score", config.scoring_processes, what="reward", watch=watch,
-            warm=(bounded, limits.scoring_memory_mb, "its bound", load_shared, spec),
+            f"{name}.score", config.scoring_processes, label="reward", watch=watch,
+            warm=(load_and_limit, limits.scoring_memory_mb, "its bound", load_shared, spec),
             max_waiting=config.concurrency,
         )
     )  # fmt: skip
     plain_lane = await stack.enter_async_context(
-        ProcessLane(f"{name}.plain", limits.plain_processes, what="plain code", max_waiting=waiting)
+        ProcessLane(f"{name}.plain", limits.plain_processes, label="plain code", max_waiting=waiting)
     )
     return RolloutRunner(
         config,
@@ -75,5 +76,6 @@ def open_store(server: RouterSpec, name: WorkerName) -> AbstractContextManager[P
     if wants.store == "frames":
         return nullcontext(FrameStore(server.limits.frames_mb << 20))
     folder = Path(server.payload_dir)
-    mine = f"r{server.generation}.{name}" if server.generation else name
-    return SegmentWriter(folder, mine, server.limits.segment_mb << 20, wants.durability)
+    writer, _, incarnation = name.rpartition(".")
+    first = SegmentName(writer, int(incarnation), generation=server.generation)
+    return SegmentWriter(folder, first, server.limits.segment_mb << 20, wants.durability)

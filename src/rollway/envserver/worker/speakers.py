@@ -101,7 +101,7 @@ async def open_policy(
     async with AsyncExitStack() as stack:
         render_lane = await stack.enter_async_context(
             ProcessLane(
-                f"{name}.render", size=1, what="rendering", watch=watch,
+                f"{name}.render", size=1, label="rendering", watch=watch,
                 max_waiting=4 * server.env.local.concurrency,
             )
         )  # fmt: skip

@@ -252,7 +252,7 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
         parent.in_flight, parent.on_stats = lambda: me.in_flight, me.send_stats
         whole_groups = needs_whole_groups(prepared.env)
         await me.send(Hello(name, server.env.local.concurrency, whole_groups=whole_groups))
-        await parent.ready()
+        await parent.report_ready()
         await _until_finished(me, parent)
 
 

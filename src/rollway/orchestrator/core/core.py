@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ...config.specs import CoreSpec
 from ...records.engine import EngineLoad
 from ...records.group import ClosedGroup, Group
-from ...records.ids import GroupId, PolicyVersion, RolloutId, Step, rollout_id
+from ...records.ids import GroupId, PolicyVersion, RolloutId, Step, make_rollout_id
 from ...records.payload import PayloadRef
 from ...records.restored import Restored, RestoredGroup
 from ...records.rollout import Cancelled, Scored, Settled
@@ -286,7 +286,7 @@ class Core:
     def _new_group(self, size: int) -> tuple[GroupId, list[RolloutId]]:
         group_id = self._next_group
         self._next_group = GroupId(group_id + 1)
-        return group_id, [rollout_id(group_id, member) for member in range(size)]
+        return group_id, [make_rollout_id(group_id, member) for member in range(size)]
 
     def _open(self, group_id: GroupId, env: str, task: Task, rollout_ids: list[RolloutId]) -> None:
         self.patience.asked(env)

@@ -22,6 +22,7 @@ from ...payload.reuse import remove_segments, remove_spares
 from ...payload.writer import SegmentWriter
 from ...records.ids import PolicyVersion
 from ...records.lag import ProcessStats
+from ...records.payload import SegmentName
 from ...records.task import Split
 from ...records.turn import Sampling
 from ...rundir.rundir import RunDir, write_whole
@@ -68,7 +69,7 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
         books = Bookkeeper(run, ledger, tracker, steps, spec.core.orchestrator)
         performer = Performer(peers, books, events, _samplings(spec))
         parent.in_flight, parent.on_stats = lambda: core.num_in_flight, _stats_teller(parent, lags)
-        await parent.ready(peers.trainer.address)
+        await parent.report_ready(peers.trainer.address)
         async with asyncio.TaskGroup() as tasks:
             all_steps = range(spec.first_step, spec.core.max_steps + 1)
             sources = [
@@ -94,7 +95,7 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
                 task.cancel()
         if core.finished:
             await _write_situation(run, tracker)
-        await thread(drop_all if core.finished else drop_spares, run.payload)
+        await thread(remove_segments if core.finished else remove_spares, run.payload)
 
 
 async def _connect(spec: OrchestratorSpec, core: Core, parent: Parent, stack: AsyncExitStack) -> Peers:
@@ -105,7 +106,7 @@ async def _connect(spec: OrchestratorSpec, core: Core, parent: Parent, stack: As
     def is_engine_needed() -> bool:
         return not core.shipping.is_over
 
-    fleet = await enter(open_fleet(spec, lambda text: parent.say(Notice(text)), is_engine_needed))
+    fleet = await enter(open_fleet(spec, lambda text: parent.send(Notice(text)), is_engine_needed))
     clients = {
         env.id: await enter(_connect_env(spec, env, stack.enter_context(_landing(run, spec, env.id))))
         for env in spec.envs
@@ -124,7 +125,7 @@ async def _connect_env(
 ) -> AsyncIterator[env_client.EnvClient]:
     """Connect to an env server, check that it serves the right environment, and tell it the version: it
     may have served other runs before."""
-    keys = client_keys(Path(env.keys)) if env.keys else None
+    keys = read_client_keys(Path(env.keys)) if env.keys else None
     async with env_client.connect(env.address, landing, keys, must_land=env.needs_frames) as client:
         if env_name(client.env) != env_name(env.id):
             raise ProtocolError(
@@ -137,10 +138,8 @@ async def _connect_env(
 
 def _landing(run: RunDir, spec: OrchestratorSpec, env: str) -> SegmentWriter:
     """Return the writer for payload that arrives as frames."""
-    name = f"{env_name(env)}.in.0"
-    if spec.generation:
-        name = f"r{spec.generation}.{name}"
-    return SegmentWriter(run.payload, name, ServerLimits().segment_mb << 20, spec.payload.durability)
+    first = SegmentName(f"{env_name(env)}.in", 0, generation=spec.generation)
+    return SegmentWriter(run.payload, first, ServerLimits().segment_mb << 20, spec.payload.durability)
 
 
 def _samplings(spec: OrchestratorSpec) -> dict[Split, Sampling]:
@@ -161,7 +160,7 @@ def _stats_teller(parent: Parent, lags: Lags) -> Callable[[ProcessStats], Awaita
 async def _report_progress(core: Core, parent: Parent) -> None:
     while True:
         await asyncio.sleep(PROGRESS_EVERY_S)
-        await parent.mention(RunProgress(core.view()))
+        await parent.send_if_idle(RunProgress(core.view()))
 
 
 async def _write_situation(run: RunDir, tracker: RolloutTracker) -> None:
@@ -176,7 +175,7 @@ async def _look_out(run: RunDir, tracker: RolloutTracker, events: Events, parent
         await _write_situation(run, tracker)
         await events.put(Tick(time.monotonic()))
         if remark := tracker.remark():
-            await parent.say(Notice(remark))
+            await parent.send(Notice(remark))
 
 
 def main(name: str, sock: socket.socket) -> None:

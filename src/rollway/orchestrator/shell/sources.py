@@ -74,5 +74,5 @@ async def from_trainer(trainer: BatchSender, steps: range, events: Events, books
 
 async def from_parent(parent: Parent, lags: Lags) -> None:
     """Take in the lag of processes that this one has no connection to. Ends when the parent is gone."""
-    while (body := await parent.told()) is not None:
+    while (body := await parent.receive()) is not None:
         lags.add(msgspec.msgpack.decode(body, type=ProcessStats))

@@ -130,7 +130,7 @@ class StepLog:
             {**metrics, **lag_metrics(lags), "stalls": stall_records(stalls), "time": time.time()}
         )
         await thread(self._file.append, line)
-        await self._parent.say(StepDone(step, metrics, lags))
+        await self._parent.send(StepDone(step, metrics, lags))
         await self._warn_of_mismatch(metrics)
 
     async def _warn_of_mismatch(self, metrics: Mapping[str, float]) -> None:
@@ -145,7 +145,7 @@ class StepLog:
         metrics = eval_metrics(groups, self._correct_at, env_name)
         line = msgspec.json.encode({"step": version, **metrics, "time": time.time()})
         await thread(self._evals.append, line)
-        await self._parent.say(EvalDone(version, metrics))
+        await self._parent.send(EvalDone(version, metrics))
 
 
 def gauges(view: CoreView) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Rollouts that failed through no fault of their own, and run again under a new id."""
 
 from ....config.sections import RetriesConfig
-from ....records.ids import RolloutId, num_retries, retried
+from ....records.ids import RolloutId, next_try, num_retries
 from ....records.rollout import Failed, Outcome
 
 BUDGET = 0.1
@@ -32,4 +32,4 @@ class Retries:
         if self.num_retries >= max(MIN_BUDGET, BUDGET * self._num_started):
             return None
         self.num_retries += 1
-        return retried(rollout_id)
+        return next_try(rollout_id)
