@@ -197,7 +197,7 @@ def _view(name: str, entry: ColumnEntry, data: memoryview) -> NDArray[np.generic
 
 
 def row_columns(rows: Iterable[Mapping[str, Column]]) -> dict[str, Column]:
-    """Name the columns of several rows in one blob: `row0.token_ids`, `row1.token_ids`, …"""
+    """Name the columns of several rows in one blob: `row0.token_ids`, `row1.token_ids` and so on."""
     return {
         f"row{index}.{name}": chunks
         for index, columns in enumerate(rows)

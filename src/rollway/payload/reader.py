@@ -34,7 +34,7 @@ class SegmentReader:
         return columns
 
     def row(self, row: BatchRow) -> Columns:
-        """Return the columns of one row of a batch: `token_ids`, `loss_mask`, `logprobs`, …"""
+        """Return the columns of one row of a batch: `token_ids`, `loss_mask`, `logprobs` and so on."""
         prefix = f"row{row.row}."
         columns = {
             name.removeprefix(prefix): column

@@ -1,4 +1,4 @@
-"""Decides which repetitions of an event are worth a log line: the 1st, 2nd, 4th, 8th, …"""
+"""Decides which repetitions of an event are worth a log line: the 1st, 2nd, 4th, 8th and so on."""
 
 
 class Rarely:
@@ -16,6 +16,6 @@ class Rarely:
         return self.rise_to(self.count + 1)
 
     def rise_to(self, count: int) -> bool:
-        """Take over a count that is kept elsewhere; return whether it passed 1, 2, 4, 8, …"""
+        """Take over a count that is kept elsewhere; return whether it passed 1, 2, 4, 8 and so on."""
         before, self.count = self.count, count
         return count.bit_length() > before.bit_length()
