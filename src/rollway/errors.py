@@ -55,36 +55,28 @@ class RollwayError(Exception):
     """The base of all errors that users see without a traceback."""
 
 
-class ConfigError(RollwayError):
-    pass
+class ConfigError(RollwayError): ...
 
 
-class EnvironmentNotFound(RollwayError):
-    pass
+class EnvironmentNotFound(RollwayError): ...
 
 
-class EnvironmentInvalid(RollwayError):
-    pass
+class EnvironmentInvalid(RollwayError): ...
 
 
-class DatasetError(RollwayError):
-    pass
+class DatasetError(RollwayError): ...
 
 
-class ModelError(RollwayError):
-    pass
+class ModelError(RollwayError): ...
 
 
-class RunDirError(RollwayError):
-    pass
+class RunDirError(RollwayError): ...
 
 
-class PortError(RollwayError):
-    pass
+class PortError(RollwayError): ...
 
 
-class ToolFailed(RollwayError):
-    pass
+class ToolFailed(RollwayError): ...
 
 
 class RolloutFailed(RollwayError):
@@ -94,23 +86,16 @@ class RolloutFailed(RollwayError):
         self.traceback = traceback
 
 
-class KeysError(RollwayError):
-    pass
+class KeysError(RollwayError): ...
 
 
-class PayloadError(RollwayError):
-    pass
+class PayloadError(RollwayError): ...
 
 
-class TraceError(RollwayError):
-    pass
+class TraceError(RollwayError): ...
 
 
-class EngineError(RollwayError):
-    def __init__(self, message: str, *, status: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        """The HTTP status with which the engine refused, or None if it failed in another way."""
+class EngineError(RollwayError): ...
 
 
 class EngineAway(EngineError):
@@ -120,20 +105,16 @@ class EngineAway(EngineError):
         """The engine went away while it had a request to answer."""
 
 
-class EngineLate(EngineError):
-    pass
+class EngineLate(EngineError): ...
 
 
-class ProtocolError(RollwayError):
-    pass
+class ProtocolError(RollwayError): ...
 
 
-class RunStuck(RollwayError):
-    pass
+class RunStuck(RollwayError): ...
 
 
-class AdvantageError(RollwayError):
-    pass
+class AdvantageError(RollwayError): ...
 
 
 class PartDied(RollwayError):
@@ -147,24 +128,19 @@ class PartDied(RollwayError):
         return self.code < 0
 
 
-class LaneError(RollwayError):
-    pass
+class LaneError(RollwayError): ...
 
 
-class LaneFull(LaneError):
-    pass
+class LaneFull(LaneError): ...
 
 
-class LaneClosed(LaneError):
-    pass
+class LaneClosed(LaneError): ...
 
 
-class LaneTimeout(LaneError):
-    pass
+class LaneTimeout(LaneError): ...
 
 
-class LaneCrashed(LaneError):
-    pass
+class LaneCrashed(LaneError): ...
 
 
 class LaneRaised(LaneError):

@@ -165,11 +165,8 @@ async def _answer(wire: Any, handshake: Handshake, address: str, limit_s: float)
                 f"the env server at {address} answers, but none of its workers has started within "
                 f"{limit_s:g} s: their logs say why"
             )
-        met = (
-            "something answers there, but says no welcome"
-            if handshake.has_connected
-            else "nobody is there"
-        )
+        is_there = handshake.has_connected
+        met = "something answers there, but says no welcome" if is_there else "nobody is there"
         raise ProtocolError(f"no env server at {address}: {met} ({limit_s:g} s)")
     finally:
         answered.cancel()

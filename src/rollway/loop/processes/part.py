@@ -117,12 +117,12 @@ class Parent:
             pass
 
 
+PartMain = Callable[[R, Parent], Awaitable[None]]
+"""The work of a part: it gets what was prepared, and its parent."""
+
+
 def run_part(
-    name: str,
-    sock: socket.socket,
-    kind: type[S],
-    prepare: Callable[[S], R],
-    main: Callable[[R, Parent], Awaitable[None]],
+    name: str, sock: socket.socket, kind: type[S], prepare: Callable[[S], R], main: PartMain[R]
 ) -> None:
     """Read this part's spec, run `main` on a watched loop, and exit with 0 only if it ended well.
 
@@ -141,12 +141,7 @@ def run_part(
     sys.exit(0 if ok else 1)
 
 
-async def _run_main(
-    prepared: R,
-    sock: socket.socket,
-    watch: LoopWatch,
-    main: Callable[[R, Parent], Awaitable[None]],
-) -> bool:
+async def _run_main(prepared: R, sock: socket.socket, watch: LoopWatch, main: PartMain[R]) -> bool:
     """Run `main` until it ends, the parent is gone, or SIGTERM arrives. Return False if it failed."""
     sock.setblocking(False)
     pipe = await AsyncPipe.open(sock)

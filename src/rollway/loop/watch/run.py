@@ -60,14 +60,8 @@ class LoopWatch:
         late = self._lateness.judge(lag, (*stalls, *brief))
         if late is not None:
             log.warning("%s", late_text(late))
-        return ProcessStats(
-            process=self.name,
-            lag=lag,
-            rss_bytes=rss_bytes(),
-            in_flight=in_flight,
-            stalls=(*stalls, *self._slow_calls.take()),
-            late=late,
-        )
+        slow = (*stalls, *self._slow_calls.take())
+        return ProcessStats(self.name, lag, rss_bytes(), in_flight=in_flight, stalls=slow, late=late)
 
 
 def run(name: str, config: WatchSpec, main: Callable[[LoopWatch], Coroutine[Any, Any, T]]) -> T:

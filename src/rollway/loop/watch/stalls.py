@@ -7,6 +7,8 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
+from msgspec import structs
+
 from ...records.lag import Stall
 from . import stacks
 from .rarely import Rarely
@@ -104,15 +106,8 @@ _Place = tuple[str, str, str, str]
 
 def total(a: Stall, b: Stall) -> Stall:
     """Add up two sums of the same place."""
-    return Stall(
-        where=a.where,
-        function=a.function,
-        count=a.count + b.count,
-        total_s=a.total_s + b.total_s,
-        longest_s=max(a.longest_s, b.longest_s),
-        kind=a.kind,
-        call=a.call,
-    )
+    count, total_s, longest_s = a.count + b.count, a.total_s + b.total_s, max(a.longest_s, b.longest_s)
+    return structs.replace(a, count=count, total_s=total_s, longest_s=longest_s)
 
 
 class StallTotals:
