@@ -2,7 +2,9 @@
 
     RollwayError            shown to the user as one line: what, where, what to do next
     ├── ConfigError         a run file or an option is wrong
-    ├── EnvironmentNotFound no such environment, or it cannot be imported
+    ├── EnvironmentNotFound no environment has this name, module or file
+    ├── EnvironmentInvalid  an environment was found and cannot be used
+    ├── DatasetError        a data file or one of its rows cannot be used
     ├── ModelError          a model folder is missing or unusable
     ├── RunDirError         a run directory exists, or is not one
     ├── PortError           an address cannot be bound
@@ -47,6 +49,14 @@ class ConfigError(RollwayError):
 
 
 class EnvironmentNotFound(RollwayError):
+    pass
+
+
+class EnvironmentInvalid(RollwayError):
+    pass
+
+
+class DatasetError(RollwayError):
     pass
 
 

@@ -1,4 +1,4 @@
-"""The built-in environments, each played by policies that know what they are doing and that do not."""
+"""The built-in environments, played by policies that answer well and by policies that do not."""
 
 import itertools
 import re
@@ -30,12 +30,12 @@ def some_tasks(env: rw.Environment, count: int = 5) -> list[rw.Task]:
     return list(itertools.islice(env.tasks(), count))
 
 
-def test_every_one_is_registered_and_explained() -> None:
+def test_every_builtin_environment_is_registered_and_has_a_readme() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     modules = {name: f"rollway.envs.builtin.{name.replace('-', '_')}" for name in NAMES}
     points = {name: f"{module}:load_environment" for name, module in modules.items()}
     assert project["entry-points"]["rollway.environments"] == points
-    assert sorted(one.parent.name for one in BUILTIN.glob("*/README.md")) == sorted(
+    assert sorted(readme.parent.name for readme in BUILTIN.glob("*/README.md")) == sorted(
         name.replace("-", "_") for name in NAMES
     )
     for name in NAMES:
@@ -44,7 +44,7 @@ def test_every_one_is_registered_and_explained() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_seeds_decide_and_evaluation_is_finite_and_never_trained_on(name: str) -> None:
+def test_the_seed_decides_the_order_and_evaluation_tasks_are_never_trained_on(name: str) -> None:
     first = some_tasks(load(name), 300)
     assert first == some_tasks(load(name), 300)
     assert first != some_tasks(load(name, seed=1), 300)
@@ -59,19 +59,19 @@ def test_seeds_decide_and_evaluation_is_finite_and_never_trained_on(name: str) -
     ("name", "args"),
     [
         ("alphabet-sort", {"num_batches": 30}),
-        ("calculator", {"steps": 0}),
+        ("calculator", {"num_operations": 0}),
         ("guess-number", {"size": 1}),
         ("reverse-text", {"min_length": 4, "max_length": 3}),
         ("self-check", {"min_length": 0}),
     ],
 )
-def test_args_that_make_no_sense_are_refused(name: str, args: dict[str, int]) -> None:
+def test_wrong_args_are_refused(name: str, args: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="need "):
         load(name, **args)
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_policy_that_babbles_is_scored_too(name: str) -> None:
+async def test_a_policy_that_answers_nonsense_is_scored_too(name: str) -> None:
     env = load(name)
     for task in some_tasks(env, 2):
         for words in ("", "blah, blah", "<tool_call>what", "9" * 5000):
@@ -87,7 +87,7 @@ async def test_reverse_text() -> None:
 
 
 def halving(asked: PolicyPrompt) -> str:
-    """Guesses the middle of what is left, by all that was said."""
+    """Guess the middle of the range that is left, as the hints so far say."""
     low, high = map(int, re.findall(r"\d+", asked.first))
     for guess, hint in zip(asked.messages[1::2], asked.messages[2::2], strict=True):
         low, high = (
@@ -123,7 +123,7 @@ TOOLS = {"+": "add", "-": "subtract", "*": "multiply"}
 
 
 def computing(asked: PolicyPrompt) -> str:
-    """Replaces operations by results, in the order of what tools have answered."""
+    """Call the tool for the innermost operation that has no result yet; say the last result."""
     left = re.findall(r"-?\d+|[-+*](?= )", asked.first)
     for result in asked.results:
         left[:3] = [result]
@@ -145,11 +145,11 @@ async def test_calculator() -> None:
         env, task, lambda asked: asked.said if asked.results else call("multiply", a="x", b="1+1")
     )
     assert wrong.reward == 0.0
-    assert "arguments of multiply: Expected `int`" in wrong.reply
+    assert "the arguments of multiply are wrong: Expected `int`" in wrong.last_text
 
 
 def sorting(asked: PolicyPrompt) -> str:
-    lists = [one.content.partition(": ")[2] for one in asked.messages if one.role == "user"]
+    lists = [message.content.partition(": ")[2] for message in asked.messages if message.role == "user"]
     return ", ".join(sorted(", ".join(lists).split(", ")))
 
 
@@ -165,7 +165,7 @@ async def test_alphabet_sort() -> None:
 
 
 def counting(asked: PolicyPrompt, off_by: int = 0) -> str:
-    """Counts letters with an error, but judges without one, with the tool where it is told to."""
+    """Count letters, wrongly by `off_by`; judge rightly, with the tool where the prompt says so."""
     letter, word = re.findall(r"many (\w) are in (\w+)", asked.first)[0]
     if "Say yes" not in asked.first:
         return str(word.count(letter) + off_by)

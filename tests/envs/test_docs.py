@@ -11,7 +11,7 @@ from tests.doubles.chat import chat_double
 import rollway as rw
 from rollway import testing
 from rollway.envs.environment import needs_whole_groups
-from rollway.envs.registry import _import_file
+from rollway.loop.lanes.user_files import import_file
 from rollway.testing import Answer, PolicyPrompt, call
 
 GUIDE = Path(__file__).parents[2] / "docs" / "environments.md"
@@ -63,7 +63,7 @@ def name_of(block: str) -> str:
 
 
 async def played_beside_a_judge(env: rw.Environment, task: rw.Task, answer: Answer) -> testing.Played:
-    """With an endpoint to ask, for the environment that asks one."""
+    """Play beside a chat endpoint, for the environment that asks one."""
     if not hasattr(env, "judge"):
         return await testing.play(env, task, answer)
     async with chat_double(
@@ -74,7 +74,7 @@ async def played_beside_a_judge(env: rw.Environment, task: rw.Task, answer: Answ
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=name_of)
-def test_a_block_is_an_environment_that_can_be_played(block: str, folder: Path) -> None:
+def test_every_block_is_an_environment_that_can_be_played(block: str, folder: Path) -> None:
     path = folder / f"{name_of(block).lower()}.py"
     path.write_text(block)
     env = rw.load_environment(str(path))
@@ -83,7 +83,7 @@ def test_a_block_is_an_environment_that_can_be_played(block: str, folder: Path) 
     played = asyncio.run(played_beside_a_judge(env, task, answer))
     assert played.reward == reward
     assert next(iter(env.eval_tasks())).id == task.id
-    tests = [one for name, one in vars(_import_file(path)).items() if name.startswith("test_")]
+    tests = [function for name, function in vars(import_file(path)).items() if name.startswith("test_")]
     for test in tests:
         test()
     assert len(tests) == block.count("\ndef test_")

@@ -316,7 +316,7 @@ async def test_fewer_tasks_than_asked_for(tmp_path: Path) -> None:
         "        return [rw.Task(id=str(n), prompt=f'{n}?', answer=str(n)) for n in range(3)]\n"
         "    @rw.reward\n"
         "    def right(self, task, rollout):\n"
-        "        return float(rollout.reply == task.answer)\n"
+        "        return float(rollout.last_text == task.answer)\n"
     )
     async with chat_double(lambda said, nth: str(number(said))) as double:
         done = await run(tmp_path, "few.py", "-m", "double", "--base-url", double.url, "-n", "9")

@@ -65,11 +65,11 @@ class $title(rw.Environment):
 
     @rw.reward
     def exact(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        return float(rollout.reply.strip() == task.answer)
+        return float(rollout.last_text.strip() == task.answer)
 
     @rw.metric
     def length(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        return float(len(rollout.reply))
+        return float(len(rollout.last_text))
 
 
 def is_held_out(task: rw.Task) -> bool:

@@ -1,1 +1,1 @@
-"""What environment authors import and how their code is found. Runs in workers only."""
+"""What environment authors import, and how their code is found. Author code runs in env workers only."""
