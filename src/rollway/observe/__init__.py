@@ -1,1 +1,1 @@
-"""What a run tells people: metrics, declared once, and a console."""
+"""What people see of a run: metrics, each declared once, and lines on the console."""
