@@ -108,5 +108,5 @@ def test_describing_an_environment_does_not_run_it(
         return describe("loud", point)
 
     assert described("loud_env") == "shouts."
-    assert described("no_such_env") == "cannot be loaded: there is no module no_such_env"
+    assert described("no_such_env") == "cannot be loaded: no module no_such_env"
     assert described("no_such.env") == "cannot be loaded: ModuleNotFoundError: No module named 'no_such'"

@@ -124,7 +124,7 @@ async def test_several_calls_run_at_the_same_time_and_answer_in_order() -> None:
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ("call subtract {}", "there is no tool 'subtract'; the tools are: add, break_down, twice"),
+        ("call subtract {}", "no tool is called 'subtract'; the tools are: add, break_down, twice"),
         ('call add {"a": "one"}', "the arguments of add are wrong: Expected `int`"),
         ("call add {}", "missing required field `a`"),
         ('call add {"a": 1, "c": 2}', "unknown field `c`"),
@@ -206,7 +206,7 @@ async def test_a_child_borrows_tools_that_are_open_and_no_others() -> None:
     assert chat.messages == []
     assert parrot.heard == []
     without = await chat.child('call add {"a": 1}')
-    assert "there is no tool 'add'" in without.messages[2].content
+    assert "no tool is called 'add'" in without.messages[2].content
     with pytest.raises(ValueError, match="Sums is not open in this chat"):
         await chat.child("hello", tools=[Sums()])
 

@@ -45,7 +45,7 @@ def test_columns_may_have_other_names(tmp_path: Path) -> None:
         ("prompt: x", "line 2: JSON is malformed"),
         (
             '{"question": "?", "level": 1}',
-            "line 2: there is no column 'prompt'; the columns are: question, level",
+            "line 2: no column 'prompt'; the columns are: question, level",
         ),
         ('{"prompt": 3}', "line 2: column 'prompt' holds int, not text"),
         ('{"prompt": null}', "line 2: column 'prompt' holds NoneType, not text"),
@@ -86,7 +86,7 @@ def test_a_task_for_each_row_of_a_parquet_file(tmp_path: Path) -> None:
         rw.Task("0", "a", 1, {"level": "x"}),
         rw.Task("1", "b", 2, {"level": None}),
     ]
-    with pytest.raises(DatasetError, match="row 0: there is no column 'question'"):
+    with pytest.raises(DatasetError, match="row 0: no column 'question'"):
         list(rw.parquet(path, prompt="question"))
 
 

@@ -22,32 +22,32 @@ BLOCKS = [
 ]  # fmt: skip
 
 
-def remembers(asked: PolicyPrompt) -> str:
+def remembers(prompt: PolicyPrompt) -> str:
     calls = [call("write", line="blue"), call("read", number=1), "blue"]
-    return calls[len(asked.results)]
+    return calls[len(prompt.results)]
 
 
-def reviews(asked: PolicyPrompt) -> str:
-    if "Look it up" not in asked.first:
+def reviews(prompt: PolicyPrompt) -> str:
+    if "Look it up" not in prompt.first:
         return "a tree"
-    return "yes" if asked.said == "a tree" else call("look_up", word="oak")
+    return "yes" if prompt.said == "a tree" else call("look_up", word="oak")
 
 
 POLICIES: dict[str, tuple[Answer, float]] = {
-    "SortLetters": (lambda asked: "".join(sorted(asked.said.removeprefix("Sort: "))), 1.0),
-    "Questions": (lambda asked: "Paris", 1.0),
-    "Patient": (lambda asked: "1" if "Look again" in asked.said else "?", 0.5),
-    "CountUp": (lambda asked: str(len(asked.messages)), 1.0),
+    "SortLetters": (lambda prompt: "".join(sorted(prompt.said.removeprefix("Sort: "))), 1.0),
+    "Questions": (lambda prompt: "Paris", 1.0),
+    "Patient": (lambda prompt: "1" if "Look again" in prompt.said else "?", 0.5),
+    "CountUp": (lambda prompt: str(len(prompt.messages)), 1.0),
     "Remember": (remembers, 1.0),
-    "Waiter": (lambda asked: "Which flavour?" if "ice" in asked.said else "Here.", 1.0),
+    "Waiter": (lambda prompt: "Which flavour?" if "ice" in prompt.said else "Here.", 1.0),
     "Reviewed": (reviews, 1.5),
-    "Haiku": (lambda asked: "a\nb\nc", 1.2),
-    "Judged": (lambda asked: "Yes." if "Is this right?" in asked.said else "Air scatters it.", 1.0),
-    "Graded": (lambda asked: "Air scatters it.", 0.75),
-    "OldCode": (lambda asked: "6", 0.5),
-    "Sum": (lambda asked: "5", 1.0),
+    "Haiku": (lambda prompt: "a\nb\nc", 1.2),
+    "Judged": (lambda prompt: "Yes." if "Is this right?" in prompt.said else "Air scatters it.", 1.0),
+    "Graded": (lambda prompt: "Air scatters it.", 0.75),
+    "OldCode": (lambda prompt: "6", 0.5),
+    "Sum": (lambda prompt: "5", 1.0),
 }
-"""For each environment of the guide a policy that answers by what is asked, and its reward."""
+"""For each environment of the guide a policy that answers by its prompt, and the reward it earns."""
 
 
 @pytest.fixture

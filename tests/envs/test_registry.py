@@ -1,4 +1,4 @@
-"""How environments are found by name, and what is wrong with those that are found and cannot be used."""
+"""Environments are found by name, and those that are found and cannot be used are refused."""
 
 from pathlib import Path
 

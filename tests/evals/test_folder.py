@@ -114,9 +114,9 @@ def test_an_incomplete_last_line_is_cut_off_and_the_rest_kept(
     encoded = [msgspec.json.encode(result(n, 0)) + b"\n" for n in range(3)]
     data = b"".join(encoded)[: len(b"".join(encoded)) - cut]
     path.write_bytes(data)
-    whole = data.count(b"\n")
-    assert set(read_results(path)) == {(n, 0) for n in range(whole)}
-    assert path.read_bytes() == b"".join(encoded[:whole])
+    num_complete = data.count(b"\n")
+    assert set(read_results(path)) == {(n, 0) for n in range(num_complete)}
+    assert path.read_bytes() == b"".join(encoded[:num_complete])
 
 
 def test_a_broken_line_is_named_and_the_last_line_of_a_rollout_counts(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes, over HTTP."""
+"""Prometheus scrapes a run over HTTP."""
 
 import socket
 

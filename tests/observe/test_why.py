@@ -1,4 +1,4 @@
-"""What a step waits for, in words, and `rollway why`, which prints it."""
+"""`rollway why`: says in words what a step waits for."""
 
 from pathlib import Path
 

@@ -31,7 +31,7 @@ def _docstring(module: str) -> str:
     try:
         spec = find_spec(module)
         if spec is None or spec.origin is None:
-            return f"cannot be loaded: there is no module {module}"
+            return f"cannot be loaded: no module {module}"
         return ast.get_docstring(ast.parse(Path(spec.origin).read_bytes())) or ""
     except Exception as error:  # importing its parent package runs other people's code
         return f"cannot be loaded: {type(error).__name__}: {error}"

@@ -99,9 +99,9 @@ def _show_segment(path: Path, *, verify: bool) -> bool:
     in_use = is_in_use(path)
     data = mapped(path)
     pieces = list(scan(data, path.name, verify=verify))
-    whole = [piece for piece in pieces if isinstance(piece, WholeBlob)]
+    blobs = [piece for piece in pieces if isinstance(piece, WholeBlob)]
     state = ", in use" if in_use else ""
-    typer.echo(f"{path}: {len(data)} bytes, {len(whole)} blobs{state}")
+    typer.echo(f"{path}: {len(data)} bytes, {len(blobs)} blobs{state}")
     tail = torn_from(pieces)
     rest = [piece for piece in pieces if isinstance(piece, BrokenPiece) and piece.offset >= tail]
     for piece in pieces[: len(pieces) - len(rest)]:
@@ -111,7 +111,7 @@ def _show_segment(path: Path, *, verify: bool) -> bool:
         kind, first = "unfinished" if in_use else "torn tail", rest[0]
         typer.echo(f"  {kind} at {first.offset}, {len(data) - first.offset} bytes: {first.why}")
     num_allowed = len(rest) if in_use else 0
-    return len(pieces) == len(whole) + num_allowed
+    return len(pieces) == len(blobs) + num_allowed
 
 
 def _lines(piece: Piece, *, verify: bool) -> Iterator[str]:

@@ -83,7 +83,7 @@ def load_environment(max_length: int = 5) -> $title:
 '''
 
 TEST = '''\
-"""Tests with a scripted policy, which answers by what it is asked: see rollway.testing."""
+"""Tests with a scripted policy, which answers by its prompt: see rollway.testing."""
 
 import asyncio
 import itertools
@@ -94,8 +94,8 @@ from rollway import testing
 from $module import load_environment
 
 
-def sorts(asked: testing.PolicyPrompt) -> str:
-    return "".join(sorted(asked.said.removeprefix("Sort: ")))
+def sorts(prompt: testing.PolicyPrompt) -> str:
+    return "".join(sorted(prompt.said.removeprefix("Sort: ")))
 
 
 def test_the_right_answer_is_rewarded() -> None:
@@ -109,7 +109,7 @@ def test_the_right_answer_is_rewarded() -> None:
 @pytest.mark.parametrize("reply", ["", "z", "a b c"])
 def test_a_wrong_answer_is_not_rewarded(reply: str) -> None:
     env = load_environment()
-    played = asyncio.run(testing.play(env, next(iter(env.tasks())), lambda asked: reply))
+    played = asyncio.run(testing.play(env, next(iter(env.tasks())), lambda prompt: reply))
     assert played.reward == 0.0
 
 

@@ -1,4 +1,4 @@
-"""How a command ends when it is stopped by Ctrl-C or SIGTERM."""
+"""Ends a command that is stopped by Ctrl-C or SIGTERM."""
 
 import asyncio
 import signal

@@ -85,7 +85,7 @@ def train(
 
 
 class TrainingRun(Struct, frozen=True):
-    """What a run is started with."""
+    """Everything that a run is started with."""
 
     config: RunConfig
     plan: Plan

@@ -72,7 +72,7 @@ def _open(path: str | Path) -> BinaryIO:
 def as_task(row: Mapping[str, Any], index: int, prompt: str, answer: str, where: str) -> Task:
     """Make a task of a row. Columns other than prompt, answer and id become the task's `info`."""
     if prompt not in row:
-        raise DatasetError(f"{where}: there is no column '{prompt}'; the columns are: {', '.join(row)}")
+        raise DatasetError(f"{where}: no column '{prompt}'; the columns are: {', '.join(row)}")
     if not isinstance(row[prompt], str):
         kind = type(row[prompt]).__name__
         raise DatasetError(f"{where}: column '{prompt}' holds {kind}, not text")

@@ -19,10 +19,10 @@ class Environment:
 
     system_prompt: str = ""
     max_turns: int | None = None
-    """The rollout ends after this many turns, those of children included. None is no limit."""
+    """The rollout ends after this many turns, those of children included. None means no limit."""
     max_rollout_tokens: int | None = None
     """The rollout ends after the turn in which the policy has sampled this many tokens, those of
-    children included. None is no limit."""
+    children included. None means no limit."""
     seed: int = 0
     """The run's seed. It is set before `tasks` is called."""
     needs_whole_groups: bool = False

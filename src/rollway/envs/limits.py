@@ -1,4 +1,4 @@
-"""How far a rollout may go, its children included."""
+"""Limits of a rollout, its children included."""
 
 from .rollout import Reply
 

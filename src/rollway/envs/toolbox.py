@@ -67,7 +67,7 @@ class Toolbox:
             available = (
                 f"the tools are: {', '.join(self._tools)}" if self._tools else "you have no tools"
             )
-            return f"error: there is no tool '{name}'; {available}"
+            return f"error: no tool is called '{name}'; {available}"
         toolset, spec = self._tools[name]
         try:
             arguments = spec.read(call.function.arguments)

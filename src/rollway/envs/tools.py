@@ -54,8 +54,8 @@ class Toolset:
     """When the toolset is opened: for each rollout, once for the rollouts of a group, or once in each
     worker."""
     errors: ClassVar[Literal["tell", "fail"]] = "tell"
-    """How an exception in a tool is handled: `tell` shows it to the policy, which may try something
-    else; `fail` fails the rollout."""
+    """The effect of an exception in a tool: `tell` shows it to the policy, which may try something else;
+    `fail` fails the rollout."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""How far an evaluation is and how its processes do, while it runs and in its last table."""
+"""The progress of an evaluation while it runs, and its last table."""
 
 import asyncio
 import time

@@ -39,7 +39,7 @@ LOAD_DEADLINE_S = 120.0
 
 
 class EvalRuntime(Struct, frozen=True, kw_only=True):
-    """How an evaluation is run: what decides its speed, and not what its results mean."""
+    """The settings that decide how fast an evaluation runs, and not what its results mean."""
 
     concurrency: int
     workers: int

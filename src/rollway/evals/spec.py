@@ -15,13 +15,13 @@ OPTIONS = {
     "model": "-m",
     "speaks": "--tokens",
 }
-"""How the command line calls a field, unless the field `some_name` is the option `--some-name`."""
+"""The options of fields; a field `some_name` that is not listed is the option `--some-name`."""
 MAY_DIFFER = ("engine_url",)
 """Fields that a resume may change: the same model may have moved to another address."""
 
 
 class EvalSpec(Struct, frozen=True, kw_only=True):
-    """What an evaluation was asked for, as `eval.json` holds it. The engine's key is not part of it."""
+    """The specification of an evaluation, as `eval.json` holds it. The engine's key is not part of it."""
 
     env: str
     args: dict[str, Any]

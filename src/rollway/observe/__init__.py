@@ -1,1 +1,1 @@
-"""What people see of a run: metrics, each declared once, and lines on the console."""
+"""Shows people how a run does: metrics, each declared once, and lines on the console."""

@@ -1,4 +1,4 @@
-"""What the orchestrator reports to the process that started it, for people to see."""
+"""The reports of the orchestrator to the process that started it, for people to see."""
 
 import msgspec
 from msgspec import Struct

@@ -1,4 +1,4 @@
-"""How long simulated work takes: drawn around a mean, or as measured in a past run."""
+"""Durations of simulated work: drawn around a mean, or as measured in a past run."""
 
 import math
 import random

@@ -54,7 +54,7 @@ class _QueuedRollout(Struct, frozen=True):
 
 
 class SimulationTally(Struct):
-    """What happened in a simulation, for its report."""
+    """The counts and times of a simulation, for its report."""
 
     now_s: float = 0.0
     steps_s: list[float] = []

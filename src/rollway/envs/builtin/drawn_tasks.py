@@ -1,4 +1,4 @@
-"""What the built-in environments share: tasks drawn at random, and reading a number from a reply.
+"""Tasks drawn at random for the built-in environments, and a helper that reads numbers from replies.
 
 A hash of the prompt decides whether a task is for training or for evaluation, so no prompt is in both.
 """
