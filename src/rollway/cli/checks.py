@@ -1,15 +1,32 @@
-"""Checks of the command line: options that must be valid, and packages that must be installed."""
+"""Options that several commands share, and checks of options and of installed packages."""
 
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+import typer
 from msgspec import Struct
 
 from ..config.sections import MetricsConfig
 from ..errors import UNREADABLE, ConfigError
 
 S = TypeVar("S", bound=Struct)
+
+Env = Annotated[
+    str,
+    typer.Argument(help="The environment: a name from 'rollway envs', a module, or path/to/env.py."),
+]
+Args = Annotated[
+    str, typer.Option(help="""Arguments of the environment, as a JSON object: '{"level": "hard"}'.""")
+]
+RendererName = Annotated[
+    str,
+    typer.Option(help="How messages become tokens: auto, or a model family such as qwen3 or glm5."),
+]
+Template = Annotated[
+    str,
+    typer.Option(help="""Options of the renderer, as a JSON object: '{"enable_thinking": false}'."""),
+]
 
 
 def json_object(option: str, text: str) -> dict[str, Any]:

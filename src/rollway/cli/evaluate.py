@@ -8,17 +8,17 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError, ModelError
+from ..evals.driver import Evaluation
 from ..evals.folder import EvalFolder, latest_folder, new_folder, root_of
 from ..evals.progress import EvalProgress
-from ..evals.run import EvalRuntime, Evaluation
 from ..evals.run import evaluate as run_evaluation
-from ..evals.spec import EvalSpec
+from ..evals.spec import EvalRuntime, EvalSpec
 from ..loop.processes.child import log_to
 from ..loop.watch.run import LoopWatch, run
 from ..model.folder import check_folder
 from ..observe.console import Screen
 from ..records.turn import Sampling
-from .checks import json_object, need_torch
+from .checks import Args, Env, RendererName, Template, json_object, need_torch
 from .stopping import STOPPED, cancel_on_sigterm, exit_for
 
 ALL_FAILED = 1
@@ -30,10 +30,6 @@ class SplitName(StrEnum):
     TRAIN = "train"
 
 
-Env = Annotated[
-    str,
-    typer.Argument(help="The environment: a name from 'rollway envs', a module, or path/to/env.py."),
-]
 Model = Annotated[
     str,
     typer.Option(
@@ -53,9 +49,6 @@ EngineUrl = Annotated[
         help="An OpenAI-compatible endpoint, such as https://host/v1. Without it, the embedded engine "
         "serves the model folder."
     ),
-]
-Args = Annotated[
-    str, typer.Option(help="""Arguments of the environment, as a JSON object: '{"level": "hard"}'.""")
 ]
 SplitOption = Annotated[SplitName, typer.Option(help="Which tasks of the environment to use.")]
 Temperature = Annotated[
@@ -81,14 +74,6 @@ Tokens = Annotated[
     ),
 ]
 Tokenizer = Annotated[str, typer.Option(help="With --tokens: a folder with the model's tokenizer.json.")]
-RendererName = Annotated[
-    str,
-    typer.Option(help="How messages become tokens: auto, or a model family such as qwen3 or glm5."),
-]
-Template = Annotated[
-    str,
-    typer.Option(help="""Options of the renderer, as a JSON object: '{"enable_thinking": false}'."""),
-]
 CorrectAt = Annotated[
     float, typer.Option(help="A rollout counts as right, for pass@k, with this reward or more.")
 ]

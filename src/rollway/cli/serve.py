@@ -26,13 +26,9 @@ from ..loop.watch.run import run
 from ..model.folder import check_folder
 from ..observe.console import Screen
 from ..wire.keys import server_keys
-from .checks import checked, json_object
+from .checks import Args, Env, RendererName, Template, checked, json_object
 from .stopping import STOPPED, cancel_on_sigterm, exit_for
 
-Env = Annotated[
-    str,
-    typer.Argument(help="The environment: a name from 'rollway envs', a module, or path/to/env.py."),
-]
 EngineUrl = Annotated[
     list[str],
     typer.Option(
@@ -60,17 +56,6 @@ Keys = Annotated[
 Workers = Annotated[int, typer.Option(help="How many processes run the environment.")]
 Concurrency = Annotated[
     int, typer.Option(help="How many rollouts one worker process runs at the same time.")
-]
-Args = Annotated[
-    str, typer.Option(help="""Arguments of the environment, as a JSON object: '{"level": "hard"}'.""")
-]
-RendererName = Annotated[
-    str,
-    typer.Option(help="How messages become tokens: auto, or a model family such as qwen3 or glm5."),
-]
-Template = Annotated[
-    str,
-    typer.Option(help="""Options of the renderer, as a JSON object: '{"enable_thinking": false}'."""),
 ]
 Routes = Annotated[
     bool,

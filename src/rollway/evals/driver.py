@@ -1,55 +1,51 @@
 """Runs the rollouts of an evaluation through an env server, in task order, some at a time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 
 from msgspec import Struct
 
 from ..envserver.client import EnvClient
 from ..errors import ConfigError, EnvironmentInvalid, RunDirError
+from ..observe.console import Screen
 from ..records.ids import PolicyVersion, RolloutId
-from ..records.lag import ProcessStats
-from ..records.payload import PayloadRef
 from ..records.rollout import Scored, Settled
 from ..records.task import Task
 from ..wire.messages import NextTasks, Run, RunGroup, ServerStats, Tasks, WorkerLost
+from .folder import EvalFolder
+from .progress import EvalProgress
+from .recorder import ResultRecorder
 from .result import EvalResult, ResultKey, result_of
-from .spec import EvalSpec
+from .spec import EvalRuntime, EvalSpec
 
 PAGE = 64
 """Tasks requested from the env server at a time."""
 
 
-class EvalListener(Struct, frozen=True):
-    """Functions that the driver calls with what comes back from the env server."""
+class Evaluation(Struct, frozen=True):
+    """One evaluation: what was asked for, how it is run, and where it keeps and shows its results."""
 
-    on_begin: Callable[[], None]
-    """Called when the first tasks have arrived, so workers are up."""
-    on_result: Callable[[EvalResult, PayloadRef | None], Awaitable[None]]
-    on_stats: Callable[[ProcessStats], None]
-    on_notice: Callable[[str], None]
+    spec: EvalSpec
+    runtime: EvalRuntime
+    folder: EvalFolder
+    previous: dict[ResultKey, EvalResult]
+    """The results of the evaluation that is resumed; empty for a new one."""
+    progress: EvalProgress
+    screen: Screen
 
 
 class EvalDriver:
-    """Runs at most `concurrency` rollouts. Every rollout sent settles once, and then frees its slot.
+    """Runs a bounded number of rollouts. Every rollout sent settles once, and then frees its slot."""
 
-    `previous` holds the results of the evaluation that is resumed; it is empty for a new one.
-    """
-
-    def __init__(
-        self,
-        client: EnvClient,
-        spec: EvalSpec,
-        previous: Mapping[ResultKey, EvalResult],
-        concurrency: int,
-        listener: EvalListener,
-    ) -> None:
+    def __init__(self, client: EnvClient, evaluation: Evaluation, recorder: ResultRecorder) -> None:
         self._client = client
-        self._spec = spec
-        self._previous = previous
-        self._listener = listener
-        sent_together = spec.num_rollouts if client.whole_groups else 1
-        self._num_slots = max(concurrency, sent_together)
+        self._spec = evaluation.spec
+        self._previous = evaluation.previous
+        self._progress = evaluation.progress
+        self._screen = evaluation.screen
+        self._recorder = recorder
+        sent_together = self._spec.num_rollouts if client.whole_groups else 1
+        self._num_slots = max(evaluation.runtime.concurrency, sent_together)
         self._slots = asyncio.Semaphore(self._num_slots)
         self._running: dict[RolloutId, tuple[ResultKey, Task]] = {}
         self._page: asyncio.Future[Tasks] = asyncio.get_running_loop().create_future()
@@ -106,7 +102,7 @@ class EvalDriver:
             await self._client.send(NextTasks(start, count, self._spec.split))
             page = await self._page
             if not start:
-                self._listener.on_begin()
+                self._progress.begin()
             for task in page.tasks:
                 yield task
             start += len(page.tasks)
@@ -122,9 +118,7 @@ class EvalDriver:
                 "--split"
             )
         if num_found < num_tasks:
-            self._listener.on_notice(
-                f"'{env}' has {num_found} tasks in its split '{split}', not {num_tasks}"
-            )
+            self._screen.line(f"'{env}' has {num_found} tasks in its split '{split}', not {num_tasks}")
 
     async def _receive(self) -> None:
         while True:
@@ -138,15 +132,17 @@ class EvalDriver:
                 case Tasks() as tasks if not self._page.done():
                     self._page.set_result(tasks)
                 case ServerStats(stats=stats):
-                    self._listener.on_stats(stats)
+                    self._progress.health.hear(stats)
                 case WorkerLost(worker=worker, num_moved=moved, num_failed=failed):
-                    self._listener.on_notice(f"{worker} died: {moved} rollouts moved, {failed} failed")
+                    self._screen.line(f"{worker} died: {moved} rollouts moved, {failed} failed")
 
     async def _on_settled(self, settled: Settled) -> None:
         key, task = self._running.pop(settled.rollout_id)
         outcome = settled.outcome
         ref = outcome.ref if isinstance(outcome, Scored) else None
-        await self._listener.on_result(result_of(key, task, outcome), ref)
+        result = result_of(key, task, outcome)
+        await self._recorder.add(result, ref)
+        self._progress.on_result(result)
         self._slots.release()
 
 

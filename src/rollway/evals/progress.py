@@ -67,7 +67,7 @@ class EvalProgress:
             self._screen.line(self.status())
 
     def _on_failed(self, result: EvalResult) -> None:
-        """Print the failure, unless there were many of this boundary: then only the 4th, 8th, 16th …"""
+        """Print the failure; if a boundary fails often, only its 1st, 2nd, 4th, 8th time and so on."""
         assert result.error is not None
         boundary = result.error.boundary
         self._errors[boundary] += 1

@@ -3,7 +3,6 @@
 import asyncio
 
 import msgspec
-from msgspec import Struct
 
 from ..config.plan import env_name
 from ..config.sections import (
@@ -15,7 +14,7 @@ from ..config.sections import (
     PayloadConfig,
     ServerConfig,
 )
-from ..config.specs import EngineSpec, RouterSpec, ServerLimits, WatchSpec
+from ..config.specs import EngineSpec, RouterSpec, ServerLimits
 from ..envs.in_lane import EnvSpec, load_shared
 from ..envserver import client as envs
 from ..errors import EnvironmentInvalid, EnvironmentNotFound, LaneError
@@ -25,40 +24,14 @@ from ..launch.run import ROUTER
 from ..loop.lanes.lanes import ProcessLane
 from ..loop.watch.run import LoopWatch
 from ..observe.console import Screen
-from ..records.payload import PayloadRef
-from .driver import EvalDriver, EvalListener
+from .driver import EvalDriver, Evaluation
 from .folder import EvalFolder
-from .progress import EvalProgress
 from .recorder import open_recorder
-from .result import EvalResult, ResultKey
-from .spec import EvalSpec
+from .spec import EvalRuntime, EvalSpec
 
 MAX_EMBEDDED_BATCH = 128
 SEGMENT_MB = 16
 LOAD_DEADLINE_S = 120.0
-
-
-class EvalRuntime(Struct, frozen=True, kw_only=True):
-    """The settings that decide how fast an evaluation runs, and not what its results mean."""
-
-    concurrency: int
-    workers: int
-    rollout_deadline_s: float
-    max_context: int
-    key_var: str
-    watch: WatchSpec = WatchSpec()
-
-
-class Evaluation(Struct, frozen=True):
-    """One evaluation: what was asked for, how it is run, and where it keeps and shows its results."""
-
-    spec: EvalSpec
-    runtime: EvalRuntime
-    folder: EvalFolder
-    previous: dict[ResultKey, EvalResult]
-    """The results of the evaluation that is resumed; empty for a new one."""
-    progress: EvalProgress
-    screen: Screen
 
 
 async def evaluate(evaluation: Evaluation, watch: LoopWatch) -> None:
@@ -75,25 +48,15 @@ async def evaluate(evaluation: Evaluation, watch: LoopWatch) -> None:
             url = spec.engine_url or await start_engine(parts, spec, runtime, screen)
             router_name = f"{env_name(spec.env)}.router"
             router = await parts.start(router_name, ROUTER, router_spec(spec, runtime, folder, url))
-            async with envs.connect(await router.ready()) as client:
+            async with (
+                envs.connect(await router.ready()) as client,
+                open_recorder(folder) as recorder,
+            ):
                 background.append(asyncio.create_task(progress.show()))
-                await _run_rollouts(evaluation, client)
+                await EvalDriver(client, evaluation, recorder).drive()
     finally:
         for task in background:
             task.cancel()
-
-
-async def _run_rollouts(evaluation: Evaluation, client: envs.EnvClient) -> None:
-    spec, progress = evaluation.spec, evaluation.progress
-    async with open_recorder(evaluation.folder) as recorder:
-
-        async def on_result(result: EvalResult, ref: PayloadRef | None) -> None:
-            await recorder.add(result, ref)
-            progress.on_result(result)
-
-        listener = EvalListener(progress.begin, on_result, progress.health.hear, evaluation.screen.line)
-        concurrency = evaluation.runtime.concurrency
-        await EvalDriver(client, spec, evaluation.previous, concurrency, listener).drive()
 
 
 async def check_env(spec: EvalSpec) -> None:

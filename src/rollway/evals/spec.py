@@ -1,10 +1,11 @@
-"""The specification of an evaluation: everything that decides what its results mean."""
+"""The specification of an evaluation, which decides what its results mean, and how it is run."""
 
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
+from ..config.specs import WatchSpec
 from ..records.task import Split
 from ..records.turn import Sampling
 
@@ -21,7 +22,7 @@ MAY_DIFFER = ("engine_url",)
 
 
 class EvalSpec(Struct, frozen=True, kw_only=True):
-    """The specification of an evaluation, as `eval.json` holds it. The engine's key is not part of it."""
+    """An evaluation as `eval.json` holds it. The engine's key is not part of it."""
 
     env: str
     args: dict[str, Any]
@@ -42,6 +43,17 @@ class EvalSpec(Struct, frozen=True, kw_only=True):
     @property
     def total(self) -> int:
         return self.num_tasks * self.num_rollouts
+
+
+class EvalRuntime(Struct, frozen=True, kw_only=True):
+    """The settings that decide how fast an evaluation runs, and not what its results mean."""
+
+    concurrency: int
+    workers: int
+    rollout_deadline_s: float
+    max_context: int
+    key_var: str
+    watch: WatchSpec = WatchSpec()
 
 
 def differences(old: EvalSpec, new: EvalSpec) -> list[str]:
