@@ -156,13 +156,12 @@ renderer = "qwen3"
 template = {{ enable_thinking = false }}
 [[env]]
 id = "{env}"
-address = "{address}"
-keys = "{keys}"
+external = {{ address = "{address}", keys = "{keys}" }}
 [sampling]
 max_tokens = 6
 [engine]
-url = "{engine}"
 max_context = 128
+external = {{ url = "{engine}" }}
 [orchestrator]
 batch_size = 8
 group_size = 4
