@@ -103,7 +103,7 @@ async def test_a_port_that_is_taken_names_its_key() -> None:
                 pass
 
 
-async def test_port_0_serves_nothing() -> None:
+async def test_without_its_section_nothing_is_served() -> None:
     def open_ports() -> set[int]:
         connections = psutil.Process().net_connections("tcp")
         return {sock.laddr.port for sock in connections if sock.status == psutil.CONN_LISTEN}
