@@ -13,19 +13,16 @@ from ..errors import UNREADABLE, ConfigError
 S = TypeVar("S", bound=Struct)
 
 Env = Annotated[
-    str,
-    typer.Argument(help="The environment: a name from 'rollway envs', a module, or path/to/env.py."),
+    str, typer.Argument(help="The environment: a name of 'rollway envs', a module, or path/to/env.py.")
 ]
 Args = Annotated[
     str, typer.Option(help="""Arguments of the environment, as a JSON object: '{"level": "hard"}'.""")
 ]
 RendererName = Annotated[
-    str,
-    typer.Option(help="How messages become tokens: auto, or a model family such as qwen3 or glm5."),
+    str, typer.Option(help="How messages become tokens: auto, or a model family such as qwen3.")
 ]
 Template = Annotated[
-    str,
-    typer.Option(help="""Options of the renderer, as a JSON object: '{"enable_thinking": false}'."""),
+    str, typer.Option(help="""Options of the renderer, as JSON: '{"enable_thinking": false}'.""")
 ]
 
 

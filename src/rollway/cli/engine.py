@@ -19,15 +19,9 @@ def engine(
     model: Annotated[
         Path, typer.Option("--model", "-m", help="Folder of a Hugging Face causal language model.")
     ],
-    port: Annotated[
-        int, typer.Option(help="Port to listen on, at 127.0.0.1. 0 takes any free port.")
-    ] = 8000,
-    max_batch: Annotated[
-        int, typer.Option(help="How many requests are decoded at the same time.")
-    ] = 128,
-    max_context: Annotated[
-        int, typer.Option(help="Most tokens of one request, prompt and reply together.")
-    ] = 4096,
+    port: Annotated[int, typer.Option(help="Port at 127.0.0.1; 0 takes any free port.")] = 8000,
+    max_batch: Annotated[int, typer.Option(help="Requests that are decoded at the same time.")] = 128,
+    max_context: Annotated[int, typer.Option(help="Most tokens of prompt and reply together.")] = 4096,
     renderer: Annotated[
         str, typer.Option(help="How chat messages become tokens: auto, or a model family such as qwen3.")
     ] = "auto",

@@ -36,12 +36,10 @@ Model = Annotated[
         "--model", "-m", help="The model's name at --engine-url. Without --engine-url: a model folder."
     ),
 ]
-NumTasks = Annotated[
-    int, typer.Option("--num-tasks", "-n", min=1, help="How many tasks, counted from the first.")
-]
+NumTasks = Annotated[int, typer.Option("--num-tasks", "-n", min=1, help="Use the first N tasks.")]
 NumRollouts = Annotated[int, typer.Option("--rollouts", "-r", min=1, help="Rollouts of each task.")]
 Concurrency = Annotated[
-    int, typer.Option("--concurrency", "-c", min=1, help="How many rollouts run at the same time.")
+    int, typer.Option("--concurrency", "-c", min=1, help="Rollouts that run at the same time.")
 ]
 EngineUrl = Annotated[
     str,
@@ -51,20 +49,13 @@ EngineUrl = Annotated[
     ),
 ]
 SplitOption = Annotated[SplitName, typer.Option(help="Which tasks of the environment to use.")]
-Temperature = Annotated[
-    float, typer.Option(min=0, help="Sampling temperature; 0 always takes the likeliest token.")
-]
+Temperature = Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")]
 TopP = Annotated[
-    float,
-    typer.Option(min=1e-6, max=1, help="Sample from the likeliest tokens that reach this probability."),
+    float, typer.Option(min=1e-6, max=1, help="Sample from the likeliest tokens of this total share.")
 ]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Most tokens that the model samples in one turn.")]
-Seed = Annotated[
-    int, typer.Option(min=0, help="Seed of the environment's tasks and of the embedded engine.")
-]
-KeyVar = Annotated[
-    str, typer.Option(help="Name of the environment variable that holds the endpoint's API key.")
-]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the tasks and of the embedded engine.")]
+KeyVar = Annotated[str, typer.Option(help="Environment variable with the endpoint's API key.")]
 Tokens = Annotated[
     bool,
     typer.Option(
@@ -74,26 +65,18 @@ Tokens = Annotated[
     ),
 ]
 Tokenizer = Annotated[str, typer.Option(help="With --tokens: a folder with the model's tokenizer.json.")]
-CorrectAt = Annotated[
-    float, typer.Option(help="A rollout counts as right, for pass@k, with this reward or more.")
-]
+CorrectAt = Annotated[float, typer.Option(help="A rollout passes with this reward or more.")]
 Output = Annotated[
     Path | None, typer.Option(help="Folder for the results; default: outputs/eval/ENV/MODEL/<time>.")
 ]
 Resume = Annotated[
     bool,
-    typer.Option(
-        "--resume",
-        help="Continue the evaluation in --output, or else the newest one with the same options.",
-    ),
+    typer.Option("--resume", help="Continue in --output, or the newest one with the same options."),
 ]
 Workers = Annotated[int, typer.Option(min=1, help="How many processes run the environment.")]
-Deadline = Annotated[
-    float, typer.Option(min=1, help="A rollout that takes longer than this many seconds fails.")
-]
+Deadline = Annotated[float, typer.Option(min=1, help="Seconds after which a rollout fails.")]
 MaxContext = Annotated[
-    int,
-    typer.Option(min=2, help="Embedded engine: most tokens of one request, prompt and reply together."),
+    int, typer.Option(min=2, help="Embedded engine: most tokens of prompt and reply together.")
 ]
 
 

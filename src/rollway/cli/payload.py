@@ -23,9 +23,7 @@ app = typer.Typer(
 
 @app.command()
 def show(
-    path: Annotated[
-        Path, typer.Argument(help="A segment file (.seg), or a folder with segments: RUN/payload.")
-    ],
+    path: Annotated[Path, typer.Argument(help="A segment (.seg), or a folder of them: RUN/payload.")],
     verify: Annotated[
         bool, typer.Option("--verify", help="Read all data and compare it with the checksums.")
     ] = False,

@@ -50,16 +50,12 @@ Bind = Annotated[
     ),
 ]
 Keys = Annotated[
-    str,
-    typer.Option(help="Folder of the server's keys: KEYS/server, if 'rollway keys new KEYS' made them."),
+    str, typer.Option(help="Folder of the server's keys: F/server, after 'rollway keys new F'.")
 ]
 Workers = Annotated[int, typer.Option(help="How many processes run the environment.")]
-Concurrency = Annotated[
-    int, typer.Option(help="How many rollouts one worker process runs at the same time.")
-]
+Concurrency = Annotated[int, typer.Option(help="Rollouts that one worker runs at the same time.")]
 Routes = Annotated[
-    bool,
-    typer.Option(help="Ask the engine which experts it chose. Use --no-routes for dense models."),
+    bool, typer.Option(help="Ask the engine which experts it chose; not for dense models.")
 ]
 Payload = Annotated[
     str,
@@ -71,9 +67,7 @@ Payload = Annotated[
 PayloadDir = Annotated[
     str, typer.Option(help="With --payload files: the run's payload folder, outputs/RUN/payload.")
 ]
-Deadline = Annotated[
-    float, typer.Option(help="A rollout that takes longer than this many seconds fails.")
-]
+Deadline = Annotated[float, typer.Option(help="Seconds after which a rollout fails.")]
 Seed = Annotated[int, typer.Option(help="Seed of the environment's task order.")]
 LogDir = Annotated[Path, typer.Option(help="Folder for the logs, one file per process.")]
 

@@ -22,12 +22,8 @@ ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yel
 
 def show(
     run: Annotated[Path, typer.Argument(help="The run directory: outputs/<name>.")],
-    step: Annotated[
-        int | None, typer.Option("--step", help="The step to list; default: the last one.")
-    ] = None,
-    rollout: Annotated[
-        str | None, typer.Option("--rollout", help="Show one rollout in full: its id, such as g12.3.")
-    ] = None,
+    step: Annotated[int | None, typer.Option(help="The step to list; default: the last.")] = None,
+    rollout: Annotated[str | None, typer.Option(help="Show this rollout in full: g12.3.")] = None,
 ) -> None:
     """List the rollouts of a step, or show one rollout: its messages, rewards, timing and tokens.
 
@@ -39,9 +35,7 @@ def show(
         raise RunDirError(f"{directory.path} is not a run directory")
     steps = saved_steps(directory)
     if not steps:
-        raise RunDirError(
-            f"{directory.path} has no saved rollouts; is 'orchestrator.save_rollouts' off?"
-        )
+        raise RunDirError(f"{directory.path} has no saved rollouts (orchestrator.save_rollouts)")
     console = Console(markup=False)  # ids and texts may hold [brackets]
     if rollout is not None:
         _show_rollout(directory, rollout, console)

@@ -38,9 +38,7 @@ def train(
     run_file: Annotated[Path, typer.Argument(help="The run file (TOML).")],
     overrides: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", help="Change a key of the run file: --set trainer.lr=1e-3. May be repeated."
-        ),
+        typer.Option("--set", help="Change a key: --set trainer.lr=1e-3. May be repeated."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print all keys and the plan of the run; start nothing.")
@@ -49,9 +47,7 @@ def train(
         bool,
         typer.Option("--resume", help="Continue the run where it stopped; no finished rollout is lost."),
     ] = False,
-    clean: Annotated[
-        bool, typer.Option("--clean", help="Delete the run directory first, if there is one.")
-    ] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="Delete the run directory first.")] = False,
 ) -> None:
     """Train a policy: start the engine, env servers, trainer and orchestrator, and show their progress.
 

@@ -17,9 +17,7 @@ FRESH_S = 10.0
 
 def why(
     run: Annotated[Path, typer.Argument(help="The run directory: outputs/<name>.")],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print everything that is known, as JSON.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Say what the current step of a run waits for: the oldest rollouts, their phase, worker and age.
 

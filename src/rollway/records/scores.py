@@ -1,6 +1,7 @@
 """Numbers that user code returns, as rewards or advantages: finite, and one for each rollout."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -19,14 +20,10 @@ def finite_number(source: str, value: Any, which: str = "") -> float:
 
 def one_for_each(source: str, values: Any, count: int, noun: str) -> list[float]:
     """Return one finite number for each of `count` rollouts, or raise an error that names `source`."""
-    try:
-        if isinstance(values, str | bytes):
-            raise TypeError
-        iterator = iter(values)
-    except TypeError:
-        raise TypeError(f"{source} returned a {type(values).__name__}, not a list of numbers") from None
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise TypeError(f"{source} returned a {type(values).__name__}, not a list of numbers")
     numbers = [
-        finite_number(source, value, f" for rollout {index}") for index, value in enumerate(iterator)
+        finite_number(source, value, f" for rollout {index}") for index, value in enumerate(values)
     ]
     if len(numbers) != count:
         raise ValueError(f"{source} returned {len(numbers)} {noun} for {count} rollouts")
