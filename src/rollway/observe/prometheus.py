@@ -66,8 +66,10 @@ class PrometheusExporter:
         declared.sort(key=lambda metric: len(metric.labels))  # a plain name wins over a label
         self._live = [self._export(metric) for metric in declared if metric.is_live]
         by_step = [metric for metric in declared if not metric.is_live]
-        self._by_eval = [self._export(metric) for metric in by_step if _is_eval(metric)]
-        self._by_step = [self._export(metric) for metric in by_step if not _is_eval(metric)]
+        self._by_eval = [self._export(metric) for metric in by_step if metric.name.startswith("eval/")]
+        self._by_step = [
+            self._export(metric) for metric in by_step if not metric.name.startswith("eval/")
+        ]
 
     def _export(self, metric: Metric) -> _Exported:
         kind = Counter if metric.is_summed else Gauge
@@ -107,10 +109,6 @@ class PrometheusExporter:
 
     def render(self) -> bytes:
         return generate_latest(self._registry)
-
-
-def _is_eval(metric: Metric) -> bool:
-    return metric.name.startswith("eval/")
 
 
 @asynccontextmanager

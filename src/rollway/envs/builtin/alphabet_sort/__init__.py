@@ -65,5 +65,4 @@ def similarity(names: list[str], right: list[str]) -> float:
     return difflib.SequenceMatcher(None, names[: 4 * len(NAMES)], right, autojunk=False).ratio()
 
 
-def load_environment(num_batches: int = 3, max_names: int = 3, num_eval: int = 128) -> AlphabetSort:
-    return AlphabetSort(num_batches, max_names, num_eval)
+load_environment = AlphabetSort

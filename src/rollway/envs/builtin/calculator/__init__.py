@@ -73,5 +73,4 @@ class Calculator(DrawnTasks):
         return float(sum(message.role == "tool" for message in rollout.messages))
 
 
-def load_environment(num_operations: int = 3, top: int = 9, num_eval: int = 128) -> Calculator:
-    return Calculator(num_operations, top, num_eval)
+load_environment = Calculator

@@ -53,5 +53,4 @@ class GuessNumber(DrawnTasks):
         return float(sum(number_in(reply) is None for reply in replies))
 
 
-def load_environment(size: int = 16, max_guesses: int = 6, num_eval: int = 128) -> GuessNumber:
-    return GuessNumber(size, max_guesses, num_eval)
+load_environment = GuessNumber

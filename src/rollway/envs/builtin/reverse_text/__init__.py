@@ -31,5 +31,4 @@ class ReverseText(DrawnTasks):
         return float(sum(a == b for a, b in pairs) / len(task.answer))
 
 
-def load_environment(min_length: int = 3, max_length: int = 7, num_eval: int = 128) -> ReverseText:
-    return ReverseText(min_length, max_length, num_eval)
+load_environment = ReverseText

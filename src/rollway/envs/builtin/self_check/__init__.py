@@ -88,5 +88,4 @@ def says_yes(text: str) -> bool:
     return text.strip().lower().startswith("yes")
 
 
-def load_environment(min_length: int = 3, max_length: int = 6, num_eval: int = 128) -> SelfCheck:
-    return SelfCheck(min_length, max_length, num_eval)
+load_environment = SelfCheck
