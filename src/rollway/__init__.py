@@ -1,6 +1,6 @@
 """rollway: the rollout plane of asynchronous RL for language models.
 
-What environment authors import:
+This is what environment authors import:
 
     import rollway as rw
 
@@ -10,7 +10,7 @@ What environment authors import:
 from typing import TYPE_CHECKING, Any
 
 from .envs.chat import Chat, Stopped
-from .envs.datasets import jsonl, parquet, shuffled
+from .envs.datasets import hub, jsonl, parquet, shuffled
 from .envs.environment import Environment
 from .envs.marks import stop, update
 from .envs.registry import load_environment
@@ -34,6 +34,7 @@ __all__ = [
     "ToolCall",
     "Toolset",
     "group_reward",
+    "hub",
     "jsonl",
     "load_environment",
     "metric",
@@ -47,7 +48,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What is not light to import, when it is asked for."""
+    """Import `Judge` when it is first used: it needs the HTTP client, which takes long to import."""
     if name == "Judge":
         from .inference.chat.judge import Judge
 

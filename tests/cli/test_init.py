@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import rollway as rw
-from rollway.cli.envs import description
+from rollway.cli.envs import describe
 from rollway.cli.main import app
 from rollway.errors import ConfigError
 
@@ -26,8 +26,8 @@ def init(*args: str) -> str:
 
 def test_a_new_environment_passes_its_own_test_and_can_be_loaded(tmp_path: Path) -> None:
     folder = tmp_path / "letters-env"
-    said = init("letters-env", "--dir", str(folder))
-    assert f"cd {folder} && python -m pytest" in said
+    output = init("letters-env", "--dir", str(folder))
+    assert f"cd {folder} && python -m pytest" in output
     written = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert written == [
         "README.md", "letters_env.py", "pyproject.toml", "run.toml", "tests/test_letters_env.py"
@@ -44,7 +44,7 @@ def test_a_new_environment_passes_its_own_test_and_can_be_loaded(tmp_path: Path)
     assert len(list(env.eval_tasks())) == 100
 
 
-def test_its_files_say_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_files_use_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import tomllib
 
     from rollway.config.load import load
@@ -55,43 +55,43 @@ def test_its_files_say_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     points = project["project"]["entry-points"]["rollway.environments"]
     assert points == {"letters-env": "letters_env:load_environment"}
     assert [env.id for env in load(Path("letters-env/run.toml"), []).env] == ["letters-env"]
-    assert not [one for one in Path("letters-env").rglob("*.*") if "$" in one.read_text()]
+    assert not [path for path in Path("letters-env").rglob("*.*") if "$" in path.read_text()]
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
-        ("My-Env", "use small letters"),
-        ("my_env", "use small letters"),
-        ("my--env", "use small letters"),
+        ("My-Env", "use lowercase letters"),
+        ("my_env", "use lowercase letters"),
+        ("my--env", "use lowercase letters"),
         ("2048", "begin with a letter"),
-        ("../up", "use small letters"),
-        ("class", "a word of Python's own"),
-        ("reverse-text", "there is an environment 'reverse-text' already"),
+        ("../up", "use lowercase letters"),
+        ("class", "a keyword of Python"),
+        ("reverse-text", "an environment 'reverse-text' exists already"),
         ("json", "a module 'json' is installed already"),
     ],
 )
 def test_names_that_would_not_work_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         init(name)
     assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    mine = tmp_path / "README.md"
-    mine.write_text("mine")
+    existing = tmp_path / "README.md"
+    existing.write_text("mine")
     with pytest.raises(ConfigError, match=r"README.md exists; choose another folder with --dir"):
         init("letters-env", "--dir", str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
-    assert mine.read_text() == "mine"
+    assert existing.read_text() == "mine"
     with pytest.raises(ConfigError, match="is a file"):
-        init("letters-env", "--dir", str(mine))
+        init("letters-env", "--dir", str(existing))
 
 
-def test_environments_are_listed_with_what_they_are() -> None:
+def test_environments_are_listed_with_a_description() -> None:
     listed = CliRunner().invoke(app, ["envs"]).output.splitlines()
     (line,) = [line for line in listed if line.startswith("reverse-text ")]
     assert line.endswith("  say a random word backwards. Single turn, exact-match reward.")
@@ -103,10 +103,10 @@ def test_describing_an_environment_does_not_run_it(
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "loud_env.py").write_text('"""loud: shouts.\n\nMore of it.\n"""\nraise SystemExit(3)\n')
 
-    def told(module: str) -> str:
+    def described(module: str) -> str:
         point = EntryPoint("loud", f"{module}:load_environment", "rollway.environments")
-        return description("loud", point)
+        return describe("loud", point)
 
-    assert told("loud_env") == "shouts."
-    assert told("no_such_env") == "cannot be loaded: there is no module no_such_env"
-    assert told("no_such.env") == "cannot be loaded: ModuleNotFoundError: No module named 'no_such'"
+    assert described("loud_env") == "shouts."
+    assert described("no_such_env") == "cannot be loaded: no module no_such_env"
+    assert described("no_such.env") == "cannot be loaded: ModuleNotFoundError: No module named 'no_such'"

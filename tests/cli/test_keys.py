@@ -12,7 +12,9 @@ def keys(rollway: Rollway) -> Rollway:
     return partial(rollway, "keys")
 
 
-def test_new_writes_once_and_show_prints_what_is_public(tmp_path: Path, keys: Rollway) -> None:
+def test_new_never_overwrites_keys_and_show_prints_public_keys_only(
+    tmp_path: Path, keys: Rollway
+) -> None:
     folder = tmp_path / "keys"
     made = keys("new", folder)
     assert made.code == 0, made.err
@@ -31,7 +33,7 @@ def test_new_writes_once_and_show_prints_what_is_public(tmp_path: Path, keys: Ro
     assert keys("show", folder).out == shown.out
 
 
-def test_a_folder_without_keys_is_told_how_to_get_some(tmp_path: Path, keys: Rollway) -> None:
+def test_show_says_how_to_make_keys_if_there_are_none(tmp_path: Path, keys: Rollway) -> None:
     shown = keys("show", tmp_path)
     assert shown.code == 1
     assert "holds no keys; 'rollway keys new keys' makes them" in shown.err

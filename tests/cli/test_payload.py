@@ -67,7 +67,7 @@ def test_a_torn_tail_is_shown_and_recovered(
     assert payload("show", path, "--verify").code == 0
 
 
-def test_damage_is_found_by_verify(tmp_path: Path, refs: list[PayloadRef], payload: Rollway) -> None:
+def test_verify_finds_damage(tmp_path: Path, refs: list[PayloadRef], payload: Rollway) -> None:
     path = tmp_path / refs[0].segment
     raw = bytearray(path.read_bytes())
     raw[refs[0].length - 1] ^= 1
@@ -96,7 +96,7 @@ async def test_the_tail_of_a_live_segment_is_not_called_torn(tmp_path: Path, pay
         assert "is in use" in payload("recover", tmp_path / ref.segment).err
 
 
-def test_extract_gives_a_file_safetensors_opens(
+def test_extract_writes_a_file_that_safetensors_opens(
     tmp_path: Path, refs: list[PayloadRef], payload: Rollway
 ) -> None:
     path, output = tmp_path / refs[0].segment, tmp_path / "one.safetensors"
@@ -108,7 +108,7 @@ def test_extract_gives_a_file_safetensors_opens(
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["show", "none.seg"], "cannot read segment none.seg"),
         (["show", "."], "no segments"),
@@ -116,13 +116,13 @@ def test_extract_gives_a_file_safetensors_opens(
         (["extract", "none.seg", "0", "-o", "x"], "cannot read segment"),
     ],
 )
-def test_mistakes_are_one_line(
-    args: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, payload: Rollway
+def test_a_mistake_is_reported_in_one_line(
+    args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, payload: Rollway
 ) -> None:
     monkeypatch.chdir(tmp_path)
     failed = payload(*args)
     assert failed.code == 1
-    assert said in failed.err
+    assert message in failed.err
     assert len(failed.err.splitlines()) == 1
 
 

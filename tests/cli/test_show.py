@@ -1,4 +1,4 @@
-"""Saved rollouts as a table and one by one, with their tokens while those are there."""
+"""`rollway show`: saved rollouts as a table and one by one, with their tokens while payload exists."""
 
 import asyncio
 from pathlib import Path
@@ -18,12 +18,12 @@ from rollway.records.payload import PayloadRef, SegmentName
 from rollway.records.rollout import RowSummary, Scored, Settled, Timing
 from rollway.rundir.rundir import RunDir
 
-SAID = [{"role": "user", "content": "Sort: ba"}, {"role": "assistant", "content": "[ab]"}]
-HEAD = {"group": 3, "env": "sort", "task": "7", "fate": "trained"}
+MESSAGES = [{"role": "user", "content": "Sort: ba"}, {"role": "assistant", "content": "[ab]"}]
+HEAD = {"group": 3, "env": "sort", "task": "[7]", "fate": "trained"}
 LINES = [
     {**HEAD, "rollout": "g3.0", "outcome": "scored", "reward": 1.0, "rewards": {"exact": 1.0},
      "advantage": 0.5, "num_turns": 1, "num_tokens": 9, "stop": "stop", "first_version": 1,
-     "last_version": 2, "timing": {"engine_s": 0.5}, "messages": SAID},
+     "last_version": 2, "timing": {"engine_s": 0.5}, "messages": MESSAGES},
     {**HEAD, "rollout": "g3.1", "outcome": "failed", "boundary": "env", "error": "KeyError('x')"},
     {**HEAD, "rollout": "g3.2", "outcome": "cancelled", "reason": "too old"},
 ]  # fmt: skip
@@ -53,36 +53,44 @@ async def settle(run: RunDir) -> None:
         ref: PayloadRef = await writer.append(build(columns))
     scored = Scored(1.0, {}, {}, (RowSummary(3, 2),), ref, 1, "stop", PolicyVersion(1), PolicyVersion(2),
                     Timing(0, 0, 0, 0))  # fmt: skip
-    id = RolloutId("g3.0")
+    rollout_id = RolloutId("g3.0")
     async with open_ledger(run.ledger) as ledger:
-        await ledger.record_dispatch(id, GroupId(3), "sort", "7", PolicyVersion(1))
-        await ledger.record_settled(Settled(id, 1, WorkerName("w"), scored))
+        await ledger.record_dispatch(rollout_id, GroupId(3), "sort", "7", PolicyVersion(1))
+        await ledger.record_settled(Settled(rollout_id, 1, WorkerName("w"), scored))
 
 
-def said(*args: str) -> str:
+def show(*args: str) -> str:
     result = CliRunner().invoke(app, ["show", *args], env={"COLUMNS": "160"})
     return result.output if result.exception is None else str(result.exception)
 
 
 def test_the_last_step_is_listed(run: RunDir) -> None:
-    told = said(str(run.path))
-    assert "step 2: 3 rollouts" in told
-    for word in ("g3.0", "0.500", "failed: env", "cancelled: too old"):
-        assert word in told
-    assert "step 1: 1 rollouts" in said(str(run.path), "--step", "1")
-    assert "steps 1 to 2, not 9" in said(str(run.path), "--step", "9")
+    shown = show(str(run.path))
+    assert "step 2: 3 rollouts" in shown
+    for word in ("g3.0", "[7]", "0.500", "failed: env", "cancelled: too old"):
+        assert word in shown
+    assert "step 1: 1 rollouts" in show(str(run.path), "--step", "1")
+    assert "steps 1 to 2, not of step 9" in show(str(run.path), "--step", "9")
 
 
-def test_one_rollout_with_its_tokens_while_they_are_there(run: RunDir) -> None:
-    told = said(str(run.path), "--rollout", "g3.0")
-    for word in ("reward 1 (exact 1)", "advantage 0.500", "versions 1 to 2", "Sort: ba", "[ab]", "row0"):
-        assert word in told
+def test_a_rollout_is_shown_with_its_tokens_until_they_are_released(run: RunDir) -> None:
+    shown = show(str(run.path), "--rollout", "g3.0")
+    for word in (
+        "task '[7]'",
+        "reward 1 (exact 1)",
+        "advantage 0.500",
+        "versions 1 to 2",
+        "Sort: ba",
+        "[ab]",
+        "row0",
+    ):
+        assert word in shown
     for segment in run.payload.glob("*.seg"):
         segment.unlink()
-    assert "released" in said(str(run.path), "--rollout", "g3.0")
-    assert "KeyError('x')" in said(str(run.path), "--rollout", "g3.1")
+    assert "released" in show(str(run.path), "--rollout", "g3.0")
+    assert "KeyError('x')" in show(str(run.path), "--rollout", "g3.1")
 
 
-def test_what_is_not_there_is_named(run: RunDir, tmp_path: Path) -> None:
-    assert "no saved rollout 'g3.9'" in said(str(run.path), "--rollout", "g3.9")
-    assert "is not a run directory" in said(str(tmp_path / "nowhere"))
+def test_a_missing_rollout_or_run_is_named(run: RunDir, tmp_path: Path) -> None:
+    assert "no saved rollout 'g3.9'" in show(str(run.path), "--rollout", "g3.9")
+    assert "is not a run directory" in show(str(tmp_path / "nowhere"))

@@ -19,7 +19,7 @@ class Counting(rw.Environment):
 
     @rw.reward
     def right(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        return float(rollout.reply == task.answer)
+        return float(rollout.last_text == task.answer)
 
 
 class ThreeTurns(Counting):

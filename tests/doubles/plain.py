@@ -28,7 +28,7 @@ class Plain(rw.Environment):
         chat.info["pids"] = [os.getpid()]
         chat.act(task.prompt)
         child = chat.child("add 3 4", tools=chat.tools)
-        chat.info["child"] = child.reply
+        chat.info["child"] = child.last_text
         if task.id == "stuck":
             time.sleep(60)
         if task.id == "endless":

@@ -17,7 +17,7 @@ class Base(rw.Environment):
 
     @rw.reward
     async def right(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        return float(rollout.reply == task.answer)
+        return float(rollout.last_text == task.answer)
 
 
 class HoldsLoop(Base):

@@ -1,4 +1,4 @@
-"""The built-in environments, each played by policies that know what they are doing and that do not."""
+"""The built-in environments, played by policies that answer well and by policies that do not."""
 
 import itertools
 import re
@@ -30,12 +30,12 @@ def some_tasks(env: rw.Environment, count: int = 5) -> list[rw.Task]:
     return list(itertools.islice(env.tasks(), count))
 
 
-def test_every_one_is_registered_and_explained() -> None:
+def test_every_builtin_environment_is_registered_and_has_a_readme() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     modules = {name: f"rollway.envs.builtin.{name.replace('-', '_')}" for name in NAMES}
     points = {name: f"{module}:load_environment" for name, module in modules.items()}
     assert project["entry-points"]["rollway.environments"] == points
-    assert sorted(one.parent.name for one in BUILTIN.glob("*/README.md")) == sorted(
+    assert sorted(readme.parent.name for readme in BUILTIN.glob("*/README.md")) == sorted(
         name.replace("-", "_") for name in NAMES
     )
     for name in NAMES:
@@ -44,7 +44,7 @@ def test_every_one_is_registered_and_explained() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_seeds_decide_and_evaluation_is_finite_and_never_trained_on(name: str) -> None:
+def test_the_seed_decides_the_order_and_evaluation_tasks_are_never_trained_on(name: str) -> None:
     first = some_tasks(load(name), 300)
     assert first == some_tasks(load(name), 300)
     assert first != some_tasks(load(name, seed=1), 300)
@@ -59,37 +59,37 @@ def test_seeds_decide_and_evaluation_is_finite_and_never_trained_on(name: str) -
     ("name", "args"),
     [
         ("alphabet-sort", {"num_batches": 30}),
-        ("calculator", {"steps": 0}),
+        ("calculator", {"num_operations": 0}),
         ("guess-number", {"size": 1}),
         ("reverse-text", {"min_length": 4, "max_length": 3}),
         ("self-check", {"min_length": 0}),
     ],
 )
-def test_args_that_make_no_sense_are_refused(name: str, args: dict[str, int]) -> None:
+def test_wrong_args_are_refused(name: str, args: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="need "):
         load(name, **args)
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_policy_that_babbles_is_scored_too(name: str) -> None:
+async def test_a_policy_that_answers_nonsense_is_scored_too(name: str) -> None:
     env = load(name)
     for task in some_tasks(env, 2):
         for words in ("", "blah, blah", "<tool_call>what", "9" * 5000):
-            played = await testing.play(env, task, lambda asked, words=words: words, max_tokens=6000)
+            played = await testing.play(env, task, lambda prompt, words=words: words, max_tokens=6000)
             assert 0 <= played.reward < 1
 
 
 async def test_reverse_text() -> None:
     env = load("reverse-text")
     for task in some_tasks(env):
-        played = await testing.play(env, task, lambda asked: asked.said.split()[-1][::-1])
+        played = await testing.play(env, task, lambda prompt: prompt.said.split()[-1][::-1])
         assert (played.reward, played.metrics) == (1.0, {"letters_in_place": 1.0})
 
 
-def halving(asked: PolicyPrompt) -> str:
-    """Guesses the middle of what is left, by all that was said."""
-    low, high = map(int, re.findall(r"\d+", asked.first))
-    for guess, hint in zip(asked.messages[1::2], asked.messages[2::2], strict=True):
+def halving(prompt: PolicyPrompt) -> str:
+    """Guess the middle of the range that is left, as the hints so far say."""
+    low, high = map(int, re.findall(r"\d+", prompt.first))
+    for guess, hint in zip(prompt.messages[1::2], prompt.messages[2::2], strict=True):
         low, high = (
             (int(guess.content) + 1, high) if hint.content == "higher" else (low, int(guess.content) - 1)
         )
@@ -105,7 +105,7 @@ async def test_guess_number() -> None:
         assert played.reward == pytest.approx(1 - (played.rollout.num_turns - 1) / 6)
         assert played.metrics == {"guesses": played.rollout.num_turns, "unreadable": 0.0}
         assert len(played.rows) == 1
-    silent = await testing.play(env, some_tasks(env, 1)[0], lambda asked: "?")
+    silent = await testing.play(env, some_tasks(env, 1)[0], lambda prompt: "?")
     assert (silent.reward, silent.stop) == (0.0, "max_turns")
     assert silent.metrics == {"guesses": 6.0, "unreadable": 6.0}
 
@@ -114,7 +114,7 @@ async def test_guess_number_found_with_the_last_guess() -> None:
     env = load("guess-number", max_guesses=2)
     task = some_tasks(env, 1)[0]
     played = await testing.play(
-        env, task, lambda asked: str(task.answer) if len(asked.messages) > 1 else "?"
+        env, task, lambda prompt: str(task.answer) if len(prompt.messages) > 1 else "?"
     )
     assert (played.reward, played.stop) == (0.5, "found")
 
@@ -122,10 +122,10 @@ async def test_guess_number_found_with_the_last_guess() -> None:
 TOOLS = {"+": "add", "-": "subtract", "*": "multiply"}
 
 
-def computing(asked: PolicyPrompt) -> str:
-    """Replaces operations by results, in the order of what tools have answered."""
-    left = re.findall(r"-?\d+|[-+*](?= )", asked.first)
-    for result in asked.results:
+def computing(prompt: PolicyPrompt) -> str:
+    """Call the tool for the innermost operation that has no result yet; say the last result."""
+    left = re.findall(r"-?\d+|[-+*](?= )", prompt.first)
+    for result in prompt.results:
         left[:3] = [result]
     if len(left) == 1:
         return left[0]
@@ -139,17 +139,17 @@ async def test_calculator() -> None:
         assert (played.reward, played.metrics) == (1.0, {"calls": 3.0}), task.prompt
         assert played.rollout.num_turns == 4
     task = some_tasks(env, 1)[0]
-    endless = await testing.play(env, task, lambda asked: call("add", a=1, b=1))
+    endless = await testing.play(env, task, lambda prompt: call("add", a=1, b=1))
     assert (endless.reward, endless.stop) == (0.0, "max_turns")
     wrong = await testing.play(
-        env, task, lambda asked: asked.said if asked.results else call("multiply", a="x", b="1+1")
+        env, task, lambda prompt: prompt.said if prompt.results else call("multiply", a="x", b="1+1")
     )
     assert wrong.reward == 0.0
-    assert "arguments of multiply: Expected `int`" in wrong.reply
+    assert "the arguments of multiply are wrong: Expected `int`" in wrong.last_text
 
 
-def sorting(asked: PolicyPrompt) -> str:
-    lists = [one.content.partition(": ")[2] for one in asked.messages if one.role == "user"]
+def sorting(prompt: PolicyPrompt) -> str:
+    lists = [message.content.partition(": ")[2] for message in prompt.messages if message.role == "user"]
     return ", ".join(sorted(", ".join(lists).split(", ")))
 
 
@@ -159,20 +159,20 @@ async def test_alphabet_sort() -> None:
         played = await testing.play(env, task, sorting)
         assert (played.reward, played.metrics) == (1.0, {"last_list_right": 1.0})
         assert played.rollout.num_turns == 3
-        lazy = await testing.play(env, task, lambda asked: asked.said.partition(": ")[2])
+        lazy = await testing.play(env, task, lambda prompt: prompt.said.partition(": ")[2])
         assert 0 < lazy.reward < 1
         assert lazy.metrics == {"last_list_right": 0.0}
 
 
-def counting(asked: PolicyPrompt, off_by: int = 0) -> str:
-    """Counts letters with an error, but judges without one, with the tool where it is told to."""
-    letter, word = re.findall(r"many (\w) are in (\w+)", asked.first)[0]
-    if "Say yes" not in asked.first:
+def counting(prompt: PolicyPrompt, off_by: int = 0) -> str:
+    """Count letters, wrongly by `off_by`; judge rightly, with the tool where the prompt says so."""
+    letter, word = re.findall(r"many (\w) are in (\w+)", prompt.first)[0]
+    if "Say yes" not in prompt.first:
         return str(word.count(letter) + off_by)
-    if "Use the tool" in asked.first and not asked.results:
+    if "Use the tool" in prompt.first and not prompt.results:
         return call("count", letter=letter, word=word)
-    right = asked.results[0] if asked.results else str(word.count(letter))
-    return "yes" if f"Is it {right}?" in asked.first else "no"
+    right = prompt.results[0] if prompt.results else str(word.count(letter))
+    return "yes" if f"Is it {right}?" in prompt.first else "no"
 
 
 async def test_self_check() -> None:
@@ -183,5 +183,5 @@ async def test_self_check() -> None:
         assert (played.reward, played.metrics) == (1.75, {"lookups": 2.0})
         assert len(played.rows) == 3, "the answer and two checks, not the judge"
         assert played.rollout.num_turns == 5
-        wrong = await testing.play(env, task, lambda asked: counting(asked, off_by=1))
+        wrong = await testing.play(env, task, lambda prompt: counting(prompt, off_by=1))
         assert wrong.rewards == {"exact": 0.0, "checked": 1.0, "convincing": 0.0}

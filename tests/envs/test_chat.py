@@ -11,7 +11,7 @@ from rollway.envs.chat import stop_in
 from rollway.envs.limits import TurnLimits
 from rollway.envs.toolbox import Toolbox
 from rollway.envs.tools import Toolset
-from rollway.errors import EnvironmentNotFound, ToolFailed
+from rollway.errors import EnvironmentInvalid, ToolFailed
 from rollway.records.task import CalledFunction, Message, ToolCall
 
 pytestmark = pytest.mark.anyio
@@ -81,7 +81,7 @@ def chat_with(
 
     parrot = Parrot()
     toolbox = Toolbox(toolsets, call_plain, deadline_s)
-    return rw.Chat(parrot, toolbox, limits or TurnLimits(0, 0), **options), parrot
+    return rw.Chat(parrot, toolbox, limits or TurnLimits(), **options), parrot
 
 
 async def test_a_chat_keeps_what_was_said() -> None:
@@ -92,7 +92,7 @@ async def test_a_chat_keeps_what_was_said() -> None:
         ("system", "be loud"), ("user", "hello"), ("assistant", "HELLO"), ("user", "bye"),
         ("assistant", "BYE"),
     ]  # fmt: skip
-    assert chat.reply == "BYE"
+    assert chat.last_text == "BYE"
     with pytest.raises(TypeError, match="takes a string"):
         await chat.say(3)  # type: ignore[arg-type]
 
@@ -124,13 +124,13 @@ async def test_several_calls_run_at_the_same_time_and_answer_in_order() -> None:
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ("call subtract {}", "there is no tool 'subtract'; there are: add, break_down, twice"),
-        ('call add {"a": "one"}', "arguments of add: Expected `int`"),
+        ("call subtract {}", "no tool is called 'subtract'; the tools are: add, break_down, twice"),
+        ('call add {"a": "one"}', "the arguments of add are wrong: Expected `int`"),
         ("call add {}", "missing required field `a`"),
         ('call add {"a": 1, "c": 2}', "unknown field `c`"),
-        ("call add {", "arguments of add: Input data was truncated"),
+        ("call add {", "the arguments of add are wrong: Input data was truncated"),
         ("call break_down {}", "error: KeyError: 'broken'"),
-        ("cal add", "this is no tool call: cal add"),
+        ("cal add", "this tool call cannot be read; write it again in the right format: cal add"),
     ],
 )
 async def test_what_goes_wrong_is_told_to_the_policy(said: str, told: str) -> None:
@@ -151,27 +151,27 @@ async def test_a_tool_has_a_deadline() -> None:
     chat, _ = chat_with(Slow(), deadline_s=0.05)
     await chat.say("call wait {}")
     (answer,) = await chat.call_tools()
-    assert answer.content == "error: it took longer than 0.05 s"
+    assert answer.content == "error: wait took longer than 0.05 s"
 
 
 async def test_limits_count_children_and_end_the_rollout() -> None:
-    chat, _ = chat_with(limits=TurnLimits(max_turns=3, max_tokens=0))
+    chat, _ = chat_with(limits=TurnLimits(max_turns=3))
     await chat.say("one")
     await chat.child("two")
     await chat.say("three")
     with pytest.raises(rw.Stopped, match="max_turns"):
         await chat.say("four")
     assert len(chat.messages) == 4
-    chat, _ = chat_with(limits=TurnLimits(max_turns=0, max_tokens=4))
+    chat, _ = chat_with(limits=TurnLimits(max_rollout_tokens=4))
     await chat.say("one")
     await chat.say("two")
-    with pytest.raises(rw.Stopped, match="max_tokens"):
+    with pytest.raises(rw.Stopped, match="max_rollout_tokens"):
         await chat.go_on()
 
 
 async def test_a_stop_condition_is_asked_before_all_turns_but_the_first() -> None:
     async def maybe_stop(chat: rw.Chat) -> str:
-        return "said_bye" if chat.reply == "BYE" else ""
+        return "said_bye" if chat.last_text == "BYE" else ""
 
     chat, _ = chat_with(maybe_stop=maybe_stop)
     await chat.say("bye")
@@ -183,16 +183,16 @@ async def test_a_stop_condition_says_more_than_a_limit() -> None:
     async def maybe_stop(chat: rw.Chat) -> str:
         return "said_bye"
 
-    chat, _ = chat_with(maybe_stop=maybe_stop, limits=TurnLimits(max_turns=1, max_tokens=0))
+    chat, _ = chat_with(maybe_stop=maybe_stop, limits=TurnLimits(max_turns=1))
     await chat.say("bye")
     with pytest.raises(rw.Stopped, match="said_bye"):
         await chat.say("hello")
 
 
 def test_a_stop_is_found_in_groups_of_nothing_else() -> None:
-    first, second = rw.Stopped("max_turns"), rw.Stopped("max_tokens")
+    first, second = rw.Stopped("max_turns"), rw.Stopped("max_rollout_tokens")
     assert stop_in(first) == "max_turns"
-    assert stop_in(ExceptionGroup("", [ExceptionGroup("", [second]), first])) == "max_tokens"
+    assert stop_in(ExceptionGroup("", [ExceptionGroup("", [second]), first])) == "max_rollout_tokens"
     assert stop_in(ExceptionGroup("", [first, KeyError("broken")])) == ""
     assert stop_in(KeyError("broken")) == ""
 
@@ -201,12 +201,12 @@ async def test_a_child_borrows_tools_that_are_open_and_no_others() -> None:
     sums = Sums()
     chat, parrot = chat_with(sums)
     child = await chat.child('call add {"a": 1}', tools=chat.tools, system_prompt="help")
-    assert child.reply == "2"
+    assert child.last_text == "2"
     assert [one.role for one in child.messages] == ["system", "user", "assistant", "tool", "assistant"]
     assert chat.messages == []
     assert parrot.heard == []
     without = await chat.child('call add {"a": 1}')
-    assert "there is no tool 'add'" in without.messages[2].content
+    assert "no tool is called 'add'" in without.messages[2].content
     with pytest.raises(ValueError, match="Sums is not open in this chat"):
         await chat.child("hello", tools=[Sums()])
 
@@ -235,5 +235,5 @@ def bad_toolset(kind: Literal["untyped", "star", "odd"]) -> rw.Toolset:
     [("untyped", "'where' needs a type hint"), ("star", "name each argument"), ("odd", "tool Odd.go")],
 )
 def test_tools_without_a_schema_are_refused(kind: Any, said: str) -> None:
-    with pytest.raises(EnvironmentNotFound, match=said):
+    with pytest.raises(EnvironmentInvalid, match=said):
         chat_with(bad_toolset(kind))

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 import rollway as rw
-from rollway.envs import datasets
-from rollway.errors import EnvironmentNotFound
+from rollway.errors import DatasetError
 
 
 def write(path: Path, *lines: str) -> Path:
@@ -39,32 +38,36 @@ def test_columns_may_have_other_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("{", "line 2: Input data was truncated"),
         ("[1]", "line 2: Expected `object`, got `array`"),
         ("prompt: x", "line 2: JSON is malformed"),
-        ('{"question": "?", "level": 1}', "line 2: column 'prompt' is no text; it has: question, level"),
-        ('{"prompt": 3}', "line 2: column 'prompt' is no text; it has: prompt"),
+        (
+            '{"question": "?", "level": 1}',
+            "line 2: no column 'prompt'; the columns are: question, level",
+        ),
+        ('{"prompt": 3}', "line 2: column 'prompt' holds int, not text"),
+        ('{"prompt": null}', "line 2: column 'prompt' holds NoneType, not text"),
         ('{"prompt": "\ud800"}', "line 2: "),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: str, said: str) -> None:
+def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_bytes(b'{"prompt": "good"}\n' + line.encode(errors="surrogatepass") + b"\n")
     tasks = rw.jsonl(path)
     assert next(tasks).prompt == "good", "tasks before it are given"
-    with pytest.raises(EnvironmentNotFound) as raised:
+    with pytest.raises(DatasetError) as raised:
         next(tasks)
-    assert f"{path}, {said}" in str(raised.value)
+    assert f"{path}, {message}" in str(raised.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentNotFound, match=r"cannot read tasks from .*/no.jsonl: No such file"):
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"cannot read tasks from .*/no.jsonl: No such file"):
         list(rw.jsonl(tmp_path / "no.jsonl"))
 
 
-def test_shuffling_keeps_all_and_follows_its_seed(tmp_path: Path) -> None:
+def test_shuffling_keeps_every_task_and_follows_its_seed(tmp_path: Path) -> None:
     lines = [json.dumps({"prompt": str(n)}) for n in range(50)]
     path = write(tmp_path / "tasks.jsonl", *lines)
     order = rw.shuffled(rw.jsonl(path), seed=3)
@@ -83,17 +86,17 @@ def test_a_task_for_each_row_of_a_parquet_file(tmp_path: Path) -> None:
         rw.Task("0", "a", 1, {"level": "x"}),
         rw.Task("1", "b", 2, {"level": None}),
     ]
-    with pytest.raises(EnvironmentNotFound, match="row 0: column 'question' is no text"):
+    with pytest.raises(DatasetError, match="row 0: no column 'question'"):
         list(rw.parquet(path, prompt="question"))
 
 
 @pytest.mark.skipif(find_spec("pyarrow") is not None, reason="pyarrow is installed")
-def test_parquet_says_what_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentNotFound, match=r"needs pyarrow: pip install 'rollway\[datasets\]'"):
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"needs pyarrow: pip install 'rollway\[datasets\]'"):
         list(rw.parquet(tmp_path / "tasks.parquet"))
 
 
 @pytest.mark.skipif(find_spec("datasets") is not None, reason="datasets is installed")
-def test_the_hub_says_what_it_needs() -> None:
-    with pytest.raises(EnvironmentNotFound, match=r"needs the datasets package: pip install 'rollway"):
-        list(datasets.hub("some/dataset"))
+def test_the_hub_without_datasets_says_what_to_install() -> None:
+    with pytest.raises(DatasetError, match=r"needs the datasets package: pip install 'rollway"):
+        list(rw.hub("some/dataset"))

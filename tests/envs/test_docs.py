@@ -11,7 +11,7 @@ from tests.doubles.chat import chat_double
 import rollway as rw
 from rollway import testing
 from rollway.envs.environment import needs_whole_groups
-from rollway.envs.registry import _import_file
+from rollway.loop.lanes.user_files import import_file
 from rollway.testing import Answer, PolicyPrompt, call
 
 GUIDE = Path(__file__).parents[2] / "docs" / "environments.md"
@@ -22,32 +22,32 @@ BLOCKS = [
 ]  # fmt: skip
 
 
-def remembers(asked: PolicyPrompt) -> str:
+def remembers(prompt: PolicyPrompt) -> str:
     calls = [call("write", line="blue"), call("read", number=1), "blue"]
-    return calls[len(asked.results)]
+    return calls[len(prompt.results)]
 
 
-def reviews(asked: PolicyPrompt) -> str:
-    if "Look it up" not in asked.first:
+def reviews(prompt: PolicyPrompt) -> str:
+    if "Look it up" not in prompt.first:
         return "a tree"
-    return "yes" if asked.said == "a tree" else call("look_up", word="oak")
+    return "yes" if prompt.said == "a tree" else call("look_up", word="oak")
 
 
 POLICIES: dict[str, tuple[Answer, float]] = {
-    "SortLetters": (lambda asked: "".join(sorted(asked.said.removeprefix("Sort: "))), 1.0),
-    "Questions": (lambda asked: "Paris", 1.0),
-    "Patient": (lambda asked: "1" if "Look again" in asked.said else "?", 0.5),
-    "CountUp": (lambda asked: str(len(asked.messages)), 1.0),
+    "SortLetters": (lambda prompt: "".join(sorted(prompt.said.removeprefix("Sort: "))), 1.0),
+    "Questions": (lambda prompt: "Paris", 1.0),
+    "Patient": (lambda prompt: "1" if "Look again" in prompt.said else "?", 0.5),
+    "CountUp": (lambda prompt: str(len(prompt.messages)), 1.0),
     "Remember": (remembers, 1.0),
-    "Waiter": (lambda asked: "Which flavour?" if "ice" in asked.said else "Here.", 1.0),
+    "Waiter": (lambda prompt: "Which flavour?" if "ice" in prompt.said else "Here.", 1.0),
     "Reviewed": (reviews, 1.5),
-    "Haiku": (lambda asked: "a\nb\nc", 1.2),
-    "Judged": (lambda asked: "Yes." if "Is this right?" in asked.said else "Air scatters it.", 1.0),
-    "Graded": (lambda asked: "Air scatters it.", 0.75),
-    "OldCode": (lambda asked: "6", 0.5),
-    "Sum": (lambda asked: "5", 1.0),
+    "Haiku": (lambda prompt: "a\nb\nc", 1.2),
+    "Judged": (lambda prompt: "Yes." if "Is this right?" in prompt.said else "Air scatters it.", 1.0),
+    "Graded": (lambda prompt: "Air scatters it.", 0.75),
+    "OldCode": (lambda prompt: "6", 0.5),
+    "Sum": (lambda prompt: "5", 1.0),
 }
-"""For each environment of the guide a policy that answers by what is asked, and its reward."""
+"""For each environment of the guide a policy that answers by its prompt, and the reward it earns."""
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def name_of(block: str) -> str:
 
 
 async def played_beside_a_judge(env: rw.Environment, task: rw.Task, answer: Answer) -> testing.Played:
-    """With an endpoint to ask, for the environment that asks one."""
+    """Play beside a chat endpoint, for the environment that asks one."""
     if not hasattr(env, "judge"):
         return await testing.play(env, task, answer)
     async with chat_double(
@@ -74,7 +74,7 @@ async def played_beside_a_judge(env: rw.Environment, task: rw.Task, answer: Answ
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=name_of)
-def test_a_block_is_an_environment_that_can_be_played(block: str, folder: Path) -> None:
+def test_every_block_is_an_environment_that_can_be_played(block: str, folder: Path) -> None:
     path = folder / f"{name_of(block).lower()}.py"
     path.write_text(block)
     env = rw.load_environment(str(path))
@@ -83,7 +83,7 @@ def test_a_block_is_an_environment_that_can_be_played(block: str, folder: Path) 
     played = asyncio.run(played_beside_a_judge(env, task, answer))
     assert played.reward == reward
     assert next(iter(env.eval_tasks())).id == task.id
-    tests = [one for name, one in vars(_import_file(path)).items() if name.startswith("test_")]
+    tests = [function for name, function in vars(import_file(path)).items() if name.startswith("test_")]
     for test in tests:
         test()
     assert len(tests) == block.count("\ndef test_")

@@ -83,7 +83,7 @@ async def test_a_built_in_environment_with_tools_is_served(tmp_path: Path) -> No
         return asked.said if asked.results else call("multiply", a=6, b=7)
 
     id = "rollway.envs.builtin.calculator"
-    async with serving(tmp_path, id, computing, args={"steps": 1}) as client:
+    async with serving(tmp_path, id, computing, args={"num_operations": 1}) as client:
         scored = await outcome(client, Task("0", "6 * 7", answer=42))
         assert isinstance(scored, Scored), scored
         assert (scored.reward, scored.metrics) == (1.0, {"calls": 1.0})

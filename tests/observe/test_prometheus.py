@@ -1,4 +1,4 @@
-"""What Prometheus scrapes, over HTTP."""
+"""Prometheus scrapes a run over HTTP."""
 
 import socket
 
@@ -7,7 +7,7 @@ import msgspec
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.observe.test_observe import VIEW
+from tests.observe.test_console import VIEW
 
 from rollway.config.sections import PrometheusConfig
 from rollway.errors import PortError
@@ -35,8 +35,9 @@ async def scrape(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], floa
         assert response.status == 200
         assert response.headers["Content-Type"].startswith("text/plain; version=")
         text = await response.text()
-    samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
-    return {(one.name, frozenset(one.labels.items())): one.value for one in samples}
+    families = text_string_to_metric_families(text)
+    samples = [sample for family in families for sample in family.samples]
+    return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
 
 
 async def test_a_run_is_scraped() -> None:
@@ -51,7 +52,7 @@ async def test_a_run_is_scraped() -> None:
             StepDone(3, {"reward/all/mean": 0.25, "reward/exact/mean": 0.5, "errors/env": 2,
                          "errors/cancelled": 1, "time/ship": 0.125, "in_flight": 99}, {})
         )  # fmt: skip
-        got = await scrape(port)
+        scraped = await scrape(port)
     worker = ("process", "envs.w0")
     expected = {
         ("rollway_event_loop_lag_seconds", frozenset([worker, ("stat", "p99")])): 0.004,
@@ -69,22 +70,22 @@ async def test_a_run_is_scraped() -> None:
         ("rollway_errors_cancelled", frozenset()): 1,
         ("rollway_time_ship_seconds", frozenset()): 0.125,
     }
-    assert {key: got.get(key) for key in expected} == expected
+    assert {key: scraped.get(key) for key in expected} == expected
 
 
-async def test_what_a_step_has_no_more_is_gone() -> None:
+async def test_a_label_that_the_last_step_lacks_disappears() -> None:
     exporter, port = PrometheusExporter(), free_port()
     async with serve_metrics(PrometheusConfig(port=port), exporter.render):
         exporter.on_step(StepDone(1, {"stop/found": 0.5, "stop/length": 0.5, "loss": 1.0}, {}))
         exporter.on_step(StepDone(2, {"stop/length": 1.0, "loss": 2.0}, {}))
-        got = await scrape(port)
-    stops = {key: value for key, value in got.items() if key[0] == "rollway_stop_ratio"}
+        scraped = await scrape(port)
+    stops = {key: value for key, value in scraped.items() if key[0] == "rollway_stop_ratio"}
     assert stops == {("rollway_stop_ratio", frozenset([("condition", "length")])): 1.0}
-    assert got["rollway_loss", frozenset()] == 2.0
+    assert scraped["rollway_loss", frozenset()] == 2.0
 
 
-def test_every_exported_name_is_its_own_and_carries_its_unit() -> None:
-    names = [exported_name(one) for one in DECLARED if one.is_exported and not one.is_summed]
+def test_exported_names_are_unique_and_carry_their_unit() -> None:
+    names = [exported_name(metric) for metric in DECLARED if metric.is_exported and not metric.is_summed]
     assert len(names) == len(set(names))
     assert all(name.replace("_", "").isalnum() for name in names)
     for metric in DECLARED:
@@ -102,10 +103,10 @@ async def test_a_port_that_is_taken_names_its_key() -> None:
                 pass
 
 
-async def test_port_0_serves_nothing() -> None:
+async def test_without_its_section_nothing_is_served() -> None:
     def open_ports() -> set[int]:
-        ours = psutil.Process().net_connections("tcp")
-        return {one.laddr.port for one in ours if one.status == psutil.CONN_LISTEN}
+        connections = psutil.Process().net_connections("tcp")
+        return {sock.laddr.port for sock in connections if sock.status == psutil.CONN_LISTEN}
 
     before = open_ports()
     async with serve_metrics(None, lambda: b""):

@@ -1,4 +1,4 @@
-"""What a step waits for, in words."""
+"""`rollway why`: says in words what a step waits for."""
 
 from pathlib import Path
 
@@ -13,10 +13,20 @@ from rollway.records.ids import GroupId, RolloutId, WorkerName
 from rollway.records.situation import CoreView, EngineState, EnvState, Situation, WaitingRollout
 
 
-def held(number: int, env: str = "dead") -> WaitingRollout:
-    id = RolloutId(f"g{number}.0")
+def waiting(number: int, env: str = "dead") -> WaitingRollout:
+    rollout_id = RolloutId(f"g{number}.0")
     return WaitingRollout(
-        id, GroupId(number), env, str(number), 60 - number, "engine", 50, WorkerName("w1"), 3, 70, 1
+        rollout_id,
+        GroupId(number),
+        env,
+        str(number),
+        60 - number,
+        "engine",
+        50,
+        WorkerName("w1"),
+        3,
+        70,
+        1,
     )
 
 
@@ -38,11 +48,11 @@ NOW = Situation(
     core=CORE,
     step_s=61,
     envs={"dead": EnvState(20, 0, 61), "good": EnvState(20, 900, 0.2)},
-    oldest=tuple(held(number) for number in range(20)),
+    oldest=tuple(waiting(number) for number in range(20)),
 )
 
 
-def test_the_first_line_names_the_oldest_and_who_is_silent() -> None:
+def test_the_first_line_names_the_oldest_rollout_and_the_silent_environment() -> None:
     assert first_line(NOW) == (
         "step 7 waits for rollouts (24 of 64 ready, 40 in flight); oldest: g0.0 of 'dead' (task '0'), "
         "60 s old, engine for 50 s in w1, 3 turns and 70 tokens so far; no rollout of 'dead' has "
@@ -55,7 +65,7 @@ GONE = EngineState("http://a:8000", 5, 14.2, "/metrics: cannot connect")
 
 
 @pytest.mark.parametrize(
-    ("engines", "waits_for", "said"),
+    ("engines", "waits_for", "text"),
     [
         ((GONE,), "rollouts",
          "waits for the engine at http://a:8000: no answer for 14 s (/metrics: cannot connect) (24 of"),
@@ -66,39 +76,39 @@ GONE = EngineState("http://a:8000", 5, 14.2, "/metrics: cannot connect")
     ],
 )  # fmt: skip
 def test_an_engine_that_does_not_answer_is_named(
-    engines: tuple[EngineState, ...], waits_for: str, said: str
+    engines: tuple[EngineState, ...], waits_for: str, text: str
 ) -> None:
     core = msgspec.structs.replace(CORE, waits_for=waits_for)
     now = msgspec.structs.replace(NOW, engines=engines, core=core)
-    assert said in first_line(now)
-    told = "  engine at http://b:8000: version 6, 12 running, 3 waiting, cache 40% full"
-    assert (told in lines(now)) == (UP in engines)
+    assert text in first_line(now)
+    line = "  engine at http://b:8000: version 6, 12 running, 3 waiting, cache 40% full"
+    assert (line in lines(now)) == (UP in engines)
 
 
-def test_the_oldest_come_first_and_not_all_are_told() -> None:
-    told = lines(NOW)
-    assert "environment 'dead': 20 in flight, 0 settled, the last 61 s ago" in told[1]
-    assert "g0.0" in told[3]
-    assert told[-1] == "  … and 25 younger ones"
+def test_the_oldest_rollouts_come_first_and_the_rest_is_counted() -> None:
+    shown = lines(NOW)
+    assert "environment 'dead': 20 in flight, 0 settled, the last 61 s ago" in shown[1]
+    assert "g0.0" in shown[3]
+    assert shown[-1] == "  … and 25 younger rollouts"
 
 
-def test_of_a_run_that_has_ended_it_says_when_that_was(tmp_path: Path) -> None:
+def test_why_says_when_a_run_has_ended(tmp_path: Path) -> None:
     cli = CliRunner()
     assert "not a run directory" in str(cli.invoke(app, ["why", str(tmp_path)]).exception)
     (tmp_path / "config.toml").write_text("")
-    assert "never came up" in str(cli.invoke(app, ["why", str(tmp_path)]).exception)
+    assert "never started" in str(cli.invoke(app, ["why", str(tmp_path)]).exception)
     (tmp_path / "now.json").write_bytes(msgspec.json.encode(NOW))
     result = cli.invoke(app, ["why", str(tmp_path)])
     assert result.exit_code == 0
-    assert "does not go on: this is how it was at 1970-01-01" in result.output
+    assert "The run has ended. State at 1970-01-01" in result.output
     assert "step 7 waits for rollouts" in result.output
     picture = cli.invoke(app, ["why", str(tmp_path), "--json"])
     assert msgspec.json.decode(picture.output, type=Situation) == NOW
 
 
 @pytest.mark.parametrize("text", ["{", '{"step": 1}'])
-def test_a_picture_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
+def test_a_state_file_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.toml").write_text("")
     (tmp_path / "now.json").write_text(text)
-    said = str(CliRunner().invoke(app, ["why", str(tmp_path)]).exception)
-    assert "now.json cannot be read" in said
+    message = str(CliRunner().invoke(app, ["why", str(tmp_path)]).exception)
+    assert "now.json cannot be read" in message

@@ -52,7 +52,7 @@ async def test_functions_get_rewards_and_the_counts_they_ask_for() -> None:
         ("sticks", f"ran longer than 2 s and was killed; it was at {line_in(doubles.sticks)} in sticks"),
         ("dies", "ended its process with exit code 4"),
         ("too_short", "returned 2 advantages for 3 rollouts"),
-        ("not_finite", "returned nan for rollout 0"),
+        ("not_finite", "returned nan for rollout 0, not a finite number"),
         ("not_a_list", "returned a float, not a list of numbers"),
     ],
 )

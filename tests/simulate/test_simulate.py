@@ -1,4 +1,4 @@
-"""Simulated runs obey the bounds of real ones, and durations of a past run give its steps back."""
+"""Simulated runs keep the bounds of real ones, and take as long as their durations say."""
 
 import random
 from pathlib import Path
@@ -36,12 +36,19 @@ def fixed(rollout_s: float, train_s: float, fails: float = 0.0) -> Durations:
 
 
 def test_a_synchronous_run_takes_the_sum_of_its_parts() -> None:
-    """Rewards are of two kinds, so some groups teach nothing and are made up for by another wave."""
+    """Some groups have equal rewards and are not trained on, so some steps wait for more rollouts."""
     tally = simulated(0, fixed(2.0, 3.0))
     assert len(tally.steps_s) == 200
     assert set(tally.staleness) == {0}
     assert all((step - 3.0) % 2.0 == pytest.approx(0) for step in tally.steps_s)
     assert tally.training_s == pytest.approx(600.0)
+
+
+def test_two_simulations_in_one_process_do_not_share_counts() -> None:
+    asynchronous, synchronous = simulated(2, fixed(2.0, 3.0)), simulated(0, fixed(2.0, 3.0))
+    assert max(asynchronous.staleness) > 0
+    assert set(synchronous.staleness) == {0}
+    assert sum(synchronous.waits_us.values()) == pytest.approx(synchronous.now_s * 1e6, rel=1e-3)
 
 
 @pytest.mark.parametrize("off_policy", [1, 2])
@@ -66,13 +73,13 @@ def test_durations_are_drawn_around_their_means() -> None:
     assert sum(durations.train_s) / len(durations.train_s) == pytest.approx(20, rel=0.05)
 
 
-def test_a_run_with_failures_finishes() -> None:
+def test_a_run_survives_failed_rollouts() -> None:
     tally = simulated(1, fixed(1.0, 1.0, fails=0.3))
     assert len(tally.steps_s) == 200
     assert not tally.gave_up
 
 
-def test_the_command_says_what_binds(tmp_path: Path) -> None:
+def test_the_command_says_what_limits_the_run(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "reverse-text" / "run.toml"
     result = CliRunner().invoke(app, ["simulate", str(example), "--rollouts", "3000"])
     assert result.exit_code == 0, result.output

@@ -42,7 +42,7 @@ class Engine:
         self.url = f"http://127.0.0.1:{port}"
         self._work = work
         self._command = [
-            sys.executable, "-m", "rollway", "engine", str(model), "--port", str(port),
+            sys.executable, "-m", "rollway", "engine", "--model", str(model), "--port", str(port),
             "--max-context", "128", "--max-batch", "16", "--renderer", "qwen3",
         ]  # fmt: skip
         self._process: subprocess.Popen[str] | None = None

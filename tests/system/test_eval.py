@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.system, pytest.mark.timeout(180)]
 
 ENVS = str(Path(__file__).parents[1] / "doubles" / "envs.py")
 KEY_VAR = "ROLLWAY_TEST_KEY"
-NOWHERE = ("--base-url", "http://127.0.0.1:1")
+NOWHERE = ("--engine-url", "http://127.0.0.1:1")
 
 
 def number(said: str) -> int:
@@ -78,8 +78,8 @@ async def run(folder: Path, *args: str) -> Command:
 
 def counting(double: ChatDouble, *args: str, kind: str = "Counting") -> Sequence[str]:
     return (
-        ENVS, "-m", "double", "--base-url", double.url, "--args", json.dumps({"kind": kind}),
-        "--api-key-var", KEY_VAR, "--workers", "1", *args,
+        ENVS, "-m", "double", "--engine-url", double.url, "--args", json.dumps({"kind": kind}),
+        "--key-var", KEY_VAR, "--workers", "1", *args,
     )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ async def test_a_whole_evaluation_of_a_chat_endpoint(tmp_path: Path, rollway: Ro
         assert not list((folder / "payload").iterdir())
         again = rollway("eval", *counting(double, "-n", "4", "-r", "2", "--output", str(folder)))
         assert again.code == 1
-        assert "holds an evaluation already: --resume goes on" in again.err
+        assert "holds an evaluation already: continue it with --resume" in again.err
 
 
 def check_results(folder: Path) -> None:
@@ -136,7 +136,7 @@ def check_results(folder: Path) -> None:
 async def test_a_token_endpoint(tmp_path: Path, tiny_moe: Path) -> None:
     async with engine_double(tiny_moe, lambda said: str(number(said))) as double:
         done = await run(
-            tmp_path, ENVS, "-m", "scripted", "--base-url", double.url, "--tokens", "--args",
+            tmp_path, ENVS, "-m", "scripted", "--engine-url", double.url, "--tokens", "--args",
             '{"kind": "ThreeTurns"}', "--tokenizer", str(tiny_moe), "--renderer", "qwen3",
             "--template", '{"enable_thinking": false}', "-n", "2", "-r", "2", "--output", "here",
         )  # fmt: skip
@@ -177,7 +177,7 @@ async def test_ctrl_c_and_a_resume_that_repeats_nothing(
         assert not left_of(tmp_path)
         assert "6 settled" in stopped.out
         here = tmp_path / "here"
-        assert f"--resume --output {here} goes on" in stopped.err
+        assert f"repeat the command with --resume --output {here}" in stopped.err
         assert Counter(one["task"] for one in lines(here)) == {"0": 2, "1": 2, "2": 2}
         assert not list((here / "payload").iterdir())
         with (here / "results.jsonl").open("a") as file:
@@ -235,7 +235,7 @@ async def test_a_killed_worker_and_tasks_that_are_others_now(tmp_path: Path) -> 
         results.write_text("".join(kept).replace('"task":"', '"task":"another '))
         changed = await run(tmp_path, *args, "--resume")
         assert changed.code == 1
-        assert "the environment has changed; start anew without --resume" in changed.err
+        assert "the environment has changed; start again without --resume" in changed.err
 
 
 async def test_the_latest_matching_is_resumed_and_failed_ones_run_again(
@@ -275,7 +275,7 @@ async def test_all_failed_is_a_failure(tmp_path: Path) -> None:
     ("args", "code", "said"),
     [
         (("-m", "nowhere"), 1, "no model folder 'nowhere'"),
-        (("-m", "double", *NOWHERE, "--args", "[1]"), 1, "is no JSON object"),
+        (("-m", "double", *NOWHERE, "--args", "[1]"), 1, "is not a JSON object"),
         (("-m", "double", *NOWHERE, "--tokens"), 1, "--tokens needs --tokenizer"),
         (("-m", "double", *NOWHERE, "--renderer", "qwen3"), 1, "are for --tokens"),
         (("-m", "double", *NOWHERE, "-n", "0"), 2, "-n"),
@@ -294,7 +294,7 @@ def test_options_that_make_no_sense_are_refused_at_once(
 
 async def test_what_cannot_be_run_is_one_line(tmp_path: Path, tiny_moe: Path) -> None:
     async with chat_double(even_ones) as double:
-        url = ("--base-url", double.url, "--workers", "1")
+        url = ("--engine-url", double.url, "--workers", "1")
         for args, said in (
             (("revers-text", "-m", "double", *url), "did you mean 'reverse-text'"),
             (("revers-text", "-m", str(tiny_moe)), "did you mean 'reverse-text'"),
@@ -316,10 +316,10 @@ async def test_fewer_tasks_than_asked_for(tmp_path: Path) -> None:
         "        return [rw.Task(id=str(n), prompt=f'{n}?', answer=str(n)) for n in range(3)]\n"
         "    @rw.reward\n"
         "    def right(self, task, rollout):\n"
-        "        return float(rollout.reply == task.answer)\n"
+        "        return float(rollout.last_text == task.answer)\n"
     )
     async with chat_double(lambda said, nth: str(number(said))) as double:
-        done = await run(tmp_path, "few.py", "-m", "double", "--base-url", double.url, "-n", "9")
+        done = await run(tmp_path, "few.py", "-m", "double", "--engine-url", double.url, "-n", "9")
     assert done.code == 0, done.err
     assert "'few.py' has 3 tasks" in done.out
     assert "3 tasks × 1 rollouts, 3 settled" in done.out

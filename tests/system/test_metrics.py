@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.doubles.declared import declarations_of
 from tests.system.test_train import Workspace
 
-from rollway.observe.declared import DECLARED, declaration_of
+from rollway.observe.declared import DECLARED
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
@@ -22,7 +23,7 @@ SELDOM = {
 }  # fmt: skip
 """What a run that goes well, in an environment without metrics, does not write."""
 BESIDE = {"stalls"}
-"""Keys of a line that are no metrics."""
+"""Keys of a line that are not metrics."""
 
 
 @pytest.fixture
@@ -39,9 +40,9 @@ def test_a_run_writes_what_is_declared_and_nothing_else(work: Workspace) -> None
     lines = work.metrics()
     evals = [json.loads(line) for line in (work.run / "evals.jsonl").read_text().splitlines()]
     written = {name for line in [*lines, *evals] for name in line} - BESIDE
-    declared = {name: declaration_of(name) for name in written}
-    assert None not in declared.values(), [name for name, one in declared.items() if one is None]
-    unseen = set(DECLARED) - set(declared.values())
+    declared = {name: declarations_of(name) for name in written}
+    assert not [name for name, metrics in declared.items() if len(metrics) != 1]
+    unseen = set(DECLARED) - {metric for metrics in declared.values() for metric in metrics}
     assert {metric.name for metric in unseen} <= SELDOM
     for line in lines:
         stops = [value for name, value in line.items() if name.startswith("stop/")]

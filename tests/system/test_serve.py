@@ -47,7 +47,7 @@ def started(folder: Path, *args: str) -> Iterator["subprocess.Popen[str]"]:
 
 def serve(model: Path, url: str, *args: str) -> list[str]:
     return [
-        "serve", str(ENVS), "--engine", url, "--model", str(model), "--renderer", "qwen3",
+        "serve", str(ENVS), "--engine-url", url, "--model", str(model), "--renderer", "qwen3",
         "--template", '{"enable_thinking": false}', "--workers", "1", "--args", '{"kind": "Counting"}',
         *args,
     ]  # fmt: skip
@@ -118,7 +118,7 @@ async def test_a_server_on_its_own_from_start_to_signal(
         (["--bind", "tcp://127.0.0.1:99999"], "expected tcp://HOST:PORT"),
         (["--keys", "none"], "none holds no secret.key; 'rollway keys new keys' makes them"),
         (["--workers", "0"], "Expected `int` >= 1 - for `--workers`"),
-        (["--args", "[1]"], "--args '[1]' is no JSON object"),
+        (["--args", "[1]"], "--args '[1]' is not a JSON object"),
         (["--payload", "paper"], "Invalid enum value 'paper' - for `--payload`"),
         (["--payload", "files"], "--payload files needs --payload-dir"),
         (["--model", "nowhere"], "nowhere"),
@@ -157,13 +157,12 @@ renderer = "qwen3"
 template = {{ enable_thinking = false }}
 [[env]]
 id = "{env}"
-address = "{address}"
-keys = "{keys}"
+external = {{ address = "{address}", keys = "{keys}" }}
 [sampling]
 max_tokens = 6
 [engine]
-url = "{engine}"
 max_context = 128
+external = {{ url = "{engine}" }}
 [orchestrator]
 batch_size = 8
 group_size = 4
@@ -176,7 +175,7 @@ store = "frames"
 @pytest.mark.timeout(180)
 async def test_a_run_trains_on_a_served_environment(tmp_path: Path, tiny_moe: Path) -> None:
     server, client = make_keys(tmp_path / "keys")
-    with started(tmp_path, "engine", str(tiny_moe), "--port", "0") as engine:
+    with started(tmp_path, "engine", "-m", str(tiny_moe), "--port", "0") as engine:
         url = (await line_with(engine, r"at (http://\S+)/v1"))[1]
         args = ("--keys", str(server), "--args", '{"kind": "Lengths"}')
         with serving(tmp_path, tiny_moe, url, *args) as process:

@@ -32,7 +32,7 @@ class Lengths(rw.Environment):
 
     @rw.reward
     async def length(self, task, rollout):
-        return len(rollout.reply) % 7 / 7
+        return len(rollout.last_text) % 7 / 7
 '''
 FORGOTTEN = LENGTHS.replace("range(40)", "range(8)").replace(
     "    async def length(self, task, rollout):\n",

@@ -11,7 +11,7 @@ import pytest
 
 import rollway as rw
 from rollway import testing
-from rollway.errors import EnvironmentNotFound
+from rollway.errors import EnvironmentInvalid
 from rollway.inference.engines.engine import open_engine
 from rollway.inference.engines.link import EngineAccess
 from rollway.testing import PolicyPrompt, call
@@ -31,7 +31,7 @@ class Base(rw.Environment):
 
     @rw.reward
     def exact(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        return float(rollout.reply == task.answer)
+        return float(rollout.last_text == task.answer)
 
 
 class Desk(rw.Toolset):
@@ -63,7 +63,7 @@ async def test_a_rollout_and_all_there_is_to_know_of_it() -> None:
     assert [(one.role, one.content) for one in played.messages] == [
         ("user", "hello"), ("assistant", "HELLO")
     ]  # fmt: skip
-    assert (played.reply, played.stop) == ("HELLO", "stop")
+    assert (played.last_text, played.stop) == ("HELLO", "stop")
     (row,) = played.rows
     assert row.text.startswith("<|im_start|>user\nhello<|im_end|>")
     drawn = [id for id, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
@@ -87,7 +87,7 @@ async def test_a_script_sees_the_conversation_as_it_was_held() -> None:
         ("system", "Be brief."), ("user", "hello")
     ]  # fmt: skip
     assert seen[1].results[:2] == ("true", "ab\n\nab\n\n")
-    assert seen[1].results[2].startswith("error: arguments of copy: Object")
+    assert seen[1].results[2].startswith("error: the arguments of copy are wrong: Object")
     assert seen[1].messages[2].content.startswith("wait<tool_call>")
     assert [one.role for one in seen[1].messages] == [
         "system",
@@ -106,7 +106,7 @@ async def test_an_answer_may_be_async_and_may_be_cut_short() -> None:
 
     assert (await testing.play(Base(), TASK, slowly)).reward == 1.0
     cut = await testing.play(Base(), TASK, slowly, max_tokens=3)
-    assert (cut.reply, cut.stop, cut.reward) == ("HEL", "length", 0.0)
+    assert (cut.last_text, cut.stop, cut.reward) == ("HEL", "length", 0.0)
 
 
 class Plain(WithTools):
@@ -116,7 +116,7 @@ class Plain(WithTools):
         assert chat.say("hello").text == "HELLO"
         chat.info["tools"] = list(chat.tools)
         child = chat.child("child", tools=chat.tools)
-        chat.info["child"] = [child.reply, len(child.messages)]
+        chat.info["child"] = [child.last_text, len(child.messages)]
 
     @rw.update
     def again(self, task: rw.Task, chat: Any) -> None:
@@ -146,8 +146,8 @@ async def test_limits_end_plain_code() -> None:
 class Ranked(Base):
     @rw.group_reward(weight=0.5)
     def longest(self, task: rw.Task, rollouts: list[rw.Rollout]) -> list[float]:
-        most = max(len(one.reply) for one in rollouts)
-        return [float(len(one.reply) == most) for one in rollouts]
+        most = max(len(one.last_text) for one in rollouts)
+        return [float(len(one.last_text) == most) for one in rollouts]
 
     @rw.group_reward
     async def size(self, task: rw.Task, rollouts: list[rw.Rollout]) -> list[float]:
@@ -292,7 +292,7 @@ class NoReward(rw.Environment):
 
 
 async def test_what_cannot_be_played_is_refused() -> None:
-    with pytest.raises(EnvironmentNotFound, match=r"no method marked @rw\.reward"):
+    with pytest.raises(EnvironmentInvalid, match="has no reward; mark"):
         await testing.play(NoReward(), TASK, loud)
     with pytest.raises(ValueError, match="unknown field `rollout_deadline`"):
         await testing.play(Base(), TASK, loud, rollout_deadline=1.0)

@@ -1,9 +1,10 @@
-"""Options that say what a run file would say otherwise."""
+"""Options that several commands share, and checks of options and of installed packages."""
 
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+import typer
 from msgspec import Struct
 
 from ..config.sections import MetricsConfig
@@ -11,30 +12,45 @@ from ..errors import UNREADABLE, ConfigError
 
 S = TypeVar("S", bound=Struct)
 
+Env = Annotated[
+    str, typer.Argument(help="The environment: a name of 'rollway envs', a module, or path/to/env.py.")
+]
+Args = Annotated[
+    str, typer.Option(help="""Arguments of the environment, as a JSON object: '{"level": "hard"}'.""")
+]
+RendererName = Annotated[
+    str, typer.Option(help="How messages become tokens: auto, or a model family such as qwen3.")
+]
+Template = Annotated[
+    str, typer.Option(help="""Options of the renderer, as JSON: '{"enable_thinking": false}'.""")
+]
+
 
 def json_object(option: str, text: str) -> dict[str, Any]:
-    """What an option holds that takes a JSON object."""
+    """Decode the value of an option that takes a JSON object."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except UNREADABLE as error:
-        raise ConfigError(f"{option} {text!r} is no JSON object: {error}") from None
+        raise ConfigError(f"{option} {text!r} is not a JSON object: {error}") from None
 
 
-def checked(config: S, **called: str) -> S:
-    """The same section, refused where a run file's would be, in the words of the command line. `called`
-    are options that have another name than their key."""
+def checked(config: S, **option_names: str) -> S:
+    """Return the section, or refuse it for what a run file would be refused for, naming the option.
+
+    `option_names` are the options that are not called like their key.
+    """
     try:
         return msgspec.convert(msgspec.to_builtins(config), type(config))
     except msgspec.ValidationError as error:
-        told = str(error).replace(" - at `$.", " - for `--").replace("_", "-")
-        for key, option in called.items():
-            told = told.replace(f"`--{key}", f"`--{option}")
-        raise ConfigError(told) from None
+        text = str(error).replace(" - at `$.", " - for `--").replace("_", "-")
+        for key, option in option_names.items():
+            text = text.replace(f"`--{key}", f"`--{option}")
+        raise ConfigError(text) from None
 
 
-def need_torch(what: str) -> None:
+def need_torch(purpose: str) -> None:
     if find_spec("torch") is None or find_spec("transformers") is None:
-        raise ConfigError(f"{what} needs torch and transformers: pip install 'rollway[local]'")
+        raise ConfigError(f"{purpose} needs torch and transformers: pip install 'rollway[local]'")
 
 
 def need_sinks(config: MetricsConfig) -> None:
@@ -44,7 +60,7 @@ def need_sinks(config: MetricsConfig) -> None:
         _need("tensorboard", "'metrics.tensorboard' = true")
 
 
-def _need(package: str, what: str) -> None:
+def _need(package: str, setting: str) -> None:
     found = find_spec(package)
-    if found is None or found.origin is None:  # a folder of that name is no package
-        raise ConfigError(f"{what} needs the package {package}: pip install 'rollway[{package}]'")
+    if found is None or found.origin is None:  # a folder of that name counts as found, without an origin
+        raise ConfigError(f"{setting} needs the package {package}: pip install 'rollway[{package}]'")

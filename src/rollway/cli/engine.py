@@ -1,4 +1,4 @@
-"""`rollway engine`: the embedded engine on its own."""
+"""`rollway engine`: serves a model with the embedded engine, without a run."""
 
 import asyncio
 from pathlib import Path
@@ -16,17 +16,21 @@ from .checks import checked, need_torch
 
 
 def engine(
-    model: Annotated[Path, typer.Argument(help="Folder of a Hugging Face causal LM.")],
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.")] = 8000,
-    max_batch: Annotated[int, typer.Option(help="Requests decoded at a time.")] = 128,
-    max_context: Annotated[int, typer.Option(help="Tokens of prompt and reply.")] = 2048,
-    renderer: Annotated[str, typer.Option(help="Message renderer for chat requests.")] = "auto",
-    threads: Annotated[int, typer.Option(help="Torch threads.")] = 1,
+    model: Annotated[
+        Path, typer.Option("--model", "-m", help="Folder of a Hugging Face causal language model.")
+    ],
+    port: Annotated[int, typer.Option(help="Port at 127.0.0.1; 0 takes any free port.")] = 8000,
+    max_batch: Annotated[int, typer.Option(help="Requests that are decoded at the same time.")] = 128,
+    max_context: Annotated[int, typer.Option(help="Most tokens of prompt and reply together.")] = 4096,
+    renderer: Annotated[
+        str, typer.Option(help="How chat messages become tokens: auto, or a model family such as qwen3.")
+    ] = "auto",
+    threads: Annotated[int, typer.Option(help="How many CPU threads torch uses.")] = 1,
 ) -> None:
-    """Serve a model in vLLM's dialect of the OpenAI API, until Ctrl-C."""
+    """Serve a model with the embedded engine, over vLLM's version of the OpenAI API, until Ctrl-C."""
     check_folder(str(model))
     need_torch("the embedded engine")
-    part = EngineSpec(
+    spec = EngineSpec(
         model=ModelConfig(path=str(model), renderer=renderer),
         engine=checked(
             EngineConfig(
@@ -39,11 +43,11 @@ def engine(
         seed=0,
         watch=WatchSpec(),
     )
-    run("rollway-engine", part.watch, lambda _: _serve(part))
+    run("rollway-engine", spec.watch, lambda _: _serve(spec))
 
 
-async def _serve(part: EngineSpec) -> None:
-    async with asyncio.TaskGroup() as tasks, start_part("engine", ENGINE, part) as started:
+async def _serve(spec: EngineSpec) -> None:
+    async with asyncio.TaskGroup() as tasks, start_part("engine", ENGINE, spec) as started:
         listening = tasks.create_task(started.listen(lambda stats: None, lambda body: None))
-        typer.echo(f"Serving {part.model.path} at {await started.ready()}/v1 (Ctrl-C ends it)")
+        typer.echo(f"Serving {spec.model.path} at {await started.ready()}/v1 (Ctrl-C ends it)")
         await listening

@@ -1,4 +1,4 @@
-"""`rollway envs`: which environments are installed."""
+"""`rollway envs`: lists the environments that are installed."""
 
 import ast
 from importlib.metadata import EntryPoint
@@ -11,19 +11,19 @@ from ..envs.registry import registered
 
 
 def envs() -> None:
-    """List the environments that can be named in a run file: built-in and installed ones."""
+    """List the environments that a run file can name: built-in ones and those of installed packages."""
     points = registered()
     width = max(map(len, points), default=0)
     for name, point in points.items():
-        typer.echo(f"{name:{width}}  {description(name, point)}")
-    typer.echo("A module (my_package.my_env) or a file (path/to/env.py) works too.")
+        typer.echo(f"{name:{width}}  {describe(name, point)}")
+    typer.echo("You can also name a module (my_package.my_env) or a file (path/to/env.py).")
 
 
-def description(name: str, point: EntryPoint) -> str:
-    """The first line of its module's docstring, read but not run; else what its package says."""
-    said = _docstring(point.module).partition("\n")[0].strip().removeprefix(f"{name}:").strip()
-    if said or point.dist is None:
-        return said or point.value
+def describe(name: str, point: EntryPoint) -> str:
+    """Return the first line of the module's docstring, or else its package's summary. No code is run."""
+    text = _docstring(point.module).partition("\n")[0].strip().removeprefix(f"{name}:").strip()
+    if text or point.dist is None:
+        return text or point.value
     return str(point.dist.metadata["Summary"] or point.value)
 
 
@@ -31,7 +31,7 @@ def _docstring(module: str) -> str:
     try:
         spec = find_spec(module)
         if spec is None or spec.origin is None:
-            return f"cannot be loaded: there is no module {module}"
+            return f"cannot be loaded: no module {module}"
         return ast.get_docstring(ast.parse(Path(spec.origin).read_bytes())) or ""
-    except Exception as error:  # importing its parent package runs code of others
+    except Exception as error:  # importing its parent package runs other people's code
         return f"cannot be loaded: {type(error).__name__}: {error}"

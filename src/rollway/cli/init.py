@@ -1,4 +1,4 @@
-"""`rollway init`: a new environment as a package, with a test that passes."""
+"""`rollway init`: writes a new environment as a package, with tests that pass."""
 
 import keyword
 import re
@@ -17,12 +17,12 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 def init(
-    name: Annotated[str, typer.Argument(help="Name of the environment: my-env.")],
+    name: Annotated[str, typer.Argument(help="Name of the environment, such as my-env.")],
     folder: Annotated[
-        Path | None, typer.Option("--dir", help="Folder to write to; ./NAME unless you say otherwise.")
+        Path | None, typer.Option("--dir", help="The folder to write; default: ./NAME.")
     ] = None,
 ) -> None:
-    """Write a new environment: a package with its entry point, a test, a run file and a README."""
+    """Write a new environment: a package with its entry point, tests, a run file and a README."""
     module = module_for(name)
     folder = folder or Path(name)
     files = files_of(name, module)
@@ -32,18 +32,18 @@ def init(
 
 
 def module_for(name: str) -> str:
-    """The module of an environment of this name; refuses names that would not work or would hide one."""
+    """Return the module's name; refuse names that cannot work or would hide another module."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"'{name}' cannot be the name of an environment: use small letters, digits and single "
+            f"'{name}' cannot be the name of an environment: use lowercase letters, digits and single "
             "hyphens, and begin with a letter, as in 'my-env'"
         )
     module = name.replace("-", "_")
     if keyword.iskeyword(module):
-        raise ConfigError(f"'{name}' is a word of Python's own; choose another, as in '{name}-env'")
+        raise ConfigError(f"'{name}' is a keyword of Python; choose another name, as in '{name}-env'")
     if name in registered():
         raise ConfigError(
-            f"there is an environment '{name}' already ('rollway envs'); choose another name"
+            f"an environment '{name}' exists already (see 'rollway envs'); choose another name"
         )
     if find_spec(module) is not None:
         raise ConfigError(
@@ -54,7 +54,7 @@ def module_for(name: str) -> str:
 
 
 def files_of(name: str, module: str) -> dict[str, str]:
-    """Text by path."""
+    """Return the text of every file, by its path."""
     words = {"name": name, "module": module, "title": name.title().replace("-", "")}
     texts = {
         "pyproject.toml": scaffold.PYPROJECT,
@@ -67,7 +67,7 @@ def files_of(name: str, module: str) -> dict[str, str]:
 
 
 def write_all(folder: Path, files: dict[str, str]) -> None:
-    """All files, or none: nothing that exists is touched."""
+    """Write all files, or none if one of them exists."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; choose a folder with --dir")
     if taken := [path for path in files if (folder / path).exists()]:

@@ -1,4 +1,4 @@
-"""`rollway keys`: keys for env servers, and runs, that other machines can reach."""
+"""`rollway keys`: keys for env servers and runs that other machines can reach."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,37 +9,38 @@ from ..wire.keys import make_keys, read_public_keys
 
 app = typer.Typer(
     name="keys",
-    help="Keys (CURVE) for env servers: who may connect, and to whom.",
+    help="Make and show keys (CURVE), which decide who may connect to an env server or a run.",
     no_args_is_help=True,
 )
 
 
 @app.command()
 def new(
-    folder: Annotated[Path, typer.Argument(help="Folder to make; keys are never overwritten.")] = Path(
-        "keys"
-    ),
+    folder: Annotated[
+        Path, typer.Argument(help="The folder to write. Existing keys are never overwritten.")
+    ] = Path("keys"),
 ) -> None:
     """Make a key pair for a server and one for its client: FOLDER/server and FOLDER/client.
 
-    Each side gets its own folder and nothing else: 'rollway serve --keys FOLDER/server' on one machine,
-    'keys = "FOLDER/client"' in the env section of the other's run file. With a trainer on another
-    machine the run's [transport] section names FOLDER/server, and the trainer FOLDER/client. Move
-    FOLDER/client over a safe way (scp), and remove it where it is not needed.
+    Each machine gets only its own folder. The server is started with 'rollway serve --keys
+    FOLDER/server'. The run file on the other machine has 'keys = "FOLDER/client"' beside the server's
+    address. If the trainer is on another machine, [transport.zmq] of the run names FOLDER/server and the
+    trainer uses FOLDER/client. Copy FOLDER/client with scp, and then delete it here.
 
-    To let in one more client: make a pair for it ('rollway keys new other'), write the public key of
-    other/client ('rollway keys show') into FOLDER/server/clients/other.public and the server's into
-    other/client/server.public, and restart the server. Removing such a file shuts its client out.
+    To admit one more client, make keys for it with 'rollway keys new other'. 'rollway keys show' prints
+    public keys: write that of other/client into FOLDER/server/clients/other.public, and that of the
+    server into other/client/server.public. Then restart the server. To shut a client out, delete its
+    file in FOLDER/server/clients and restart the server.
     """
     server, client = make_keys(folder)
     typer.echo(f"{server}: for the server, 'rollway serve … --keys {server}'")
-    typer.echo(f"{client}: for whoever connects, 'keys = \"{client}\"' below [[env]] in a run file")
+    typer.echo(f"{client}: for the client, 'keys = \"{client}\"' in its run file, beside the address")
 
 
 @app.command()
 def show(
-    folder: Annotated[Path, typer.Argument(help="Folder of a server, of a client, or of both.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of a server, of a client, or of both.")],
 ) -> None:
-    """Print the public keys a folder knows. Secrets are never printed."""
-    for what, key in read_public_keys(folder).items():
-        typer.echo(f"{key}  {what}")
+    """Print the public keys in a folder. Secret keys are never printed."""
+    for owner, key in read_public_keys(folder).items():
+        typer.echo(f"{key}  {owner}")

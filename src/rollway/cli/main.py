@@ -1,4 +1,4 @@
-"""Parses the command line; errors that users can mend are one line, without a traceback."""
+"""Parses the command line. An error that the user can fix is printed as one line, no traceback."""
 
 import sys
 from collections.abc import Sequence
@@ -12,10 +12,11 @@ from .stopping import INTERRUPTED
 
 app = typer.Typer(
     name="rollway",
-    help="The rollout plane of asynchronous RL for language models.",
+    help="Train and evaluate language models with asynchronous reinforcement learning.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # in rich's markup, [transport.zmq] in a help text would disappear
 )
 app.command()(train.train)
 app.command("eval")(evaluate.evaluate)
@@ -31,9 +32,9 @@ app.add_typer(payload.app)
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """What the command line says unless `args` are given. Always ends by SystemExit."""
+    """Run the command line, or `args` if they are given. Always ends with SystemExit."""
     if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m` has it: modules of the folder one is in are found
+        sys.path.insert(0, "")  # find modules in the current folder, as `python -m` does
     try:
         app(args)
     except KeyboardInterrupt:

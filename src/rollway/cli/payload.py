@@ -1,4 +1,4 @@
-"""`rollway payload`: what lies in payload segments, without a run."""
+"""`rollway payload`: looks into payload segments, without a run."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ DAMAGED = 1
 
 app = typer.Typer(
     name="payload",
-    help="Look into payload segments: the columns of rollouts on their way to the trainer.",
+    help="Look into payload segments: files with the token columns of rollouts, for the trainer.",
     no_args_is_help=True,
 )
 
@@ -25,29 +25,31 @@ app = typer.Typer(
 def show(
     path: Annotated[Path, typer.Argument(help="A segment (.seg), or a folder of them: RUN/payload.")],
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read all data and compare it with its checksums.")
+        bool, typer.Option("--verify", help="Read all data and compare it with the checksums.")
     ] = False,
 ) -> None:
-    """List the blobs of a segment: offset, length, rows, tokens, columns. Exits with 1 if any is broken.
+    """List the blobs of a segment: offset, length, rows, tokens, columns.
 
-    A broken end is a torn tail: its writer was killed in the middle of a write.
+    The exit code is 1 if anything is broken. A broken end is called a torn tail: the process that wrote
+    it was killed in the middle of a write.
     """
-    sound = [_show_segment(segment, verify=verify) for segment in _segments(path)]
-    if not all(sound):
+    intact = [_show_segment(segment, verify=verify) for segment in _segments(path)]
+    if not all(intact):
         raise typer.Exit(DAMAGED)
 
 
 @app.command()
 def extract(
     segment: Annotated[Path, typer.Argument(help="A segment file (.seg).")],
-    offset: Annotated[int, typer.Argument(help="Where the blob begins; 'show' lists all offsets.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write (.safetensors).")],
+    offset: Annotated[
+        int, typer.Argument(help="Offset of the blob, as 'rollway payload show' lists it.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write (.safetensors).")],
 ) -> None:
-    """Copy one blob, verified, into a safetensors file of its own."""
+    """Verify one blob and copy it into a safetensors file."""
     data = map_segment(segment)
-    found = [
-        one for one in scan(data, segment.name) if isinstance(one, WholeBlob) and one.offset == offset
-    ]
+    pieces = scan(data, segment.name)
+    found = [piece for piece in pieces if isinstance(piece, WholeBlob) and piece.offset == offset]
     if not found:
         raise PayloadError(
             f"no whole blob at offset {offset} of {segment}; 'rollway payload show {segment}' lists them"
@@ -61,7 +63,7 @@ def extract(
         with output.open("xb") as file:
             file.write(blob)
     except FileExistsError:
-        raise PayloadError(f"{output} exists; choose another name") from None
+        raise PayloadError(f"{output} exists; choose another name for --output") from None
     except OSError as error:
         raise PayloadError(f"cannot write {output}: {error.strerror or error}") from None
     typer.echo(f"{output}: {len(blob)} bytes, {len(found[0].entries)} columns, checksum ok")
@@ -69,13 +71,15 @@ def extract(
 
 @app.command()
 def recover(
-    segment: Annotated[Path, typer.Argument(help="A segment file (.seg) that nobody uses any more.")],
+    segment: Annotated[
+        Path, typer.Argument(help="A segment file (.seg) that no process uses any more.")
+    ],
 ) -> None:
-    """Cut the torn tail off a segment whose writer was killed. WholeBlob blobs stay as they are."""
+    """Cut the torn tail off a segment whose writer was killed. Whole blobs are not changed."""
     done = recover_segment(segment)
     typer.echo(f"{segment}: {done.num_kept} whole blobs kept, {done.num_cut_bytes} bytes of tail cut")
     if done.num_broken:
-        typer.echo(f"{done.num_broken} broken pieces lie between whole blobs and were left", err=True)
+        typer.echo(f"{done.num_broken} broken pieces between whole blobs were left in place", err=True)
         raise typer.Exit(DAMAGED)
 
 
@@ -89,22 +93,23 @@ def _segments(path: Path) -> list[Path]:
 
 
 def _show_segment(path: Path, *, verify: bool) -> bool:
-    """Print one segment; whether all of it is whole, or only its writer not done yet."""
+    """Print one segment. Return True if all of it is whole, apart from an end that is being written."""
     in_use = is_in_use(path)
     data = map_segment(path)
     pieces = list(scan(data, path.name, verify=verify))
-    whole = [piece for piece in pieces if isinstance(piece, WholeBlob)]
+    blobs = [piece for piece in pieces if isinstance(piece, WholeBlob)]
     state = ", in use" if in_use else ""
-    typer.echo(f"{path}: {len(data)} bytes, {len(whole)} blobs{state}")
+    typer.echo(f"{path}: {len(data)} bytes, {len(blobs)} blobs{state}")
     tail = tail_offset(pieces)
     rest = [piece for piece in pieces if isinstance(piece, BrokenPiece) and piece.offset >= tail]
     for piece in pieces[: len(pieces) - len(rest)]:
         for line in _lines(piece, verify=verify):
             typer.echo(f"  {line}")
     if rest:
-        what, first = "unfinished" if in_use else "torn tail", rest[0]
-        typer.echo(f"  {what} at {first.offset}, {len(data) - first.offset} bytes: {first.why}")
-    return len(pieces) == len(whole) + (len(rest) if in_use else 0)
+        kind, first = "unfinished" if in_use else "torn tail", rest[0]
+        typer.echo(f"  {kind} at {first.offset}, {len(data) - first.offset} bytes: {first.why}")
+    num_allowed = len(rest) if in_use else 0
+    return len(pieces) == len(blobs) + num_allowed
 
 
 def _lines(piece: Piece, *, verify: bool) -> Iterator[str]:
@@ -126,7 +131,7 @@ def _lines(piece: Piece, *, verify: bool) -> Iterator[str]:
 
 
 def _rows(entries: dict[str, ColumnEntry]) -> dict[str, dict[str, ColumnEntry]]:
-    """Columns by the row they belong to; those of the whole rollout under ''."""
+    """Return the columns of each row; those of the whole rollout are under ''."""
     rows: dict[str, dict[str, ColumnEntry]] = {}
     for name, entry in sorted(entries.items()):
         row, _, column = name.rpartition(".")

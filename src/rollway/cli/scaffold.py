@@ -1,4 +1,4 @@
-"""The files of a new environment package. `$name`, `$module` and `$title` are filled in."""
+"""The files of a new environment package, in which `$name`, `$module` and `$title` are filled in."""
 
 PYPROJECT = """\
 [build-system]
@@ -46,44 +46,44 @@ class $title(rw.Environment):
         self.max_length = max_length
 
     def tasks(self) -> Iterator[rw.Task]:
-        """Endless; the same order for the same seed."""
-        return (task for task in self.drawn(self.seed) if not is_held_out(task))
+        """Return endless tasks, in the same order for the same seed."""
+        return (task for task in self.draw(self.seed) if not is_held_out(task))
 
     def eval_tasks(self) -> Iterator[rw.Task]:
-        """A hundred that are never trained on, the same for every run."""
-        return itertools.islice((task for task in self.drawn(0) if is_held_out(task)), 100)
+        """Return a hundred tasks that are never trained on, the same ones for every run."""
+        return itertools.islice((task for task in self.draw(0) if is_held_out(task)), 100)
 
-    def drawn(self, seed: int) -> Iterator[rw.Task]:
+    def draw(self, seed: int) -> Iterator[rw.Task]:
         rng = random.Random(seed)
         for index in itertools.count():
             word = "".join(rng.choices(LETTERS, k=rng.randint(2, self.max_length)))
             yield rw.Task(id=str(index), prompt=f"Sort: {word}", answer="".join(sorted(word)))
 
     async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
-        """Every turn is recorded; what is noted in chat.info reaches the rewards."""
+        """Say the prompt. Every turn is recorded, and rewards can read what you note in chat.info."""
         await chat.say(task.prompt)
 
     @rw.reward
     def exact(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        return float(rollout.reply.strip() == task.answer)
+        return float(rollout.last_text.strip() == task.answer)
 
     @rw.metric
     def length(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        return float(len(rollout.reply))
+        return float(len(rollout.last_text))
 
 
 def is_held_out(task: rw.Task) -> bool:
-    """One word in eight, whatever the seed."""
+    """Keep one word in eight for evaluation, whatever the seed."""
     return zlib.crc32(task.prompt.encode()) % 8 == 0
 
 
 def load_environment(max_length: int = 5) -> $title:
-    """What a run file's `args` are given to."""
+    """Build the environment; `args` of the run file are the arguments."""
     return $title(max_length)
 '''
 
 TEST = '''\
-"""The policy is a script that answers by what it is asked: see rollway.testing."""
+"""Tests with a scripted policy, which answers by its prompt: see rollway.testing."""
 
 import asyncio
 import itertools
@@ -94,8 +94,8 @@ from rollway import testing
 from $module import load_environment
 
 
-def sorts(asked: testing.PolicyPrompt) -> str:
-    return "".join(sorted(asked.said.removeprefix("Sort: ")))
+def sorts(prompt: testing.PolicyPrompt) -> str:
+    return "".join(sorted(prompt.said.removeprefix("Sort: ")))
 
 
 def test_the_right_answer_is_rewarded() -> None:
@@ -106,10 +106,10 @@ def test_the_right_answer_is_rewarded() -> None:
     assert played.metrics == {"length": len(task.answer)}
 
 
-@pytest.mark.parametrize("said", ["", "z", "a b c"])
-def test_another_answer_is_not(said: str) -> None:
+@pytest.mark.parametrize("reply", ["", "z", "a b c"])
+def test_a_wrong_answer_is_not_rewarded(reply: str) -> None:
     env = load_environment()
-    played = asyncio.run(testing.play(env, next(iter(env.tasks())), lambda asked: said))
+    played = asyncio.run(testing.play(env, next(iter(env.tasks())), lambda prompt: reply))
     assert played.reward == 0.0
 
 
@@ -118,7 +118,7 @@ def test_tasks_come_in_the_same_order_for_the_same_seed() -> None:
     assert first == list(itertools.islice(load_environment().tasks(), 20))
 
 
-def test_evaluation_ends_and_is_never_trained_on() -> None:
+def test_evaluation_tasks_are_finite_and_never_trained_on() -> None:
     evaluated = {task.prompt for task in load_environment().eval_tasks()}
     trained = {task.prompt for task in itertools.islice(load_environment().tasks(), 1000)}
     assert evaluated
@@ -126,8 +126,8 @@ def test_evaluation_ends_and_is_never_trained_on() -> None:
 '''
 
 RUN = """\
-# A tiny Mixture-of-Experts learns it on a laptop's CPU. For a model of yours: set model.path to its
-# folder, remove [warmup], and choose the renderer of its family.
+# A tiny Mixture-of-Experts model learns this on a laptop's CPU. To train your model, set model.path to
+# its folder, remove [warmup], and choose the renderer of its family.
 name = "$name"
 max_steps = 50
 
@@ -160,13 +160,13 @@ micro_batch_tokens = 512
 README = """\
 # $name
 
-Sort the letters of a word: `Sort: bca` → `abc`. Replace it with a task of your own.
+Sort the letters of a word: `Sort: bca` → `abc`. Replace this with your task.
 
 ```bash
 pip install -e '.[dev]'          # makes '$name' known to rollway
-pytest                           # its tests: the policy is a script, no model is needed
-rollway envs                     # lists it
-rollway eval $name -m MODEL --base-url http://localhost:8000/v1 -n 50 -r 4
+pytest                           # runs the tests; the policy is a script, so no model is needed
+rollway envs                     # lists '$name'
+rollway eval $name -m MODEL --engine-url http://localhost:8000/v1 -n 50 -r 4
 rollway train run.toml           # trains a tiny model on it; needs rollway[local]
 ```
 

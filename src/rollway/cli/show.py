@@ -1,4 +1,4 @@
-"""`rollway show`: saved rollouts, and the tokens of one as long as they are there."""
+"""`rollway show`: lists saved rollouts, or shows one with its tokens while its payload exists."""
 
 import sqlite3
 import tomllib
@@ -21,16 +21,14 @@ ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yel
 
 
 def show(
-    run: Annotated[Path, typer.Argument(help="Run directory: outputs/<name>.")],
-    step: Annotated[
-        int | None, typer.Option("--step", help="Of this step; the last by default.")
-    ] = None,
-    rollout: Annotated[str | None, typer.Option("--rollout", help="One rollout, whole: g12.3.")] = None,
+    run: Annotated[Path, typer.Argument(help="The run directory: outputs/<name>.")],
+    step: Annotated[int | None, typer.Option(help="The step to list; default: the last.")] = None,
+    rollout: Annotated[str | None, typer.Option(help="Show this rollout in full: g12.3.")] = None,
 ) -> None:
-    """List a step's rollouts, or show one: what was said, what it was worth, how long it took.
+    """List the rollouts of a step, or show one rollout: its messages, rewards, timing and tokens.
 
-    Tokens are shown while their payload is there: grey what the environment wrote, green to red what the
-    policy drew, by its probability.
+    Tokens are shown as long as the payload of the rollout exists. Tokens of the environment are grey;
+    tokens of the policy go from green (likely) to red (unlikely).
     """
     directory = RunDir(run)
     if not directory.exists:
@@ -38,26 +36,30 @@ def show(
     steps = saved_steps(directory)
     if not steps:
         raise RunDirError(f"{directory.path} has no saved rollouts (orchestrator.save_rollouts)")
-    console = Console()
+    console = Console(markup=False)  # ids and texts may hold [brackets]
     if rollout is not None:
-        _show_one(directory, rollout, console)
+        _show_rollout(directory, rollout, console)
         return
-    wanted = step if step is not None else steps[-1]
-    if wanted not in steps:
+    chosen = step if step is not None else steps[-1]
+    if chosen not in steps:
         raise RunDirError(
-            f"{directory.path} has rollouts of steps {steps[0]} to {steps[-1]}, not {wanted}"
+            f"{directory.path} has rollouts of steps {steps[0]} to {steps[-1]}, not of step {chosen}"
         )
-    console.print(_table(wanted, list(saved_rollouts(directory, wanted))))
+    console.print(_table(chosen, list(saved_rollouts(directory, chosen))))
 
 
 def _table(step: int, rollouts: list[SavedRollout]) -> Table:
-    table = Table("rollout", "env", "task", "reward", "advantage", "turns", "tokens", "end",
-                  title=f"step {step}: {len(rollouts)} rollouts")  # fmt: skip
-    for one in rollouts:
-        end = one.stop if one.outcome == "scored" else f"{one.outcome}: {one.boundary or one.reason}"
-        note = "" if one.fate == "trained" else f" ({one.fate})"
-        table.add_row(one.rollout, one.env, one.task, _number(one.reward), _number(one.advantage),
-                      str(one.num_turns or 0), str(one.num_tokens or 0), f"{end}{note}")  # fmt: skip
+    columns = ("rollout", "env", "task", "reward", "advantage", "turns", "tokens", "end")
+    table = Table(*columns, title=f"step {step}: {len(rollouts)} rollouts")
+    for saved in rollouts:
+        end = saved.stop or ""
+        if saved.outcome != "scored":
+            end = f"{saved.outcome}: {saved.boundary or saved.reason}"
+        if saved.fate != "trained":
+            end += f" ({saved.fate})"
+        scores = _number(saved.reward), _number(saved.advantage)
+        counts = str(saved.num_turns or 0), str(saved.num_tokens or 0)
+        table.add_row(saved.rollout, saved.env, saved.task, *scores, *counts, end)
     return table
 
 
@@ -65,42 +67,48 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
-def _show_one(run: RunDir, id: str, console: Console) -> None:
-    everyone = {one.rollout: one for one in saved_rollouts(run)}
-    one = everyone.get(id)
-    if one is None:
-        raise RunDirError(f"no saved rollout '{id}' in {run.path}{did_you_mean(id, everyone)}")
-    console.print(f"{one.rollout} of '{one.env}', task '{one.task}', step {one.step}: {one.outcome}")
-    if one.outcome == "scored":
-        rewards = ", ".join(
-            f"{name} {value:g}" for name, value in {**(one.rewards or {}), **(one.metrics or {})}.items()
-        )
-        times = ", ".join(
-            f"{name.removesuffix('_s')} {value:.2f} s" for name, value in (one.timing or {}).items()
-        )
-        console.print(
-            f"reward {one.reward:g} ({rewards}), advantage {_number(one.advantage)}, {one.fate}"
-        )
-        console.print(f"versions {one.first_version} to {one.last_version}; {times}; stop: {one.stop}")
-    for message in one.read_messages():
+def _show_rollout(run: RunDir, rollout_id: str, console: Console) -> None:
+    by_id = {saved.rollout: saved for saved in saved_rollouts(run)}
+    saved = by_id.get(rollout_id)
+    if saved is None:
+        hint = did_you_mean(rollout_id, by_id)
+        raise RunDirError(f"no saved rollout '{rollout_id}' in {run.path}{hint}")
+    console.print(
+        f"{saved.rollout} of '{saved.env}', task '{saved.task}', step {saved.step}: {saved.outcome}"
+    )
+    if saved.outcome == "scored":
+        _show_scores(saved, console)
+    for message in saved.read_messages():
         console.print(Text(f"── {message.role}", ROLES.get(message.role, "white")))
-        console.print(message.content, markup=False, highlight=False)
-    if one.error or one.reason:
-        said = one.traceback or one.error or one.reason
-        console.print(Text(f"{one.boundary or ''} {said}".strip(), "red"))
-    for row in _rows(run, id):
+        console.print(message.content, highlight=False)
+    if saved.error or saved.reason:
+        reason = saved.traceback or saved.error or saved.reason
+        console.print(Text(f"{saved.boundary or ''} {reason}".strip(), "red"))
+    for row in _rows(run, rollout_id):
         console.print(row)
 
 
-def _rows(run: RunDir, id: str) -> list[Text]:
-    """The rollout's rows token by token; none once its payload is released."""
+def _show_scores(saved: SavedRollout, console: Console) -> None:
+    scores = {**(saved.rewards or {}), **(saved.metrics or {})}
+    rewards = ", ".join(f"{name} {value:g}" for name, value in scores.items())
+    times = ", ".join(
+        f"{name.removesuffix('_s')} {value:.2f} s" for name, value in (saved.timing or {}).items()
+    )
+    console.print(
+        f"reward {saved.reward:g} ({rewards}), advantage {_number(saved.advantage)}, {saved.fate}"
+    )
+    console.print(f"versions {saved.first_version} to {saved.last_version}; {times}; stop: {saved.stop}")
+
+
+def _rows(run: RunDir, rollout_id: str) -> list[Text]:
+    """Return the rows of a rollout token by token, or a note if its payload is released."""
     with closing(sqlite3.connect(f"file:{run.ledger}?mode=ro", uri=True)) as db:
         query = "SELECT segment, offset, length FROM rollouts WHERE rollout_id = ? AND segment NOT NULL"
-        found = db.execute(query, (id,)).fetchone()
-    if found is None:
+        place = db.execute(query, (rollout_id,)).fetchone()
+    if place is None:
         return []
     try:
-        columns = SegmentReader(run.payload).open(PayloadRef(*found))
+        columns = SegmentReader(run.payload).open(PayloadRef(*place))
     except PayloadError:
         return [Text("(its tokens are released)", "dim")]
     tokenizer = _tokenizer(run)
@@ -116,13 +124,15 @@ def _tokenizer(run: RunDir) -> Any:
 
 def _coloured(row: str, columns: Any, tokenizer: Any) -> Text:
     text = Text(f"── {row}\n", "bold")
-    ids, mask = columns[f"{row}.token_ids"].tolist(), columns[f"{row}.loss_mask"].tolist()
-    for id, is_drawn, logprob in zip(ids, mask, columns[f"{row}.logprobs"].tolist(), strict=True):
-        text.append(tokenizer.decode([id]), _colour(logprob) if is_drawn else "dim")
+    token_ids, loss_mask, logprobs = (
+        columns[f"{row}.{column}"].tolist() for column in ("token_ids", "loss_mask", "logprobs")
+    )
+    for token_id, is_sampled, logprob in zip(token_ids, loss_mask, logprobs, strict=True):
+        text.append(tokenizer.decode([token_id]), _colour(logprob) if is_sampled else "dim")
     return text
 
 
 def _colour(logprob: float) -> str:
-    """Green where it was likely, red where it was not."""
+    """Return green for a likely token, red for an unlikely one."""
     likely = max(0.0, min(1.0, 1 + logprob / 5))
     return f"rgb({int(255 * (1 - likely))},{int(200 * likely) + 30},60)"

@@ -1,4 +1,4 @@
-"""`rollway simulate`: how a run would go, under a virtual clock."""
+"""`rollway simulate`: predicts how a run would go, under a virtual clock."""
 
 import time
 from pathlib import Path
@@ -18,7 +18,7 @@ from ..simulate.report import report
 from ..simulate.world import SimulatedWorld
 
 ENDLESS = 10**9
-"""Steps of the simulated run, which is watched in the middle and not at its end."""
+"""More steps than are simulated, so that the end of the run does not distort the figures."""
 MEANS = MeanDurations()
 
 Turns = Annotated[float, typer.Option(min=0.1, help="Turns of a rollout.")]
@@ -36,16 +36,19 @@ FailureRate = Annotated[float, typer.Option(min=0, max=1, help="Share of the rol
 
 
 def simulate(
-    run_file: Annotated[Path, typer.Argument(help="Run file (TOML).")],
+    run_file: Annotated[Path, typer.Argument(help="The run file (TOML).")],
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Override a key: --set orchestrator.max_in_flight=512 (repeatable)."),
+        typer.Option(
+            "--set",
+            help="Change a key of the run file: --set orchestrator.max_in_flight=512. May be repeated.",
+        ),
     ] = None,
     past: Annotated[
         Path | None,
         typer.Option(
             "--from",
-            help="Take durations from this past run (outputs/NAME) instead of the options below.",
+            help="Use the durations of this past run, outputs/<name>, instead of the options below.",
         ),
     ] = None,
     rollouts: Annotated[int, typer.Option(min=1, help="Stop after this many rollouts.")] = 100_000,
@@ -60,10 +63,10 @@ def simulate(
     rollout_tokens: RolloutTokens = MEANS.rollout_tokens,
     failure_rate: FailureRate = MEANS.failure_rate,
 ) -> None:
-    """Simulate a run: the real decisions, with durations in place of engine, environments and trainer.
+    """Simulate a run: the orchestrator's real decisions, with durations in place of all other work.
 
-    Durations come from a past run (--from) or are drawn around the means you give. Shows throughput, what is
-    idle, staleness, memory, and which setting holds the run back.
+    Durations come from a past run (--from), or are drawn around the means that you give. The report
+    shows throughput, idle time, staleness, memory, and which setting limits the run.
     """
     means = MeanDurations(
         turns=turns,

@@ -1,4 +1,4 @@
-"""How a command ends that is told to, by Ctrl-C or SIGTERM."""
+"""Ends a command that is stopped by Ctrl-C or SIGTERM."""
 
 import asyncio
 import signal
@@ -6,13 +6,13 @@ import signal
 import typer
 
 INTERRUPTED, TERMINATED = 130, 143
-"""Exit codes of a command ended by SIGINT and by SIGTERM, as shells know them."""
+"""The exit codes that shells use for a command that SIGINT or SIGTERM ended."""
 STOPPED = (KeyboardInterrupt, asyncio.CancelledError)
-"""What comes out of a loop that was told to end."""
+"""The exceptions that leave an event loop which was stopped."""
 
 
 def cancel_on_sigterm() -> None:
-    """From now on SIGTERM ends the running task like Ctrl-C does."""
+    """Let SIGTERM cancel the running task from now on, as Ctrl-C does."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

@@ -1,4 +1,4 @@
-"""`rollway train`: a whole run from one file."""
+"""`rollway train`: trains a policy as one run file says."""
 
 import asyncio
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 import tomli_w
 import typer
+from msgspec import Struct
 
 from ..config.load import load
 from ..config.plan import Plan, plan
@@ -34,22 +35,23 @@ from .stopping import STOPPED, cancel_on_sigterm, exit_for
 
 
 def train(
-    run_file: Annotated[Path, typer.Argument(help="Run file (TOML).")],
+    run_file: Annotated[Path, typer.Argument(help="The run file (TOML).")],
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Override a key: --set trainer.lr=1e-3 (repeatable)."),
+        typer.Option("--set", help="Change a key: --set trainer.lr=1e-3. May be repeated."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved config and plan; start nothing.")
+        bool, typer.Option("--dry-run", help="Print all keys and the plan of the run; start nothing.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where the run was: nothing that settled is lost.")
+        bool,
+        typer.Option("--resume", help="Continue the run where it stopped; no finished rollout is lost."),
     ] = False,
-    clean: Annotated[bool, typer.Option("--clean", help="Remove the run directory first.")] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="Delete the run directory first.")] = False,
 ) -> None:
-    """Train a policy: starts engine, env servers, trainer and orchestrator, and shows their progress.
+    """Train a policy: start the engine, env servers, trainer and orchestrator, and show their progress.
 
-    Everything of the run lies in its run directory; Ctrl-C ends it cleanly, --resume goes on.
+    All files of the run are in its run directory. Ctrl-C ends the run cleanly; --resume continues it.
     """
     config = load(run_file, overrides or [])
     planned = plan(config)
@@ -57,7 +59,7 @@ def train(
         show(config, planned)
         return
     if resume and clean:
-        raise RunDirError("--resume and --clean exclude each other")
+        raise RunDirError("--resume continues a run and --clean deletes it: give only one of them")
     if config.trainer or not config.engine.external:
         need_torch("training")
     need_sinks(config.metrics)
@@ -75,24 +77,32 @@ def train(
             typer.echo(f"Nothing to do: {directory.path} has trained {config.max_steps} steps")
             return
         directory.create(config)
-        run_it(config, planned, directory, start, needs_model)
+        run_and_show(TrainingRun(config, planned, directory, start, needs_model))
 
 
-def run_it(
-    config: RunConfig, planned: Plan, directory: RunDir, start: StartPoint, needs_model: bool
-) -> None:
-    """The run, with its progress on the screen and its summary at the end."""
+class TrainingRun(Struct, frozen=True):
+    """Everything that a run is started with."""
+
+    config: RunConfig
+    plan: Plan
+    directory: RunDir
+    start: StartPoint
+    needs_model: bool
+    """A model must be built first, as `[warmup]` says."""
+
+
+def run_and_show(training: TrainingRun) -> None:
+    """Run the training with its progress on the screen, and print a summary at the end."""
+    config, directory = training.config, training.directory
     log_to(directory.logs / "launcher.log", "launcher")
     screen = Screen()
     watch = RunWatch(screen, config.max_steps)
     try:
-        run(
-            "launcher", watch_spec(config.watch),
-            lambda me: job(config, planned, directory, start, watch, me, screen, needs_model),
-        )  # fmt: skip
+        spec = watch_spec(config.watch)
+        run("launcher", spec, lambda own_loop: job(training, screen, watch, own_loop))
     except STOPPED as stopped:
         screen.close()
-        typer.echo(f"Stopped after step {watch.last_step}. --resume goes on from there", err=True)
+        typer.echo(f"Stopped after step {watch.last_step}. --resume continues from there", err=True)
         raise exit_for(stopped) from None
     finally:
         screen.close()
@@ -101,34 +111,32 @@ def run_it(
     typer.echo(f"Trained {config.max_steps} steps. Everything is in {directory.path}")
 
 
-async def job(
-    config: RunConfig, planned: Plan, directory: RunDir, start: StartPoint, watch: RunWatch,
-    me: LoopWatch, screen: Screen, needs_model: bool,
-) -> None:  # fmt: skip
-    """Model first if there is none, then the run; SIGTERM ends it like Ctrl-C does."""
+async def job(training: TrainingRun, screen: Screen, watch: RunWatch, own_loop: LoopWatch) -> None:
+    """Build the model if there is none yet, then run; SIGTERM ends the run like Ctrl-C does."""
     cancel_on_sigterm()
-    part = warmup_spec(config)
+    config, directory = training.config, training.directory
+    warmup = warmup_spec(config)
     async with serve_metrics(config.metrics.prometheus, watch.exporter.render):
         await check(config.orchestrator)
         async with feed_sinks(config.metrics, directory, watch):
-            if needs_model and part is not None:
-                await build_model(part, directory, screen)
-            watching = asyncio.create_task(watch.health.watch_own_loop(me))
+            if training.needs_model and warmup is not None:
+                await build_model(warmup, directory, screen)
+            watching = asyncio.create_task(watch.health.watch_own_loop(own_loop))
             try:
-                await run_all(config, planned, directory, start, watch)
+                await run_all(config, training.plan, directory, training.start, watch)
             finally:
                 watching.cancel()
 
 
 def check_envs(config: RunConfig) -> None:
-    """One that does not exist is found before a model is loaded."""
+    """Refuse an environment that does not exist, before a model is loaded."""
     for env in config.env:
         if not env.external:
             check_exists(env.id)
 
 
 def check_keys(config: RunConfig) -> None:
-    """Keys that cannot be used are found before anything is started."""
+    """Refuse keys that cannot be used, before anything is started."""
     for env in config.env:
         if env.external and env.external.keys:
             read_client_keys(Path(env.external.keys))
@@ -140,8 +148,8 @@ def check_keys(config: RunConfig) -> None:
 
 
 def warmup_needed(config: RunConfig) -> bool:
-    part = warmup_spec(config)
-    if part is not None and not is_built(part):
+    warmup = warmup_spec(config)
+    if warmup is not None and not is_built(warmup):
         return True
     check_folder(config.model.path)
     return False

@@ -1,4 +1,4 @@
-"""`rollway why`: what the current step of a run waits for."""
+"""`rollway why`: says what the current step of a run waits for."""
 
 import time
 from pathlib import Path
@@ -16,12 +16,12 @@ FRESH_S = 10.0
 
 
 def why(
-    run: Annotated[Path, typer.Argument(help="Run directory: outputs/<name>.")],
-    as_json: Annotated[bool, typer.Option("--json", help="The whole picture as JSON.")] = False,
+    run: Annotated[Path, typer.Argument(help="The run directory: outputs/<name>.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Say what the current step waits for, oldest first: rollout, phase, worker, age.
+    """Say what the current step of a run waits for: the oldest rollouts, their phase, worker and age.
 
-    Of a run that goes on, as it is now; of one that has ended, as it was then.
+    For a run that has ended, this is the state at its end.
     """
     now = read(RunDir(run))
     if as_json:
@@ -29,11 +29,11 @@ def why(
         return
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now.time_s))
     if now.core.is_finished:
-        typer.echo(f"The run waits for nothing: its {now.core.step - 1} steps were trained at {stamp}.")
+        typer.echo(f"The run is complete: its {now.core.step - 1} steps were trained at {stamp}.")
         return
     old_s = time.time() - now.time_s
     if old_s > FRESH_S:
-        typer.echo(f"The run does not go on: this is how it was at {stamp}, {old_s:.0f} s ago.")
+        typer.echo(f"The run has ended. State at {stamp}, {old_s:.0f} s ago:")
     for line in lines(now):
         typer.echo(line)
 
@@ -44,6 +44,6 @@ def read(run: RunDir) -> Situation:
     try:
         return msgspec.json.decode(run.now.read_bytes(), type=Situation)
     except FileNotFoundError:
-        raise RunDirError(f"{run.path} has not begun: its orchestrator never came up") from None
+        raise RunDirError(f"{run.path} has not begun: its orchestrator never started") from None
     except UNREADABLE as error:
         raise RunDirError(f"{run.now} cannot be read: {error}") from None

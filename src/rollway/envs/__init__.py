@@ -1,1 +1,1 @@
-"""What environment authors import and how their code is found. Runs in workers only."""
+"""The classes that environment authors use, and how their code is found. It runs in env workers only."""

@@ -1,4 +1,4 @@
-"""Tasks that user code starts and does not wait for: they end with their rollout."""
+"""Asyncio tasks that user code starts and does not wait for: they end with their rollout."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -8,53 +8,60 @@ from typing import Any
 
 END_DEADLINE_S = 10.0
 
-_mine: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar("tasks of this rollout", default=None)
+_rollout_tasks: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar(
+    "tasks of this rollout", default=None
+)
 
 
 def keep_track(loop: asyncio.AbstractEventLoop) -> None:
-    """From now on it is known of every task of a loop which rollout it belongs to. Tasks that are given
-    a context of their own belong to none."""
-    make: Any = loop.get_task_factory() or _task
+    """Note for every task that this loop starts from now on which rollout it belongs to.
+
+    A task that is started with an explicit context belongs to the rollout of that context, if any.
+    """
+    make_task: Any = loop.get_task_factory() or _make_task
 
     def factory(
         loop: asyncio.AbstractEventLoop, coro: Any, *, context: Context | None = None, **options: Any
     ) -> asyncio.Task[Any]:
         if context is not None:
             options["context"] = context
-        task: asyncio.Task[Any] = make(loop, coro, **options)
-        mine = _mine.get() if context is None else context.get(_mine)
-        if mine is not None:
-            mine.add(task)
-            task.add_done_callback(mine.discard)
+        task: asyncio.Task[Any] = make_task(loop, coro, **options)
+        tasks = _rollout_tasks.get() if context is None else context.get(_rollout_tasks)
+        if tasks is not None:
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
         return task
 
     loop.set_task_factory(factory)
 
 
-def _task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+def _make_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
     return asyncio.Task(coro, loop=loop, **options)
 
 
 @contextmanager
-def unowned() -> Iterator[None]:
-    """Tasks that are started within the block belong to no rollout: what a tool starts is its own."""
-    token = _mine.set(None)
+def outside_rollouts() -> Iterator[None]:
+    """Let tasks that are started within the block belong to no rollout.
+
+    Tools are called like this, because a toolset may outlive the rollout that called it.
+    """
+    token = _rollout_tasks.set(None)
     try:
         yield
     finally:
-        _mine.reset(token)
+        _rollout_tasks.reset(token)
 
 
 @asynccontextmanager
-async def no_strays() -> AsyncIterator[None]:
-    """Leaving the block cancels tasks that were started within it, and waits for their end."""
-    mine: set[asyncio.Task[Any]] = set()
-    token = _mine.set(mine)
+async def cancel_leftover_tasks() -> AsyncIterator[None]:
+    """On leaving the block, cancel the tasks that were started within it and wait until they end."""
+    tasks: set[asyncio.Task[Any]] = set()
+    token = _rollout_tasks.set(tasks)
     try:
         yield
     finally:
-        _mine.reset(token)
-        left = list(mine)
+        _rollout_tasks.reset(token)
+        left = list(tasks)
         for task in left:
             task.cancel()
         if left:

@@ -77,8 +77,8 @@ class Chat:
         return self._toolbox.toolsets
 
     @property
-    def reply(self) -> str:
-        """The policy's last words."""
+    def last_text(self) -> str:
+        """The text of the policy's last reply."""
         return self.replies[-1].text if self.replies else ""
 
     async def say(self, content: str) -> Reply:

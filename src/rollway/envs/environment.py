@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Iterable, Sequence
 
-from ..errors import EnvironmentNotFound
+from ..errors import EnvironmentInvalid
 from ..records.task import Task
 from .chat import Chat
 from .marks import hooks
@@ -12,63 +12,72 @@ from .tools import Toolset
 
 
 class Environment:
-    """Where tasks come from, how a rollout goes, what it is worth.
+    """An environment gives tasks, holds the conversation of a rollout, and scores it.
 
-    Write `tasks`, at least one `@rw.reward`, and `rollout` unless what it does is all you need.
+    Write `tasks` and at least one `@rw.reward`. Write `rollout` too, unless the one below is enough.
     """
 
     system_prompt: str = ""
-    max_turns: int = 0
-    """Turns of a rollout, children included; the rollout ends there. 0 is no limit."""
-    max_tokens: int = 0
-    """Tokens the policy draws in a rollout, children included; the rollout ends at the first turn that
-    reaches them. 0 is no limit."""
+    max_turns: int | None = None
+    """The rollout ends after this many turns, those of children included. None means no limit."""
+    max_rollout_tokens: int | None = None
+    """The rollout ends after the turn in which the policy has sampled this many tokens, those of
+    children included. None means no limit."""
     seed: int = 0
-    """The run's seed, set before `tasks` is called."""
+    """The run's seed. It is set before `tasks` is called."""
     needs_whole_groups: bool = False
-    """Whether rollouts of a group must run side by side in one worker, for tools of scope `group`. It is
-    implied by @rw.group_reward."""
+    """Run the rollouts of a group at the same time in one worker, as tools of scope `group` need it.
+    @rw.group_reward implies it."""
 
     def tasks(self) -> Iterable[Task]:
-        """The tasks in training order; may be endless. Must give the same order for the same seed."""
+        """Return the tasks in training order, which must be the same for the same seed. They may be
+        endless."""
         raise NotImplementedError
 
     def eval_tasks(self) -> Iterable[Task]:
-        """The tasks to evaluate on; those of training unless you say otherwise."""
+        """Return the tasks to evaluate on; by default those of training."""
         return self.tasks()
 
     def tools(self, task: Task) -> Sequence[Toolset]:
-        """Toolsets for a rollout. Of those with scope `group` or `worker` the first of each class is
-        opened and shared."""
+        """Return the toolsets for a rollout of this task.
+
+        A toolset of scope `group` or `worker` is opened once and shared: the first one of its class that
+        is returned is opened, and later rollouts use that one instead of theirs.
+        """
         return ()
 
     async def rollout(self, task: Task, chat: Chat) -> None:
-        """Hold the conversation: the task, then whatever `user` says, until that is nothing."""
+        """Hold the conversation: say the task's prompt, then what `user` says, until it says nothing."""
         await chat.act(task.prompt)
         while (words := await self.user(task, chat)) is not None:
             await chat.act(words)
 
     async def user(self, task: Task, chat: Chat) -> str | None:
-        """A simulated user: what it says next, or None when it has no more to say."""
+        """Return what a simulated user says next, or None to end the conversation."""
         return None
 
 
 def check(env: object, origin: str) -> Environment:
-    """Refuse what cannot be run, before anything is started for it."""
+    """Refuse an environment that cannot run, before anything is started for it."""
     if not isinstance(env, Environment):
-        raise EnvironmentNotFound(f"{origin} gave a {type(env).__name__}, not an rw.Environment")
-    kind = type(env)
-    if kind.tasks is Environment.tasks:
-        raise EnvironmentNotFound(f"{origin}: {kind.__name__} has no tasks() method")
-    if not inspect.iscoroutinefunction(kind.user):
-        raise EnvironmentNotFound(f"{origin}: {kind.__name__}.user must be 'async def'")
-    if not any(not one.is_metric for one in scorers(kind)):
-        raise EnvironmentNotFound(f"{origin}: {kind.__name__} has no method marked @rw.reward")
-    for name in hooks(kind, "stop"):
-        if inspect.iscoroutinefunction(getattr(kind, name)):
-            raise EnvironmentNotFound(f"{origin}: stop condition {name} must be a plain 'def'")
+        raise EnvironmentInvalid(f"{origin} is a {type(env).__name__}, not an rw.Environment")
+    env_class = type(env)
+    name = f"{origin}: {env_class.__name__}"
+    if env_class.tasks is Environment.tasks:
+        raise EnvironmentInvalid(f"{name} has no method tasks(); write one that returns rw.Task objects")
+    if not inspect.iscoroutinefunction(env_class.user):
+        raise EnvironmentInvalid(f"{name}.user must be 'async def'")
+    if all(scorer.is_metric for scorer in scorers(env_class)):
+        raise EnvironmentInvalid(f"{name} has no reward; mark at least one method with @rw.reward")
+    for stop in hooks(env_class, "stop"):
+        if inspect.iscoroutinefunction(getattr(env_class, stop)):
+            raise EnvironmentInvalid(f"{name}.{stop} is a stop condition and must be a plain 'def'")
+    for limit in ("max_turns", "max_rollout_tokens"):
+        value = getattr(env, limit)
+        if value is not None and value < 1:
+            raise EnvironmentInvalid(f"{name}.{limit} is {value}; use 1 or more, or None for no limit")
     return env
 
 
 def needs_whole_groups(env: Environment) -> bool:
-    return env.needs_whole_groups or any(one.is_group for one in scorers(type(env)))
+    return env.needs_whole_groups or any(scorer.is_group for scorer in scorers(type(env)))

@@ -1,7 +1,9 @@
-"""User code that runs in the process lane: taking tasks and scoring. Module-level, so that a lane's
-process can find it; each process keeps its own copy of the environment."""
+"""Functions that run user code in a process lane: taking tasks, scoring, plain tools and rollouts.
 
-import math
+A lane's process finds them by name, so they stand at the top level of a module. Each process has one
+copy of the environment.
+"""
+
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -9,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from ..records.scores import finite_number, one_for_each
 from ..records.task import Task
 from .environment import Environment
 from .plain_chat import AskWorker, ChatState, EndPlainCode, PlainChat
@@ -19,7 +22,7 @@ from .tools import tool_specs
 
 
 class EnvSpec(msgspec.Struct, frozen=True):
-    """What it takes to build an environment anywhere: id, JSON of its args, seed."""
+    """All that a process needs to build an environment: its id, its args as JSON, and the seed."""
 
     id: str
     args: bytes
@@ -32,7 +35,7 @@ class EnvSpec(msgspec.Struct, frozen=True):
         return env
 
     def shared(self) -> Environment:
-        """This process's own copy, built when it is first asked for."""
+        """Return this process's copy, which is built on the first call."""
         return _shared(self)
 
 
@@ -47,7 +50,7 @@ def load_shared(spec: EnvSpec) -> None:
 
 
 class _Cursor:
-    """An environment's tasks and how many of them were taken."""
+    """An environment's tasks, and how many of them were taken."""
 
     def __init__(self, spec: EnvSpec, split: str) -> None:
         env = spec.build()
@@ -59,7 +62,8 @@ _cursors: dict[tuple[EnvSpec, str], _Cursor] = {}
 
 
 def take_tasks(spec: EnvSpec, start: int, count: int, split: str = "train") -> tuple[Task, ...]:
-    """Tasks `start` to `start + count`; fewer when there are no more. Going back starts over."""
+    """Return tasks `start` to `start + count`, or fewer if the tasks end. To go back, the environment is
+    built again and its tasks are read from the first."""
     cursor = _cursors.get((spec, split))
     if cursor is None or cursor.position > start:
         cursor = _cursors[spec, split] = _Cursor(spec, split)
@@ -67,16 +71,16 @@ def take_tasks(spec: EnvSpec, start: int, count: int, split: str = "train") -> t
     for task in cursor.tasks:
         cursor.position += 1
         if not isinstance(task, Task):
-            raise TypeError(f"tasks() gave a {type(task).__name__}, not an rw.Task")
+            raise TypeError(f"tasks() returned a {type(task).__name__}, not an rw.Task")
         if cursor.position > start:
-            taken.append(_checked(task))
+            taken.append(_decoded(task))
         if len(taken) == count:
             break
     return tuple(taken)
 
 
-def _checked(task: Task) -> Task:
-    """The task as it will arrive: structs do not check their fields, the wire does."""
+def _decoded(task: Task) -> Task:
+    """Return the task as it will arrive: only decoding checks the types of a struct's fields."""
     try:
         return msgspec.msgpack.decode(msgspec.msgpack.encode(task), type=Task)
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
@@ -84,58 +88,37 @@ def _checked(task: Task) -> Task:
 
 
 def score(spec: EnvSpec, task: Task, rollout: Rollout) -> dict[str, float]:
-    """The environment's plain (not async) rewards and metrics, by name."""
+    """Return the environment's plain (not async) rewards and metrics, by name."""
     env = spec.shared()
     return {
-        one.name: as_score(one.name, getattr(env, one.name)(task, rollout))
-        for one in scorers(type(env))
-        if not one.is_async and not one.is_group
+        scorer.name: finite_number(scorer.name, getattr(env, scorer.name)(task, rollout))
+        for scorer in scorers(type(env))
+        if not scorer.is_async and not scorer.is_group
     }
 
 
 def score_group(spec: EnvSpec, task: Task, rollouts: tuple[Rollout, ...]) -> dict[str, list[float]]:
-    """The environment's plain group rewards: for each, a number for each rollout."""
+    """Return the environment's plain group rewards by name: a number for each rollout."""
     env = spec.shared()
-    return {
-        one.name: as_scores(one.name, getattr(env, one.name)(task, list(rollouts)), len(rollouts))
-        for one in scorers(type(env))
-        if one.is_group and not one.is_async
-    }
+    scores: dict[str, list[float]] = {}
+    for scorer in scorers(type(env)):
+        if scorer.is_group and not scorer.is_async:
+            values = getattr(env, scorer.name)(task, list(rollouts))
+            scores[scorer.name] = one_for_each(scorer.name, values, len(rollouts), "rewards")
+    return scores
 
 
 def call_plain_tool(spec: EnvSpec, task: Task, name: str, arguments: dict[str, Any]) -> Any:
-    """A plain tool, on an unopened toolset of this process's own."""
+    """Call a plain tool on a toolset of this process, which is never opened."""
     for toolset in spec.shared().tools(task):
-        if any(one.name == name for one in tool_specs(type(toolset))):
+        if any(tool.name == name for tool in tool_specs(type(toolset))):
             return getattr(toolset, name)(**arguments)
     raise LookupError(f"tools() of task {task.id!r} has no tool '{name}' in this process")
 
 
 def run_plain(spec: EnvSpec, method: str, task: Task, state: ChatState, ask: AskWorker) -> ChatState:
-    """A plain `rollout` or update of the environment; the chat as it leaves it."""
+    """Run a plain `rollout` or update of the environment, and return the chat as it was left."""
     chat = PlainChat(ask, state)
-    with suppress(EndPlainCode):  # who asked for it knows why
+    with suppress(EndPlainCode):  # the worker, which asked for it, knows why
         getattr(spec.shared(), method)(task, chat)
     return chat.state
-
-
-def as_scores(name: str, values: Any, count: int) -> list[float]:
-    """One finite float for each rollout, or an error that names the group reward."""
-    try:
-        numbers = list(values)
-    except TypeError:
-        raise TypeError(f"{name} returned {values!r}, not a list of numbers") from None
-    if len(numbers) != count:
-        raise ValueError(f"{name} returned {len(numbers)} rewards for {count} rollouts")
-    return [as_score(name, value) for value in numbers]
-
-
-def as_score(name: str, value: Any) -> float:
-    """A finite float, or an error that names the reward."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} returned {value!r}, not a number") from None
-    if not math.isfinite(number):
-        raise ValueError(f"{name} returned {number}")
-    return number

@@ -1,14 +1,14 @@
-"""How far a rollout may go, its children included."""
+"""Limits of a rollout, its children included."""
 
 from .rollout import Reply
 
 
 class TurnLimits:
-    """Counts turns and drawn tokens; 0 is no limit."""
+    """Counts turns and sampled tokens. None stands for no limit."""
 
-    def __init__(self, max_turns: int, max_tokens: int) -> None:
+    def __init__(self, max_turns: int | None = None, max_rollout_tokens: int | None = None) -> None:
         self._max_turns = max_turns
-        self._max_tokens = max_tokens
+        self._max_rollout_tokens = max_rollout_tokens
         self.num_turns = 0
         self.num_tokens = 0
 
@@ -17,9 +17,9 @@ class TurnLimits:
         self.num_tokens += reply.num_tokens
 
     def reached(self) -> str:
-        """The name of a limit that is reached, or an empty string."""
-        if 0 < self._max_turns <= self.num_turns:
+        """Return the name of a limit that is reached, or an empty string."""
+        if self._max_turns is not None and self.num_turns >= self._max_turns:
             return "max_turns"
-        if 0 < self._max_tokens <= self.num_tokens:
-            return "max_tokens"
+        if self._max_rollout_tokens is not None and self.num_tokens >= self._max_rollout_tokens:
+            return "max_rollout_tokens"
         return ""

@@ -1,37 +1,61 @@
-"""Methods of an environment that are called at a certain moment: stop conditions and updates."""
+"""Marks on methods: a decorator puts a note on a method, and the notes of a class can be listed.
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any, Literal, TypeVar
+Stop conditions and updates are marked here, rewards in rewards.py, tools in tools.py.
+"""
 
-F = TypeVar("F", bound=Callable[..., Any])
-_MARK = "__rollway_hook__"
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Generic, Literal, TypeVar
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+Note = TypeVar("Note")
 Moment = Literal["stop", "update"]
 
 
-def stop(method: F) -> F:
-    """Mark `method(self, task, chat) -> bool` as a stop condition, asked before all turns but the first.
+class MethodMarks(Generic[Note]):
+    """One kind of mark: puts notes on methods and collects those of a class."""
 
-    When it says yes, the rollout ends there and its stop is the method's name. It runs on the loop, so
-    it must be quick.
+    def __init__(self, kind: str) -> None:
+        self._attribute = f"__rollway_{kind}__"
+        self._by_class: dict[type, Mapping[str, Note]] = {}
+
+    def add(self, method: Method, note: Note) -> Method:
+        setattr(method, self._attribute, note)
+        return method
+
+    def of(self, owner: type) -> Mapping[str, Note]:
+        """Return the notes of a class by method name, base classes first, in the order they are written.
+
+        A method that overrides a marked one without a mark is not listed. A class is read once.
+        """
+        if owner not in self._by_class:
+            members = {
+                name: member for base in reversed(owner.__mro__) for name, member in vars(base).items()
+            }
+            notes = {name: getattr(member, self._attribute, None) for name, member in members.items()}
+            self._by_class[owner] = {name: note for name, note in notes.items() if note is not None}
+        return self._by_class[owner]
+
+
+_HOOKS: dict[Moment, MethodMarks[bool]] = {"stop": MethodMarks("stop"), "update": MethodMarks("update")}
+
+
+def stop(method: Method) -> Method:
+    """Mark `method(self, task, chat) -> bool` as a stop condition.
+
+    It is called before every turn but the first. When it returns true, the rollout ends there, and its
+    `stop` is the method's name. It runs on the event loop, so it must be quick.
     """
-    setattr(method, _MARK, "stop")
-    return method
+    return _HOOKS["stop"].add(method, True)
 
 
-def update(method: F) -> F:
+def update(method: Method) -> Method:
     """Mark `method(self, task, chat)` to run after the rollout and before its rewards.
 
-    It may note things in `chat.info`, and ask children whose rows join the rollout.
+    It may note things in `chat.info` and ask children, whose rows join the rollout.
     """
-    setattr(method, _MARK, "update")
-    return method
+    return _HOOKS["update"].add(method, True)
 
 
-def _hooks(kind: type, moment: Moment) -> tuple[str, ...]:
-    names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
-    return tuple(name for name in names if getattr(getattr(kind, name), _MARK, None) == moment)
-
-
-hooks: Callable[[type, Moment], tuple[str, ...]] = cache(_hooks)
-"""Names of a class's methods for a moment, in the order they are written, base classes first."""
+def hooks(owner: type, moment: Moment) -> Collection[str]:
+    """Return the names of a class's stop conditions or updates, in the order they are written."""
+    return _HOOKS[moment].of(owner)

@@ -1,6 +1,6 @@
-"""`Chat` for plain (not async) code, which runs in a process of its own.
+"""`Chat` for plain (not async) code, which runs in another process than the worker.
 
-The same methods without `await`. Each one asks the worker, where the real chat is, and waits.
+It has the same methods without `await`. Each of them asks the worker, where the real chat is, and waits.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from .rollout import Reply
 
 
 class ChatState(Struct, frozen=True):
-    """What travels between the two sides of a chat."""
+    """The content of a chat, as it travels between the worker and plain code."""
 
     messages: tuple[Message, ...]
     replies: tuple[Reply, ...]
@@ -22,7 +22,7 @@ class ChatState(Struct, frozen=True):
 
 
 class PlainCall(Struct, frozen=True):
-    """A method of the real chat to call, and what plain code has changed since the last time."""
+    """A method of the real chat to call, and the chat's content as plain code has left it."""
 
     method: str
     args: tuple[Any, ...]
@@ -30,15 +30,15 @@ class PlainCall(Struct, frozen=True):
 
 
 class EndPlainCode(BaseException):
-    """The worker wants plain code to end here. Not an Exception, so that no handler of it stays."""
+    """The worker wants plain code to end. Not an Exception, so that user code does not catch it."""
 
 
 AskWorker = Callable[[PlainCall], ChatState | None]
-"""None: end here."""
+"""Sends a call to the worker and returns the chat after it; None tells plain code to end."""
 
 
 class PlainChat:
-    """A rollout's conversation. `tools` are the names of the open toolsets."""
+    """The conversation of a rollout. `tools` holds the names of the open toolsets."""
 
     def __init__(self, ask: AskWorker, state: ChatState) -> None:
         self._ask = ask
@@ -55,18 +55,18 @@ class PlainChat:
         return ChatState(tuple(self.messages), tuple(self.replies), self.info, self.tools)
 
     @property
-    def reply(self) -> str:
-        """The policy's last words."""
+    def last_text(self) -> str:
+        """The text of the policy's last reply."""
         return self.replies[-1].text if self.replies else ""
 
     def say(self, content: str) -> Reply:
-        """Say something as the user and return the policy's answer: one turn."""
+        """Say something as the user and return the policy's reply: one turn."""
         if not isinstance(content, str):
             raise TypeError(f"chat.say takes a string, not {type(content).__name__}")
         return self._turns("say", content)
 
     def go_on(self) -> Reply:
-        """Let the policy speak to `messages` as they are."""
+        """Let the policy reply to `messages` as they stand."""
         return self._turns("go_on")
 
     def act(self, content: str) -> Reply:
@@ -80,22 +80,22 @@ class PlainChat:
         return self.messages[before:]
 
     def child(self, prompt: str, *, tools: Sequence[str] = (), system_prompt: str = "") -> "PlainChat":
-        """A conversation of its own with the same policy, over; `tools` are names from `chat.tools`."""
-        answer = self._ask(PlainCall("child", (prompt, tuple(tools), system_prompt), self.state))
-        if answer is None:
-            raise EndPlainCode
-        return PlainChat(_no_more, answer)
+        """Hold another conversation with the same policy; `tools` are names out of `chat.tools`."""
+        return PlainChat(_refuse, self._send("child", prompt, tuple(tools), system_prompt))
 
     def _turns(self, method: str, *args: Any) -> Reply:
         self._call(method, *args)
         return self.replies[-1]
 
     def _call(self, method: str, *args: Any) -> None:
-        answer = self._ask(PlainCall(method, args, self.state))
-        if answer is None:
+        self._take(self._send(method, *args))
+
+    def _send(self, method: str, *args: Any) -> ChatState:
+        state = self._ask(PlainCall(method, args, self.state))
+        if state is None:
             raise EndPlainCode
-        self._take(answer)
+        return state
 
 
-def _no_more(asked: PlainCall) -> None:
-    raise RuntimeError("a child's conversation is over when plain code gets it")
+def _refuse(call: PlainCall) -> None:
+    raise RuntimeError("the conversation of a child is over when child() returns; start another child")

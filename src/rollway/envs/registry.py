@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..errors import EnvironmentNotFound, did_you_mean
+from ..errors import EnvironmentInvalid, EnvironmentNotFound, did_you_mean
 from ..loop.lanes.user_files import import_file
 from .environment import Environment, check
 
@@ -17,45 +17,45 @@ ENTRY_POINTS = "rollway.environments"
 
 
 def registered() -> dict[str, EntryPoint]:
-    """Environments that installed packages offer, by name."""
+    """Return the environments that installed packages offer, by name."""
     return {point.name: point for point in sorted(entry_points(group=ENTRY_POINTS))}
 
 
-def load_environment(id: str, /, **args: Any) -> Environment:
-    """The environment `id`: a registered name, `package.module`, or `path/to/file.py`."""
-    factory = _find(id)
+def load_environment(env_id: str, /, **args: Any) -> Environment:
+    """Build the environment `env_id`: a registered name, `package.module`, or `path/to/file.py`."""
+    factory = _find(env_id)
     try:
         inspect.signature(factory).bind(**args)
     except TypeError as error:
-        raise EnvironmentNotFound(f"environment '{id}' does not take these args: {error}") from None
-    return check(factory(**args), f"environment '{id}'")
+        raise EnvironmentInvalid(f"environment '{env_id}' does not take these args: {error}") from None
+    return check(factory(**args), f"environment '{env_id}'")
 
 
-def check_exists(id: str) -> None:
-    """Raise unless there is an environment `id`. None of its code is run."""
+def check_exists(env_id: str) -> None:
+    """Raise EnvironmentNotFound unless there is an environment `env_id`. None of its code is run."""
     points = registered()
-    if id in points:
+    if env_id in points:
         return
-    if id.endswith(".py"):
-        if not Path(id).is_file():
-            raise EnvironmentNotFound(f"no environment file at {Path(id).resolve()}")
-    elif not _exists(_module_name(id)):
-        hint = did_you_mean(id, points)
-        raise EnvironmentNotFound(f"no environment '{id}'{hint} ('rollway envs' lists all)")
+    if env_id.endswith(".py"):
+        if not Path(env_id).is_file():
+            raise EnvironmentNotFound(f"no environment file at {Path(env_id).resolve()}")
+    elif not _exists(_module_name(env_id)):
+        hint = did_you_mean(env_id, points)
+        raise EnvironmentNotFound(f"no environment '{env_id}'{hint} ('rollway envs' lists all)")
 
 
-def _find(id: str) -> Callable[..., Any]:
-    check_exists(id)
-    if point := registered().get(id):
+def _find(env_id: str) -> Callable[..., Any]:
+    check_exists(env_id)
+    if point := registered().get(env_id):
         factory: Callable[..., Any] = point.load()
         return factory
-    if id.endswith(".py"):
-        return _factory(import_file(Path(id).resolve()), id)
-    return _factory(importlib.import_module(_module_name(id)), id)
+    if env_id.endswith(".py"):
+        return _factory(import_file(Path(env_id).resolve()), env_id)
+    return _factory(importlib.import_module(_module_name(env_id)), env_id)
 
 
-def _module_name(id: str) -> str:
-    return id.replace("-", "_")
+def _module_name(env_id: str) -> str:
+    return env_id.replace("-", "_")
 
 
 def _exists(module: str) -> bool:
@@ -65,18 +65,20 @@ def _exists(module: str) -> bool:
         return False
 
 
-def _factory(module: ModuleType, id: str) -> Callable[..., Any]:
-    """The module's `load_environment`, or its only Environment class."""
+def _factory(module: ModuleType, env_id: str) -> Callable[..., Any]:
+    """Return the module's `load_environment`, or its only Environment class."""
     if hasattr(module, "load_environment"):
         factory: Callable[..., Any] = module.load_environment
         return factory
+    members = [member for member in vars(module).values() if inspect.isclass(member)]
     classes = [
-        member for member in vars(module).values()
-        if inspect.isclass(member) and issubclass(member, Environment)
-        and member.__module__ == module.__name__
-    ]  # fmt: skip
+        member
+        for member in members
+        if issubclass(member, Environment) and member.__module__ == module.__name__
+    ]
     if len(classes) != 1:
-        raise EnvironmentNotFound(
-            f"environment '{id}' has no load_environment() and {len(classes)} Environment classes"
+        raise EnvironmentInvalid(
+            f"environment '{env_id}' has {len(classes)} Environment classes and no load_environment(); "
+            "write a function load_environment() that returns the one to use"
         )
     return classes[0]

@@ -1,4 +1,4 @@
-"""A finished rollout as rewards see it."""
+"""A finished rollout as rewards see it, and the policy's reply of one turn."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from ..records.task import Message, ToolCall
 
 
 class Rollout(Struct, frozen=True):
-    """What was said, how it ended, and what the environment noted along the way."""
+    """A finished conversation: its messages, how it ended, and what the environment noted in `info`."""
 
     messages: tuple[Message, ...]
     num_turns: int
@@ -17,13 +17,14 @@ class Rollout(Struct, frozen=True):
     info: dict[str, Any]
 
     @property
-    def reply(self) -> str:
-        """The policy's last answer."""
-        return next((one.content for one in reversed(self.messages) if one.role == "assistant"), "")
+    def last_text(self) -> str:
+        """The text of the policy's last reply."""
+        replies = (message for message in reversed(self.messages) if message.role == "assistant")
+        return next((reply.content for reply in replies), "")
 
 
 class Reply(Struct, frozen=True):
-    """A turn of the policy: its text, and the tools it wants to be called."""
+    """One turn of the policy: its text, and the tools it asks for."""
 
     text: str
     finish_reason: str
@@ -31,11 +32,11 @@ class Reply(Struct, frozen=True):
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     malformed_calls: tuple[str, ...] = ()
-    """What was meant as a call and cannot be read as one."""
+    """Texts that look like tool calls and cannot be read as such."""
 
     @property
     def truncated(self) -> bool:
-        """Whether the token limit cut it short."""
+        """The reply is incomplete, because it reached its token limit."""
         return self.finish_reason == "length"
 
     @property

@@ -2,38 +2,60 @@
 
 import inspect
 from collections.abc import Callable
+from functools import cache, partial
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Self, TypeVar, get_type_hints
+from typing import Any, ClassVar, Literal, Self, get_type_hints
 
 import msgspec
 from msgspec import Struct
 
-from ..errors import UNREADABLE, EnvironmentNotFound
-
-F = TypeVar("F", bound=Callable[..., Any])
-_MARK = "__rollway_tool__"
+from ..errors import UNREADABLE, EnvironmentInvalid
+from .marks import Method, MethodMarks
 
 Scope = Literal["rollout", "group", "worker"]
 
 
-def tool(method: F) -> F:
-    """Mark a method of a Toolset as a tool. Its name, docstring and type hints are what the policy sees.
+class ToolSpec(Struct, frozen=True):
+    """A tool as the policy sees it, and the type that its arguments are decoded into."""
 
-    An `async def` runs on the worker's loop and shares the toolset's state. A plain function runs in a
-    process of its own, with a deadline that kills, on its own unopened copy of the toolset.
+    name: str
+    arguments: type[Struct]
+    is_async: bool
+    schema: dict[str, Any]
+    """The tool's description, in the shape that chat APIs use."""
+
+    def read(self, arguments: str) -> dict[str, Any]:
+        """Decode the policy's JSON into keyword arguments; ValueError says what is wrong."""
+        try:
+            decoded = msgspec.json.decode(arguments or "{}", type=self.arguments, strict=False)
+        except (UnicodeError, *UNREADABLE) as error:
+            raise ValueError(f"the arguments of {self.name} are wrong: {error}") from None
+        return {name: getattr(decoded, name) for name in self.arguments.__struct_fields__}
+
+
+_TOOLS: MethodMarks[Callable[[], ToolSpec]] = MethodMarks("tool")
+"""A note builds the tool's specification on first use: only then can all type hints be resolved."""
+
+
+def tool(method: Method) -> Method:
+    """Mark a method of a Toolset as a tool. The policy sees its name, docstring and type hints.
+
+    An `async def` runs on the worker's event loop and shares the toolset's state. A plain `def` runs in
+    another process, on that process's unopened copy of the toolset, and is killed at its deadline.
     """
-    setattr(method, _MARK, True)
-    return method
+    return _TOOLS.add(method, cache(partial(_read_spec, method)))
 
 
 class Toolset:
-    """Tools that share a lifetime. Override `__aenter__` and `__aexit__` for what must be opened and
-    closed."""
+    """Tools that share a lifetime. Override `__aenter__` and `__aexit__` to open and close what they
+    need."""
 
     scope: ClassVar[Scope] = "rollout"
-    """Opened for each rollout, once for the rollouts of a group, or once in each worker."""
+    """When the toolset is opened: for each rollout, once for the rollouts of a group, or once in each
+    worker."""
     errors: ClassVar[Literal["tell", "fail"]] = "tell"
-    """What an exception in a tool does: the policy is told and may go on, or the rollout fails."""
+    """The effect of an exception in a tool: `tell` shows it to the policy, which may try something else;
+    `fail` fails the rollout."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -44,71 +66,48 @@ class Toolset:
         return None
 
 
-class ToolSpec(Struct, frozen=True):
-    """A tool as the policy sees it, and the type its arguments are read into."""
-
-    name: str
-    arguments: type[Struct]
-    is_async: bool
-    schema: dict[str, Any]
-    """In the shape chat APIs use."""
-
-    def read(self, arguments: str) -> dict[str, Any]:
-        """Keyword arguments from the JSON that the policy wrote; ValueError says what is wrong."""
-        try:
-            read = msgspec.json.decode(arguments or "{}", type=self.arguments, strict=False)
-        except (UnicodeError, *UNREADABLE) as error:
-            raise ValueError(f"arguments of {self.name}: {error}") from None
-        return {name: getattr(read, name) for name in self.arguments.__struct_fields__}
+def tool_specs(toolset_class: type[Toolset]) -> tuple[ToolSpec, ...]:
+    """Return the tools of a class, base classes first, in the order they are written."""
+    return tuple(read_spec() for read_spec in _TOOLS.of(toolset_class).values())
 
 
-_known: dict[type[Toolset], tuple[ToolSpec, ...]] = {}
-
-
-def tool_specs(kind: type[Toolset]) -> tuple[ToolSpec, ...]:
-    """The tools of a class, in the order they are written, base classes first. Read once."""
-    if kind not in _known:
-        names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
-        methods = {name: getattr(kind, name) for name in names}
-        marked = {name: one for name, one in methods.items() if hasattr(one, _MARK)}
-        _known[kind] = tuple(_spec(kind, name, one) for name, one in marked.items())
-    return _known[kind]
-
-
-def _spec(kind: type[Toolset], name: str, method: Callable[..., Any]) -> ToolSpec:
-    origin = f"tool {kind.__name__}.{name}"
+def _read_spec(method: Callable[..., Any]) -> ToolSpec:
+    origin = f"tool {method.__qualname__.rpartition('<locals>.')[2]}"
     try:
         hints = get_type_hints(method, include_extras=True)
     except Exception as error:  # hints may be code in quotes
-        raise EnvironmentNotFound(f"{origin}: its type hints cannot be read: {error}") from None
+        raise EnvironmentInvalid(f"{origin}: its type hints cannot be read: {error}") from None
     fields: list[Any] = []
     for parameter in list(inspect.signature(method).parameters.values())[1:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise EnvironmentNotFound(f"{origin}: '*{parameter.name}' has no schema; name each argument")
+            raise EnvironmentInvalid(
+                f"{origin}: '*{parameter.name}' cannot be described to the policy; name each argument"
+            )
         if parameter.name not in hints:
-            raise EnvironmentNotFound(f"{origin}: argument '{parameter.name}' needs a type hint")
+            raise EnvironmentInvalid(f"{origin}: argument '{parameter.name}' needs a type hint")
         field = (parameter.name, hints[parameter.name])
         fields.append(field if parameter.default is parameter.empty else (*field, parameter.default))
+    name = method.__name__
     arguments = msgspec.defstruct(name, fields, frozen=True, forbid_unknown_fields=True, kw_only=True)
     try:
         schema = _schema(name, inspect.getdoc(method) or "", arguments)
     except TypeError as error:
-        raise EnvironmentNotFound(f"{origin}: {error}") from None
+        raise EnvironmentInvalid(f"{origin}: {error}") from None
     return ToolSpec(name, arguments, inspect.iscoroutinefunction(method), schema)
 
 
 def _schema(name: str, description: str, arguments: type[Struct]) -> dict[str, Any]:
-    (_,), parts = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
-    own = parts.pop(arguments.__name__)
+    (_,), definitions = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
+    own = definitions.pop(arguments.__name__)
     parameters = {"type": "object", "properties": own["properties"], "required": own["required"]}
-    if parts:
-        parameters["$defs"] = parts
+    if definitions:
+        parameters["$defs"] = definitions
     function = {"name": name, "description": description, "parameters": parameters}
     return {"type": "function", "function": function}
 
 
 def as_text(result: Any) -> str:
-    """A tool's result as the policy reads it: text as it is, the rest as JSON."""
+    """Return a tool's result as the policy reads it: a string unchanged, everything else as JSON."""
     if result is None:
         return ""
     return result if isinstance(result, str) else msgspec.json.encode(result).decode()

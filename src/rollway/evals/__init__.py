@@ -1,1 +1,1 @@
-"""Evaluates an environment against an endpoint: what is asked, how it went, what it says."""
+"""Evaluates a model on an environment: the specification, its rollouts, and their statistics."""

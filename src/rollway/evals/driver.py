@@ -1,149 +1,166 @@
-"""Runs an evaluation's rollouts through an env server, in task order, so many at a time."""
+"""Runs the rollouts of an evaluation through an env server, in task order, some at a time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 
 from msgspec import Struct
 
 from ..envserver.client import EnvClient
-from ..errors import RunDirError, RunStuck
+from ..errors import ConfigError, EnvironmentInvalid, RunDirError
+from ..observe.console import Screen
 from ..records.ids import PolicyVersion, RolloutId
-from ..records.lag import ProcessStats
-from ..records.payload import PayloadRef
 from ..records.rollout import Scored, Settled
 from ..records.task import Task
 from ..wire.messages import NextTasks, Run, RunGroup, ServerStats, Tasks, WorkerLost
+from .folder import EvalFolder
+from .progress import EvalProgress
+from .recorder import ResultRecorder
 from .result import EvalResult, ResultKey, result_of
-from .spec import EvalSpec
+from .spec import EvalRuntime, EvalSpec
 
 PAGE = 64
-"""Tasks asked for at a time."""
+"""Tasks requested from the env server at a time."""
 
 
-class EvalListener(Struct, frozen=True):
-    """Who hears of what comes back."""
+class Evaluation(Struct, frozen=True):
+    """One evaluation: what was asked for, how it is run, and where it keeps and shows its results."""
 
-    begun: Callable[[], None]
-    """The first tasks are here: workers are up."""
-    result: Callable[[EvalResult, PayloadRef | None], Awaitable[None]]
-    stats: Callable[[ProcessStats], None]
-    notice: Callable[[str], None]
+    spec: EvalSpec
+    runtime: EvalRuntime
+    folder: EvalFolder
+    previous: dict[ResultKey, EvalResult]
+    """The results of the evaluation that is resumed; empty for a new one."""
+    progress: EvalProgress
+    screen: Screen
 
 
 class EvalDriver:
-    """At most `concurrency` rollouts run. Every rollout sent settles once, and frees its place."""
+    """Runs a bounded number of rollouts. Every rollout sent settles once, and then frees its slot."""
 
-    def __init__(
-        self, client: EnvClient, asked: EvalSpec, known: Mapping[ResultKey, EvalResult], concurrency: int,
-        hears: EvalListener,
-    ) -> None:  # fmt: skip
+    def __init__(self, client: EnvClient, evaluation: Evaluation, recorder: ResultRecorder) -> None:
         self._client = client
-        self._asked = asked
-        self._known = known
-        self._hears = hears
-        together = asked.num_rollouts if client.whole_groups else 1
-        self._num_places = max(concurrency, together)
-        self._places = asyncio.Semaphore(self._num_places)
+        self._spec = evaluation.spec
+        self._previous = evaluation.previous
+        self._progress = evaluation.progress
+        self._screen = evaluation.screen
+        self._recorder = recorder
+        sent_together = self._spec.num_rollouts if client.whole_groups else 1
+        self._num_slots = max(evaluation.runtime.concurrency, sent_together)
+        self._slots = asyncio.Semaphore(self._num_slots)
         self._running: dict[RolloutId, tuple[ResultKey, Task]] = {}
         self._page: asyncio.Future[Tasks] = asyncio.get_running_loop().create_future()
 
     async def drive(self) -> int:
-        """All that is missing, to its end; how many tasks there are."""
+        """Run all rollouts that are missing to their end, and return the number of tasks."""
         async with asyncio.TaskGroup() as tasks:
-            hearing = tasks.create_task(self._hear(), name="hear")
+            receiving = tasks.create_task(self._receive(), name="receive")
             num_tasks = await self._send_all()
-            for _ in range(self._num_places):
-                await self._places.acquire()
-            hearing.cancel()
+            for _ in range(self._num_slots):
+                await self._slots.acquire()
+            receiving.cancel()
         return num_tasks
 
     async def _send_all(self) -> int:
         position = 0
         async for task in self._tasks():
-            self._check_same(position, task)
-            for order in orders(
-                position, self._asked.num_rollouts, self._known, whole_groups=self._client.whole_groups
+            self._check_same_task(position, task)
+            for numbers in missing_rollouts(
+                position,
+                self._spec.num_rollouts,
+                self._previous,
+                whole_groups=self._client.whole_groups,
             ):
-                await self._send(position, task, order)
+                await self._send(position, task, numbers)
             position += 1
         return position
 
-    async def _send(self, position: int, task: Task, order: tuple[int, ...]) -> None:
+    async def _send(self, position: int, task: Task, numbers: tuple[int, ...]) -> None:
         runs = []
-        for n in order:
-            await self._places.acquire()
-            id = RolloutId(f"t{position}.{n}")
-            self._running[id] = ((position, n), task)
-            runs.append(Run(id, 1, task, self._asked.sampling, PolicyVersion(0)))
+        for number in numbers:
+            await self._slots.acquire()
+            rollout_id = RolloutId(f"t{position}.{number}")
+            self._running[rollout_id] = ((position, number), task)
+            runs.append(Run(rollout_id, 1, task, self._spec.sampling, PolicyVersion(0)))
         await self._client.send(RunGroup(tuple(runs)) if self._client.whole_groups else runs[0])
 
-    def _check_same(self, position: int, task: Task) -> None:
-        """A resume must find the tasks that its results are of."""
-        for n in range(self._asked.num_rollouts):
-            was = self._known.get((position, n))
-            if was is not None and was.task != task.id:
+    def _check_same_task(self, position: int, task: Task) -> None:
+        """Refuse to resume if the environment's tasks are not those that its results belong to."""
+        for number in range(self._spec.num_rollouts):
+            result = self._previous.get((position, number))
+            if result is not None and result.task != task.id:
                 raise RunDirError(
-                    f"task {position} of '{self._asked.env}' was '{was.task}' and is '{task.id}': the "
-                    "environment has changed; start anew without --resume"
+                    f"task {position} of '{self._spec.env}' was '{result.task}' and is '{task.id}': the "
+                    "environment has changed; start again without --resume"
                 )
 
     async def _tasks(self) -> AsyncIterator[Task]:
-        """The tasks in their order, as many as were asked for or there are."""
-        start, wanted = 0, self._asked.num_tasks
-        while start < wanted:
-            count = min(PAGE, wanted - start)
+        """Yield the tasks in their order: as many as were asked for, or as many as there are."""
+        start, num_tasks = 0, self._spec.num_tasks
+        while start < num_tasks:
+            count = min(PAGE, num_tasks - start)
             self._page = asyncio.get_running_loop().create_future()
-            await self._client.send(NextTasks(start, count, self._asked.split))
+            await self._client.send(NextTasks(start, count, self._spec.split))
             page = await self._page
             if not start:
-                self._hears.begun()
+                self._progress.begin()
             for task in page.tasks:
                 yield task
             start += len(page.tasks)
             if len(page.tasks) < count:
                 break
-        self._tell_fewer(start)
+        self._check_num_tasks(start)
 
-    def _tell_fewer(self, count: int) -> None:
-        env, split, wanted = self._asked.env, self._asked.split, self._asked.num_tasks
-        if not count:
-            raise RunStuck(f"environment '{env}' has no tasks in its split '{split}'")
-        if count < wanted:
-            self._hears.notice(f"'{env}' has {count} tasks in its split '{split}', not {wanted}")
+    def _check_num_tasks(self, num_found: int) -> None:
+        env, split, num_tasks = self._spec.env, self._spec.split, self._spec.num_tasks
+        if not num_found:
+            raise ConfigError(
+                f"environment '{env}' has no tasks in its split '{split}'; choose the other one with "
+                "--split"
+            )
+        if num_found < num_tasks:
+            self._screen.line(f"'{env}' has {num_found} tasks in its split '{split}', not {num_tasks}")
 
-    async def _hear(self) -> None:
+    async def _receive(self) -> None:
         while True:
             match await self._client.receive():
                 case Settled() as settled:
                     await self._on_settled(settled)
                 case Tasks(error=error) if error:
-                    raise RunStuck(f"environment '{self._asked.env}' cannot give tasks: {error}")
+                    raise EnvironmentInvalid(
+                        f"environment '{self._spec.env}' cannot give tasks: {error}"
+                    )
                 case Tasks() as tasks if not self._page.done():
                     self._page.set_result(tasks)
                 case ServerStats(stats=stats):
-                    self._hears.stats(stats)
+                    self._progress.health.hear(stats)
                 case WorkerLost(worker=worker, num_moved=moved, num_failed=failed):
-                    self._hears.notice(f"{worker} died: {moved} rollouts moved, {failed} failed")
+                    self._screen.line(f"{worker} died: {moved} rollouts moved, {failed} failed")
 
     async def _on_settled(self, settled: Settled) -> None:
         key, task = self._running.pop(settled.rollout_id)
         outcome = settled.outcome
         ref = outcome.ref if isinstance(outcome, Scored) else None
-        await self._hears.result(result_of(key, task, outcome), ref)
-        self._places.release()
+        result = result_of(key, task, outcome)
+        await self._recorder.add(result, ref)
+        self._progress.on_result(result)
+        self._slots.release()
 
 
-def is_done(result: EvalResult | None) -> bool:
-    """One that failed runs again."""
-    return result is not None and result.error is None
-
-
-def orders(
-    position: int, num_rollouts: int, known: Mapping[ResultKey, EvalResult], *, whole_groups: bool
+def missing_rollouts(
+    position: int, num_rollouts: int, previous: Mapping[ResultKey, EvalResult], *, whole_groups: bool
 ) -> list[tuple[int, ...]]:
-    """The rollouts of the task at `position` that are missing, each sent by itself; or, where an
-    environment needs all rollouts of a task together, all of them once more if any is missing."""
-    missing = [n for n in range(num_rollouts) if not is_done(known.get((position, n)))]
+    """Return which rollouts of the task at `position` to run, grouped by what is sent together.
+
+    A rollout that failed runs again. If the environment needs whole groups, all rollouts of the task run
+    again as soon as one is missing.
+    """
+    missing = [
+        number for number in range(num_rollouts) if not _is_done(previous.get((position, number)))
+    ]
     if whole_groups:
         return [tuple(range(num_rollouts))] if missing else []
-    return [(n,) for n in missing]
+    return [(number,) for number in missing]
+
+
+def _is_done(result: EvalResult | None) -> bool:
+    return result is not None and result.error is None

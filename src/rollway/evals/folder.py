@@ -1,4 +1,4 @@
-"""An evaluation's folder: what was asked, what came of it, and how to go on."""
+"""The folder of an evaluation: its specification, its results, and how it is resumed."""
 
 import os
 import re
@@ -20,89 +20,90 @@ _results = msgspec.json.Decoder(EvalResult)
 
 
 class EvalFolder:
-    """`eval.json` (asked), `results.jsonl` (one line a rollout), logs and payload on its way."""
+    """Holds `eval.json` (the specification), `results.jsonl` (one line per rollout), logs, payload."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
-        self.asked = self.path / "eval.json"
+        self.spec_file = self.path / "eval.json"
         self.results = self.path / "results.jsonl"
         self.logs = self.path / "logs"
         self.payload = self.path / "payload"
 
     @contextmanager
-    def opened(self, asked: EvalSpec, *, resume: bool) -> Iterator[dict[ResultKey, EvalResult]]:
-        """Keep others out, and give what is there already; only a resume finds anything."""
-        self._check(asked, resume=resume)
+    def opened(self, spec: EvalSpec, *, resume: bool) -> Iterator[dict[ResultKey, EvalResult]]:
+        """Lock the folder and yield the results it holds already, which only a resume finds."""
+        self._check(spec, resume=resume)
         for folder in (self.logs, self.payload):
             folder.mkdir(parents=True, exist_ok=True)
         with lock_folder(self.logs, f"evaluates in {self.path}"):
             self.drop_payload()
             if not resume:
-                write_whole(self.asked, msgspec.json.format(msgspec.json.encode(asked)) + b"\n")
+                write_whole(self.spec_file, msgspec.json.format(msgspec.json.encode(spec)) + b"\n")
             yield read_results(self.results)
 
-    def _check(self, asked: EvalSpec, *, resume: bool) -> None:
+    def _check(self, spec: EvalSpec, *, resume: bool) -> None:
         if not resume:
-            if self._has_results:
-                raise RunDirError(
-                    f"{self.path} holds an evaluation already: --resume goes on with it; or give "
-                    "another --output"
-                )
-            is_ours = self.asked.exists() or not self.path.exists()
-            if not is_ours and (not self.path.is_dir() or any(self.path.iterdir())):
-                raise RunDirError(f"{self.path} exists and is not an evaluation; give another --output")
-            return
-        if different := differences(self.read_asked(), asked):
+            self._check_unused()
+        elif changes := differences(self.read_spec(), spec):
             raise RunDirError(
-                f"{self.path} was asked for something else: {'; '.join(different)}. Ask for the same, "
-                "or start anew without --resume"
+                f"{self.path} holds another evaluation: {'; '.join(changes)}. Use the same options, or "
+                "start again without --resume"
             )
 
-    @property
-    def _has_results(self) -> bool:
-        """One that never came to a result may be started over."""
-        return self.asked.exists() and self.results.exists() and self.results.stat().st_size > 0
+    def _check_unused(self) -> None:
+        """Refuse a folder that holds results or foreign files; without results it may start over."""
+        is_eval = self.spec_file.exists()
+        if is_eval and self.results.exists() and self.results.stat().st_size > 0:
+            raise RunDirError(
+                f"{self.path} holds an evaluation already: continue it with --resume, or give another "
+                "--output"
+            )
+        if not is_eval and self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise RunDirError(f"{self.path} exists and is not an evaluation; give another --output")
 
-    def read_asked(self) -> EvalSpec:
+    def read_spec(self) -> EvalSpec:
         try:
-            return msgspec.json.decode(self.asked.read_bytes(), type=EvalSpec)
+            return msgspec.json.decode(self.spec_file.read_bytes(), type=EvalSpec)
         except FileNotFoundError:
             raise RunDirError(f"no evaluation at {self.path} to resume") from None
         except (OSError, *UNREADABLE) as error:
-            raise RunDirError(f"cannot read {self.asked}: {error}") from None
+            raise RunDirError(f"cannot read {self.spec_file}: {error}") from None
 
     def drop_payload(self) -> None:
         remove_segments(self.payload)
 
 
 def read_results(path: Path) -> dict[ResultKey, EvalResult]:
-    """The rollouts of a file, the last line of each. A torn last line, left by a crash, is cut off."""
+    """Read the rollouts of a file; of several lines about a rollout, the last counts.
+
+    An incomplete last line, which a crash leaves behind, is cut off the file.
+    """
     if not path.exists():
         return {}
     data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        os.truncate(path, whole)
-    found: dict[ResultKey, EvalResult] = {}
-    for number, line in enumerate(data[:whole].splitlines(), 1):
+    end = data.rfind(b"\n") + 1
+    if end < len(data):
+        os.truncate(path, end)
+    results: dict[ResultKey, EvalResult] = {}
+    for number, line in enumerate(data[:end].splitlines(), 1):
         try:
             result = _results.decode(line)
         except UNREADABLE as error:
             raise RunDirError(f"{path}:{number} is not a result: {error}") from None
-        found[result.key] = result
-    return found
+        results[result.key] = result
+    return results
 
 
-def root_of(asked: EvalSpec, outputs: Path) -> Path:
-    """Where evaluations of one environment and model lie."""
-    model = re.sub(r"[^A-Za-z0-9._-]+", "-", asked.model).strip("-.") or "model"
-    return outputs / "eval" / env_name(asked.env) / model
+def root_of(spec: EvalSpec, outputs: Path) -> Path:
+    """Return the folder for all evaluations of this environment and model."""
+    model = re.sub(r"[^A-Za-z0-9._-]+", "-", spec.model).strip("-.") or "model"
+    return outputs / "eval" / env_name(spec.env) / model
 
 
 def new_folder(root: Path, now: datetime) -> EvalFolder:
-    """A folder that does not exist yet, called by the time."""
+    """Return a folder that does not exist yet, named by the time."""
     name = now.strftime("%Y%m%d-%H%M%S")
-    taken = {one.name for one in root.glob(f"{name}*")}
+    taken = {path.name for path in root.glob(f"{name}*")}
     number = next(n for n in range(1, len(taken) + 2) if _numbered(name, n) not in taken)
     return EvalFolder(root / _numbered(name, number))
 
@@ -111,14 +112,16 @@ def _numbered(name: str, number: int) -> str:
     return name if number == 1 else f"{name}-{number}"
 
 
-def latest_folder(root: Path, asked: EvalSpec) -> EvalFolder:
-    """The newest evaluation that was asked for the same."""
-    known = sorted(root.glob("*/eval.json"), key=lambda one: one.stat().st_mtime, reverse=True)
-    if not known:
-        raise RunDirError(f"no evaluation below {root} to resume; --output names one elsewhere")
-    folders = [EvalFolder(one.parent) for one in known]
+def latest_folder(root: Path, spec: EvalSpec) -> EvalFolder:
+    """Return the newest evaluation with the same specification."""
+    spec_files = sorted(root.glob("*/eval.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    if not spec_files:
+        raise RunDirError(f"no evaluation in {root} to resume; if it is elsewhere, give its --output")
+    folders = [EvalFolder(path.parent) for path in spec_files]
     for folder in folders:
-        if not differences(folder.read_asked(), asked):
+        if not differences(folder.read_spec(), spec):
             return folder
-    newest = "; ".join(differences(folders[0].read_asked(), asked))
-    raise RunDirError(f"no evaluation below {root} was asked for this; in {folders[0].path}: {newest}")
+    changes = "; ".join(differences(folders[0].read_spec(), spec))
+    raise RunDirError(
+        f"no evaluation in {root} has these options; the newest, {folders[0].path}: {changes}"
+    )

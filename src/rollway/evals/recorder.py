@@ -1,4 +1,4 @@
-"""Writes results while they come, off the loop: transcripts are copied from payload, never parsed."""
+"""Writes results as they arrive, off the event loop. Transcripts are copied from payload, not parsed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,18 +17,18 @@ from .folder import EvalFolder
 from .result import EvalResult, TranscriptLine
 
 MAX_QUEUED = 1_000
-NOTHING_SAID = Raw(b"[]")
+NO_MESSAGES = Raw(b"[]")
 
 
 class QueuedResult(Struct, frozen=True):
-    """A result, and where its transcript lies if it has one."""
+    """A result, and the place of its transcript if it has one."""
 
     result: EvalResult
     ref: PayloadRef | None
 
 
 class ResultRecorder:
-    """One line a rollout, whole: a crash leaves at most one torn line, the last."""
+    """Appends one line a rollout to `results.jsonl`. A crash can leave only the last line incomplete."""
 
     def __init__(self, folder: EvalFolder, file: FileIO) -> None:
         self._path = folder.results
@@ -36,53 +36,50 @@ class ResultRecorder:
         self._segments = SegmentReader(folder.payload)
         self._keeper = SegmentKeeper(self._segments)
         self._queue: asyncio.Queue[QueuedResult | None] = asyncio.Queue(MAX_QUEUED)
-        self._failed: RunDirError | None = None
+        self._error: RunDirError | None = None
 
     async def add(self, result: EvalResult, ref: PayloadRef | None) -> None:
-        """Queue a result; waits when the disk is far behind."""
-        if self._failed is not None:
-            raise self._failed
+        """Queue a result; wait while the queue is full because the disk is slow."""
+        if self._error is not None:
+            raise self._error
         if ref is not None:
             await self._keeper.hold(ref)
         await self._queue.put(QueuedResult(result, ref))
 
     async def write_all(self) -> None:
-        """Until told to stop, what has gathered in one call of the thread lane."""
-        done = False
-        while not done:
-            gathered = [await self._queue.get()]
+        """Write queued results until `stop` is called, as many as are queued in one call of a thread."""
+        stopped = False
+        while not stopped:
+            taken = [await self._queue.get()]
             while not self._queue.empty():
-                gathered.append(self._queue.get_nowait())
-            done = None in gathered
-            batch = [one for one in gathered if one is not None]
+                taken.append(self._queue.get_nowait())
+            stopped = None in taken
+            batch = [queued for queued in taken if queued is not None]
             try:
                 await thread_to_the_end(self._write, batch)
             except (OSError, PayloadError) as error:
-                self._failed = RunDirError(f"cannot write to {self._path}: {error}")
-                self._let_go()
-                raise self._failed from None
-            await self._keeper.release(one.ref for one in batch if one.ref is not None)
+                self._error = RunDirError(f"cannot write to {self._path}: {error}")
+                self._drop_queued()
+                raise self._error from None
+            await self._keeper.release(queued.ref for queued in batch if queued.ref is not None)
 
-    def _let_go(self) -> None:
-        """Nothing is written any more: who waits for room need not."""
+    def _drop_queued(self) -> None:
+        """Empty the queue after an error, so that no caller of `add` waits for room in vain."""
         while not self._queue.empty():
             self._queue.get_nowait()
 
     def _write(self, batch: list[QueuedResult]) -> None:
-        left = memoryview(b"".join(self._line(one) for one in batch))
-        while left:
-            left = left[self._file.write(left) :]
+        unwritten = memoryview(b"".join(self._line(queued) for queued in batch))
+        while unwritten:
+            unwritten = unwritten[self._file.write(unwritten) :]
 
-    def _line(self, one: QueuedResult) -> bytes:
-        said = NOTHING_SAID
-        if one.ref is not None:
-            said = Raw(self._segments.open(one.ref)["transcript"].tobytes())
-        return (
-            msgspec.json.encode(one.result)[:-1]
-            + b","
-            + msgspec.json.encode(TranscriptLine(said))[1:]
-            + b"\n"
-        )
+    def _line(self, queued: QueuedResult) -> bytes:
+        messages = NO_MESSAGES
+        if queued.ref is not None:
+            messages = Raw(self._segments.open(queued.ref)["transcript"].tobytes())
+        result = msgspec.json.encode(queued.result)
+        transcript = msgspec.json.encode(TranscriptLine(messages))
+        return result[:-1] + b"," + transcript[1:] + b"\n"
 
     async def stop(self) -> None:
         await self._queue.put(None)
@@ -90,7 +87,7 @@ class ResultRecorder:
 
 @asynccontextmanager
 async def open_recorder(folder: EvalFolder) -> AsyncIterator[ResultRecorder]:
-    """A recorder of this folder; leaving the block writes what is queued."""
+    """Yield a recorder for this folder; on leaving the block, write what is still queued."""
     try:
         file = FileIO(folder.results, "ab")
     except OSError as error:

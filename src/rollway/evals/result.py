@@ -1,4 +1,4 @@
-"""A line of `results.jsonl`: one rollout's end."""
+"""A line of `results.jsonl`: how one rollout ended."""
 
 from msgspec import Raw, Struct, field
 
@@ -6,11 +6,11 @@ from ..records.rollout import Cancelled, Failed, Outcome, Scored, Timing
 from ..records.task import Task
 
 ResultKey = tuple[int, int]
-"""A rollout: its task's position, and which of the task's rollouts it is."""
+"""Names a rollout by the position of its task and its number among the task's rollouts."""
 
 
 class ResultError(Struct, frozen=True, omit_defaults=True):
-    """Why a rollout has no reward."""
+    """The reason why a rollout has no reward."""
 
     boundary: str
     error: str
@@ -18,7 +18,7 @@ class ResultError(Struct, frozen=True, omit_defaults=True):
 
 
 class EvalResult(Struct, frozen=True, kw_only=True):
-    """What a rollout was worth, or why that is not known: `reward` and `error` exclude each other."""
+    """The end of a rollout. It has either a `reward` or an `error`."""
 
     position: int
     task: str
@@ -29,7 +29,7 @@ class EvalResult(Struct, frozen=True, kw_only=True):
     stop: str = ""
     num_turns: int = 0
     num_tokens: int = 0
-    """Drawn by the policy."""
+    """The number of tokens that the policy sampled."""
     timing: Timing | None = None
     error: ResultError | None = None
 
@@ -39,7 +39,7 @@ class EvalResult(Struct, frozen=True, kw_only=True):
 
 
 class TranscriptLine(Struct, frozen=True):
-    """The rest of a line: the conversation, as JSON that nobody has parsed."""
+    """The rest of a line: the conversation as JSON, copied without parsing it."""
 
     messages: Raw
 
@@ -49,12 +49,19 @@ def result_of(key: ResultKey, task: Task, outcome: Outcome) -> EvalResult:
     match outcome:
         case Scored() as scored:
             return EvalResult(
-                position=position, task=task.id, rollout=rollout, reward=scored.reward,
-                rewards=scored.rewards, metrics=scored.metrics, stop=scored.stop,
-                num_turns=scored.num_turns, num_tokens=scored.num_sampled, timing=scored.timing,
-            )  # fmt: skip
+                position=position,
+                task=task.id,
+                rollout=rollout,
+                reward=scored.reward,
+                rewards=scored.rewards,
+                metrics=scored.metrics,
+                stop=scored.stop,
+                num_turns=scored.num_turns,
+                num_tokens=scored.num_sampled,
+                timing=scored.timing,
+            )
         case Failed(boundary=boundary, error=error, traceback=traceback):
-            problem = ResultError(boundary, error, traceback)
-        case Cancelled(reason=reason):
-            problem = ResultError("cancelled", reason)
-    return EvalResult(position=position, task=task.id, rollout=rollout, error=problem)
+            reason = ResultError(boundary, error, traceback)
+        case Cancelled(reason=text):
+            reason = ResultError("cancelled", text)
+    return EvalResult(position=position, task=task.id, rollout=rollout, error=reason)

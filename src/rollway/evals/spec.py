@@ -1,33 +1,38 @@
-"""What an evaluation was asked for: the part of it that decides what its results mean."""
+"""The specification of an evaluation, which decides what its results mean, and how it is run."""
 
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
+from ..config.specs import WatchSpec
 from ..records.task import Split
 from ..records.turn import Sampling
 
 OPTIONS = {
-    "num_tasks": "-n", "num_rollouts": "-r", "model": "-m", "base_url": "--base-url",
-    "speaks": "--tokens", "max_tokens": "--max-tokens", "top_p": "--top-p",
-}  # fmt: skip
-MAY_DIFFER = ("base_url",)
-"""The same model may have moved."""
+    "env": "the environment",
+    "num_tasks": "-n",
+    "num_rollouts": "-r",
+    "model": "-m",
+    "speaks": "--tokens",
+}
+"""The options of fields; a field `some_name` that is not listed is the option `--some-name`."""
+MAY_DIFFER = ("engine_url",)
+"""Fields that a resume may change: the same model may have moved to another address."""
 
 
 class EvalSpec(Struct, frozen=True, kw_only=True):
-    """One evaluation, as `eval.json` holds it. The key is not part of it."""
+    """An evaluation as `eval.json` holds it. The engine's key is not part of it."""
 
     env: str
     args: dict[str, Any]
     split: Split
     num_tasks: int
     num_rollouts: int
-    """Of each task."""
+    """The number of rollouts of each task."""
     model: str
-    base_url: str
-    """Empty for the embedded engine."""
+    engine_url: str
+    """The address of the endpoint; empty for the embedded engine."""
     speaks: Literal["tokens", "messages"]
     tokenizer: str
     renderer: str
@@ -40,17 +45,28 @@ class EvalSpec(Struct, frozen=True, kw_only=True):
         return self.num_tasks * self.num_rollouts
 
 
-def differences(was: EvalSpec, now: EvalSpec) -> list[str]:
-    """What makes the results of one useless for the other, in the words of the command line."""
-    old, new = _flat(was), _flat(now)
+class EvalRuntime(Struct, frozen=True, kw_only=True):
+    """The settings that decide how fast an evaluation runs, and not what its results mean."""
+
+    concurrency: int
+    workers: int
+    rollout_deadline_s: float
+    max_context: int
+    key_var: str
+    watch: WatchSpec = WatchSpec()
+
+
+def differences(old: EvalSpec, new: EvalSpec) -> list[str]:
+    """Name the options by which two evaluations differ so that their results cannot be mixed."""
+    old_values, new_values = _flatten(old), _flatten(new)
     return [
-        f"{OPTIONS.get(name, name)} was {old[name]!r}, is {new[name]!r}"
-        for name in old
-        if name not in MAY_DIFFER and old[name] != new[name]
+        f"{OPTIONS.get(name, '--' + name.replace('_', '-'))} was {value!r}, is {new_values[name]!r}"
+        for name, value in old_values.items()
+        if name not in MAY_DIFFER and value != new_values[name]
     ]
 
 
-def _flat(asked: EvalSpec) -> dict[str, Any]:
-    tree: dict[str, Any] = msgspec.to_builtins(asked)
+def _flatten(spec: EvalSpec) -> dict[str, Any]:
+    tree: dict[str, Any] = msgspec.to_builtins(spec)
     sampling: dict[str, Any] = tree.pop("sampling")
     return tree | sampling

@@ -1,4 +1,7 @@
-"""pass@k: the chance that one of k rollouts of a task passes."""
+"""Statistics of evaluations. Every task counts the same, however many of its rollouts were scored. Pure.
+
+`summarise` is for `rollway eval`, `eval_metrics` for evaluations between the steps of a run.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -7,21 +10,12 @@ from statistics import fmean, variance
 
 from msgspec import Struct
 
+from ..records.group import ClosedGroup
 from .result import EvalResult
 
 
-def pass_at(k: int, num_samples: int, num_passed: int) -> float:
-    """The chance that one of k samples passes, if they are drawn from these without putting back: of
-    pass@k the estimate without bias."""
-    return 1 - comb(num_samples - num_passed, k) / comb(num_samples, k)
-
-
-def powers_of_two(limit: int) -> list[int]:
-    return [1 << n for n in range(limit.bit_length()) if 1 << n <= limit]
-
-
 class Estimate(Struct, frozen=True):
-    """A mean over `num_tasks` tasks and its standard error; None if there is none."""
+    """A mean over `num_tasks` tasks and its standard error, which is None for a single task."""
 
     mean: float
     error: float | None
@@ -29,10 +23,10 @@ class Estimate(Struct, frozen=True):
 
 
 class EvalSummary(Struct, frozen=True):
-    """An evaluation, or as much of it as there is."""
+    """The statistics of an evaluation, or of the part of it that has run."""
 
     num_tasks: int
-    """With at least one rollout that was scored."""
+    """The number of tasks with at least one scored rollout."""
     num_settled: int
     reward: Estimate | None
     rewards: dict[str, Estimate]
@@ -43,74 +37,119 @@ class EvalSummary(Struct, frozen=True):
     turns: float
     tokens: float
     errors: dict[str, int]
-    """Failed rollouts by boundary."""
+    """The number of failed rollouts by boundary."""
 
     @property
     def num_failed(self) -> int:
         return sum(self.errors.values())
 
 
+def pass_at(k: int, num_samples: int, num_passed: int) -> float:
+    """Return the unbiased estimate of pass@k: the chance that at least one of k samples passes, if they
+    are drawn from these `num_samples` without replacement."""
+    return 1 - comb(num_samples - num_passed, k) / comb(num_samples, k)
+
+
+def powers_of_two(limit: int) -> list[int]:
+    return [1 << n for n in range(limit.bit_length()) if 1 << n <= limit]
+
+
 def estimate(samples: Iterable[Sequence[float]]) -> Estimate | None:
-    """The mean over tasks, given the samples of each; None if there are none at all."""
-    means = [fmean(one) for one in samples if one]
+    """Return the mean over tasks of each task's mean; None if no task has a sample."""
+    means = [fmean(values) for values in samples if values]
     if not means:
         return None
     error = sqrt(variance(means) / len(means)) if len(means) > 1 else None
     return Estimate(fmean(means), error, len(means))
 
 
-def summarise(results: Iterable[EvalResult], passing_reward: float, num_rollouts: int) -> EvalSummary:
-    """All that the last table shows; a rollout passes with `passing_reward` or more."""
+def pass_rates(tasks: Iterable[Sequence[float]], correct_at: float, max_k: int) -> dict[int, Estimate]:
+    """Return pass@k for k = 1, 2, 4, … up to `max_k`, given the rewards of each task.
+
+    A rollout passes with a reward of `correct_at` or more. A task with fewer than k rollouts does not
+    count for k.
+    """
+    counts = [(len(rewards), sum(reward >= correct_at for reward in rewards)) for rewards in tasks]
+    rates = {
+        k: estimate([pass_at(k, n, num_passed)] for n, num_passed in counts if n >= k)
+        for k in powers_of_two(max_k)
+    }
+    return {k: rate for k, rate in rates.items() if rate is not None}
+
+
+def summarise(results: Iterable[EvalResult], correct_at: float, num_rollouts: int) -> EvalSummary:
+    """Return everything that the last table shows."""
     settled = list(results)
-    scored = [one for one in settled if one.error is None]
+    scored = [result for result in settled if result.error is None]
     by_task: dict[int, list[EvalResult]] = {}
-    for one in scored:
-        by_task.setdefault(one.position, []).append(one)
+    for result in scored:
+        by_task.setdefault(result.position, []).append(result)
     tasks = list(by_task.values())
+    rewards = [[result.reward for result in task if result.reward is not None] for task in tasks]
     return EvalSummary(
         num_tasks=len(tasks),
         num_settled=len(settled),
-        reward=estimate([one.reward for one in task if one.reward is not None] for task in tasks),
-        rewards=_by_name(tasks, lambda one: one.rewards),
-        metrics=_by_name(tasks, lambda one: one.metrics),
-        pass_at=_passes(tasks, passing_reward, num_rollouts),
-        truncated=_mean([one.stop == "length" for one in scored]),
-        turns=_mean([one.num_turns for one in scored]),
-        tokens=_mean([one.num_tokens for one in scored]),
-        errors=dict(Counter(one.error.boundary for one in settled if one.error).most_common()),
+        reward=estimate(rewards),
+        rewards=_by_name(tasks, lambda result: result.rewards),
+        metrics=_by_name(tasks, lambda result: result.metrics),
+        pass_at=pass_rates(rewards, correct_at, num_rollouts),
+        truncated=_mean([result.stop == "length" for result in scored]),
+        turns=_mean([result.num_turns for result in scored]),
+        tokens=_mean([result.num_tokens for result in scored]),
+        errors=dict(Counter(result.error.boundary for result in settled if result.error).most_common()),
     )
-
-
-def _passes(
-    tasks: Sequence[Sequence[EvalResult]], passing_reward: float, num_rollouts: int
-) -> dict[int, Estimate]:
-    found: dict[int, Estimate] = {}
-    counts = [
-        (len(task), sum(one.reward is not None and one.reward >= passing_reward for one in task))
-        for task in tasks
-    ]
-    for k in powers_of_two(num_rollouts):
-        chances = estimate([pass_at(k, n, passed)] for n, passed in counts if n >= k)
-        if chances is not None:
-            found[k] = chances
-    return found
 
 
 def _by_name(
     tasks: Sequence[Sequence[EvalResult]], scores: Callable[[EvalResult], dict[str, float]]
 ) -> dict[str, Estimate]:
-    """An estimate of each score, in the order they first appeared."""
-    names = dict.fromkeys(name for task in tasks for one in task for name in scores(one))
-    return {
-        name: found
-        for name in names
-        if (
-            found := estimate(
-                [scores(one)[name] for one in task if name in scores(one)] for task in tasks
-            )
+    """Return an estimate of each score, in the order in which the scores first appeared."""
+    names = dict.fromkeys(name for task in tasks for result in task for name in scores(result))
+    estimates = {
+        name: estimate(
+            [scores(result)[name] for result in task if name in scores(result)] for task in tasks
         )
+        for name in names
     }
+    return {name: found for name, found in estimates.items() if found is not None}
 
 
 def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0
+
+
+def eval_metrics(
+    closed: Iterable[ClosedGroup], correct_at: float, name_of: Callable[[str], str]
+) -> dict[str, float]:
+    """Return the metrics of an evaluation between steps, for each environment under its name."""
+    by_env: dict[str, list[ClosedGroup]] = {}
+    for group in closed:
+        by_env.setdefault(group.group.env, []).append(group)
+    return {
+        f"eval/{name_of(env)}/{name}": value
+        for env, groups in by_env.items()
+        for name, value in _env_metrics(groups, correct_at).items()
+    }
+
+
+def _env_metrics(closed: list[ClosedGroup], correct_at: float) -> dict[str, float]:
+    groups = [group.group for group in closed]
+    total = sum(len(group.members) + len(group.failed) + len(group.cancelled) for group in groups)
+    tasks = [[member.scored for member in group.members] for group in groups if group.members]
+    scored = [rollout for task in tasks for rollout in task]
+    counts = {"failed": 1 - len(scored) / total, "tasks": float(len(tasks))}
+    rewards = [[rollout.reward for rollout in task] for task in tasks]
+    average = estimate(rewards)
+    if average is None:
+        return counts
+    max_k = max(map(len, tasks))
+    passes = pass_rates(rewards, correct_at, max_k)
+    return {
+        f"avg@{max_k}": average.mean,
+        **{f"pass@{k}": rate.mean for k, rate in passes.items()},
+        "completion_len/mean": fmean(rollout.num_sampled or rollout.num_trainable for rollout in scored),
+        "truncated": fmean(rollout.stop == "length" for rollout in scored),
+        "version/min": min(rollout.first_version for rollout in scored),
+        "version/max": max(rollout.last_version for rollout in scored),
+        **counts,
+    }

@@ -1,1 +1,1 @@
-"""What a run tells people: metrics, declared once, and a console."""
+"""Shows people how a run does: metrics, each declared once, and lines on the console."""

@@ -1,4 +1,4 @@
-"""What a person sees of a run: one line per step, and a status line below them on a terminal."""
+"""The console of a run: one line per step and, on a terminal, a status line below them."""
 
 import shutil
 import sys
@@ -14,7 +14,7 @@ CLEAR = "\r\x1b[2K"
 
 
 def step_line(done: StepDone, max_steps: int) -> str:
-    """One trained step, in the form the field knows."""
+    """Return the line of a trained step, in the form that other RL frameworks use."""
     get = done.metrics.get
     parts = [
         f"Step {done.step}/{max_steps}",
@@ -33,48 +33,51 @@ def step_line(done: StepDone, max_steps: int) -> str:
         if name.startswith("errors/") and name != "errors/cancelled" and count
     }
     if failed:
-        parts.insert(6, "Failed: " + ", ".join(f"{n:.0f} {kind}" for kind, n in failed.items()))
+        counts = ", ".join(f"{count:.0f} {boundary}" for boundary, count in failed.items())
+        parts.insert(6, f"Failed: {counts}")
     return " | ".join(parts)
 
 
 def eval_line(done: EvalDone) -> str:
-    """One evaluation, an environment after the other."""
+    """Return the line of an evaluation between steps, one environment after the other."""
     if not done.metrics:
         return f"Eval of version {done.version} | no environment has tasks in its split 'eval'"
     by_env: dict[str, dict[str, float]] = {}
     for name, value in done.metrics.items():
-        _, env, what = name.split("/", 2)
-        by_env.setdefault(env, {})[what] = value
-    return f"Eval of version {done.version} | " + " | ".join(
-        f"{env}: {_scores(one)}" for env, one in by_env.items()
+        _, env, metric = name.split("/", 2)
+        by_env.setdefault(env, {})[metric] = value
+    return " | ".join(
+        [f"Eval of version {done.version}", *(f"{env}: {_eval(by_env[env])}" for env in by_env)]
     )
 
 
-def _scores(found: Mapping[str, float]) -> str:
-    scores = [f"{name} {value:.3f}" for name, value in found.items() if "@" in name]
-    text = ", ".join(scores) or "nothing was scored"
-    text += f" ({found['tasks']:.0f} tasks"
-    if found["failed"]:
-        text += f", {found['failed']:.0%} failed"
-    oldest, newest = found.get("version/min", 0), found.get("version/max", 0)
-    return text + (f", versions {oldest:.0f} to {newest:.0f})" if newest > oldest else ")")
+def _eval(metrics: Mapping[str, float]) -> str:
+    scores = [f"{name} {value:.3f}" for name, value in metrics.items() if "@" in name]
+    details = [f"{metrics['tasks']:.0f} tasks"]
+    if metrics["failed"]:
+        details.append(f"{metrics['failed']:.0%} failed")
+    oldest, newest = metrics.get("version/min", 0), metrics.get("version/max", 0)
+    if newest > oldest:
+        details.append(f"versions {oldest:.0f} to {newest:.0f}")
+    return f"{', '.join(scores) or 'nothing was scored'} ({', '.join(details)})"
 
 
 def lag_line(lags: Mapping[str, LagStats]) -> str:
-    return ", ".join(
-        f"{name} {ms(lag.p99)}/{ms(lag.max)}" for name, lag in sorted(lags.items())
-    )  # fmt: skip
+    return ", ".join(f"{name} {ms(lag.p99)}/{ms(lag.max)}" for name, lag in sorted(lags.items()))
+
+
+def worst_lag(lags: Mapping[str, LagStats]) -> str:
+    name, lag = max(lags.items(), key=lambda item: item[1].max, default=("-", LagStats()))
+    return f"worst lag now: {name} {ms(lag.max)} ms"
 
 
 def status_line(core: CoreView, max_steps: int, lags: Mapping[str, LagStats]) -> str:
     """Describe where the run is, for the last line of a terminal."""
-    process, lag = max(lags.items(), key=lambda item: item[1].max, default=("-", LagStats()))
     full = " (at its budget: starting nothing)" if core.is_held_back else ""
     return (
         f"step {min(core.step, max_steps)}/{max_steps} · {core.ready}/{core.batch_size} rollouts ready "
-        "· "
-        f"{core.in_flight} in flight · {core.live_bytes / 1e6:.1f} MB payload{full} · engine at version "
-        f"{core.version} · worst lag now: {process} {ms(lag.max)} ms"
+        f"· {core.in_flight} in flight · {core.live_bytes / 1e6:.1f} MB payload{full} · engine at "
+        f"version {core.version} · {worst_lag(lags)}"
     )
 
 
@@ -87,7 +90,7 @@ def late_line(process: str, late: LateWindow) -> str:
 
 
 class Screen:
-    """Prints lines; keeps a status line last where the output is a terminal."""
+    """Prints lines and, if the output is a terminal, keeps a status line below them."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -102,9 +105,10 @@ class Screen:
         self._stream.flush()
 
     def status(self, text: str) -> None:
-        """Replace the status line; without a terminal there is none."""
+        """Replace the status line. Without a terminal, nothing is shown."""
         if self._is_terminal:
-            self._status = text[: shutil.get_terminal_size().columns - 1]  # a wrapped line stays behind
+            # CLEAR removes one line, so the status must not wrap.
+            self._status = text[: shutil.get_terminal_size().columns - 1]
             self._stream.write(CLEAR + self._status)
             self._stream.flush()
 

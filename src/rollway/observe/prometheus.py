@@ -1,4 +1,4 @@
-"""A run's declared metrics in the words of Prometheus."""
+"""Serves the declared metrics of a run to Prometheus."""
 
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -20,7 +20,8 @@ UNITS = {"s": "seconds", "bytes": "bytes", "fraction": "ratio"}
 
 
 def exported_name(metric: Metric) -> str:
-    """`event_loop_lag/{process}/{stat}` in seconds is `rollway_event_loop_lag_seconds`."""
+    """Return the name in Prometheus: `event_loop_lag/{process}/{stat}`, in seconds, is
+    `rollway_event_loop_lag_seconds`."""
     words = [LABEL.sub("", word).rstrip("@") for word in metric.name.split("/")]
     words = [word for word in words if word]
     if metric.is_summed:
@@ -32,43 +33,48 @@ def exported_name(metric: Metric) -> str:
 
 
 class _Exported(Struct, frozen=True):
-    pattern: re.Pattern[str]
-    gauge: Gauge | Counter
+    """A declared metric and its counterpart in Prometheus."""
 
-    def forget(self) -> None:
-        """The values of all labels."""
+    pattern: re.Pattern[str]
+    collector: Gauge | Counter
+
+    def clear_labels(self) -> None:
+        """Remove the values of all labels; a metric without labels keeps its value."""
         if self.pattern.groupindex:
-            self.gauge.clear()
+            self.collector.clear()
 
     def add(self, name: str, value: float) -> bool:
-        """Take the value if the name is one of this metric's."""
+        """Take the value and return True if the name belongs to this metric."""
         found = self.pattern.fullmatch(name)
         if found is None:
             return False
-        one = self.gauge.labels(**found.groupdict()) if found.groupdict() else self.gauge
-        if isinstance(one, Counter):
-            one.inc(value)
+        labels = found.groupdict()
+        series = self.collector.labels(**labels) if labels else self.collector
+        if isinstance(series, Counter):
+            series.inc(value)
         else:
-            one.set(value)
+            series.set(value)
         return True
 
 
 class PrometheusExporter:
-    """The latest value of every metric. What is told once a second is not taken from steps again."""
+    """Holds the latest value of every metric. Live metrics come once a second and not from steps."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         declared = [metric for metric in DECLARED if metric.is_exported]
-        declared.sort(key=lambda metric: len(metric.labels))  # a plain name is no label's value
+        declared.sort(key=lambda metric: len(metric.labels))  # a plain name wins over a label
         self._live = [self._export(metric) for metric in declared if metric.is_live]
         by_step = [metric for metric in declared if not metric.is_live]
-        self._by_eval = [self._export(one) for one in by_step if one.name.startswith("eval/")]
-        self._by_step = [self._export(one) for one in by_step if not one.name.startswith("eval/")]
+        self._by_eval = [self._export(metric) for metric in by_step if metric.name.startswith("eval/")]
+        self._by_step = [
+            self._export(metric) for metric in by_step if not metric.name.startswith("eval/")
+        ]
 
     def _export(self, metric: Metric) -> _Exported:
         kind = Counter if metric.is_summed else Gauge
-        exported = kind(exported_name(metric), metric.meaning, metric.labels, registry=self._registry)
-        return _Exported(metric.pattern, exported)
+        collector = kind(exported_name(metric), metric.meaning, metric.labels, registry=self._registry)
+        return _Exported(metric.pattern, collector)
 
     def on_stats(self, stats: ProcessStats) -> None:
         process = stats.process
@@ -88,9 +94,10 @@ class PrometheusExporter:
         })  # fmt: skip
 
     def on_step(self, done: StepDone) -> None:
-        """What the last step had and this one has not, such as a way to end, is gone."""
-        for one in self._by_step:
-            one.forget()
+        """Show the values of this step only: what the last step had and this one lacks, such as a stop
+        condition, disappears."""
+        for exported in self._by_step:
+            exported.clear_labels()
         self._set(self._by_step, done.metrics)
 
     def on_eval(self, done: EvalDone) -> None:
@@ -98,7 +105,7 @@ class PrometheusExporter:
 
     def _set(self, exported: list[_Exported], values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            any(one.add(name, value) for one in exported)
+            any(metric.add(name, value) for metric in exported)
 
     def render(self) -> bytes:
         return generate_latest(self._registry)
@@ -108,8 +115,8 @@ class PrometheusExporter:
 async def serve_metrics(
     config: PrometheusConfig | None, render: Callable[[], bytes]
 ) -> AsyncIterator[None]:
-    """Serve `/metrics` for the length of the block, if the run file asks for it. Rendering the metrics of 20
-    processes takes 1 ms."""
+    """Serve `/metrics` for the length of the block, if the run file asks for it. Rendering the metrics
+    of 20 processes takes 1 ms."""
     if config is None:
         yield
         return

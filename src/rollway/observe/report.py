@@ -1,4 +1,4 @@
-"""What the orchestrator tells the process that started it, for people to see."""
+"""The reports of the orchestrator to the process that started it, for people to see."""
 
 import msgspec
 from msgspec import Struct
@@ -8,7 +8,7 @@ from ..records.situation import CoreView
 
 
 class StepDone(Struct, frozen=True, tag="step_done"):
-    """A step is trained: all its metrics, and the lag of every process during it."""
+    """A step was trained: all its metrics, and the lag of every process during the step."""
 
     step: int
     metrics: dict[str, float]
@@ -16,20 +16,20 @@ class StepDone(Struct, frozen=True, tag="step_done"):
 
 
 class EvalDone(Struct, frozen=True, tag="eval_done"):
-    """An evaluation is over; begun at `version`."""
+    """An evaluation that began at `version` is over."""
 
     version: int
     metrics: dict[str, float]
 
 
 class RunProgress(Struct, frozen=True, tag="progress"):
-    """Where the run is, a few times a second."""
+    """The state of the run, sent a few times a second."""
 
     core: CoreView
 
 
 class Notice(Struct, frozen=True, tag="notice"):
-    """Something worth a line of its own."""
+    """A text that is shown as a line."""
 
     text: str
 

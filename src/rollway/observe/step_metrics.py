@@ -1,4 +1,4 @@
-"""The metrics of a step, from the groups that closed for it. Pure."""
+"""Computes the metrics of a step from the groups that closed for it. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -15,19 +15,31 @@ from ..records.lag import LAG_STATS, LagStats, Stall
 from ..records.rollout import Boundary, Detection, Scored
 
 PHASES = ("queue", "engine", "env", "scoring", "total")
+ALWAYS_COUNTED = (
+    "scored/rollouts",
+    "scored/tokens",
+    "filters/left_out",
+    "filters/filtered",
+    "filters/too_few",
+    "filters/stale",
+    "errors/cancelled",
+    "batch/rollouts",
+    *(f"errors/{boundary}" for boundary in get_args(Boundary)),
+)
+"""Counts that every step reports, also if they are 0."""
 
 
 class _Sum(Struct):
-    """Of one quantity over rollouts or groups."""
+    """The sum, count and maximum of one quantity over rollouts or groups."""
 
     total: float = 0.0
     count: int = 0
-    most: float = float("-inf")
+    maximum: float = float("-inf")
 
     def add(self, value: float) -> None:
         self.total += value
         self.count += 1
-        self.most = max(self.most, value)
+        self.maximum = max(self.maximum, value)
 
     @property
     def mean(self) -> float:
@@ -35,18 +47,18 @@ class _Sum(Struct):
 
 
 class StepTally:
-    """Takes closed groups one at a time, so that no call takes long, however large a step is."""
+    """Collects the metrics of a step. Groups are added one at a time, so that no call takes long,
+    however large the step is."""
 
     def __init__(self, manifest: BatchManifest, correct_at: float) -> None:
         self._manifest = manifest
         self._correct_at = correct_at
         self._rewards: list[float] = []
         self._means: defaultdict[str, _Sum] = defaultdict(_Sum)
-        """Quantities of which the mean is told, …"""
+        """Quantities that are reported as their mean."""
         self._peaks: defaultdict[str, _Sum] = defaultdict(_Sum)
-        """… those of which the mean and the greatest are, as `name/mean` and `name/max`, …"""
+        """Quantities that are reported as `name/mean` and `name/max`."""
         self._counts: Counter[str] = Counter()
-        """… and those that are counted."""
         self._stops: Counter[str] = Counter()
 
     def add(self, closed: ClosedGroup) -> None:
@@ -65,33 +77,33 @@ class StepTally:
         self._counts["errors/cancelled"] += len(group.cancelled)
         self._add_group(closed)
 
-    def _add_rollout(self, one: Scored) -> None:
-        self._rewards.append(one.reward)
-        for name, value in one.rewards.items():
+    def _add_rollout(self, rollout: Scored) -> None:
+        self._rewards.append(rollout.reward)
+        for name, value in rollout.rewards.items():
             self._means[f"reward/{name}/mean"].add(value)
-        for name, value in one.metrics.items():
+        for name, value in rollout.metrics.items():
             self._means[f"metric/{name}/mean"].add(value)
-        self._means["solve_rate"].add(one.reward >= self._correct_at)
-        self._means["truncated"].add(one.stop == "length")
-        self._stops[one.stop.replace("/", "_")] += 1
-        self._peaks["seq_len"].add(one.num_tokens)
-        self._peaks["completion_len"].add(one.num_trainable)
-        self._peaks["num_turns"].add(one.num_turns)
+        self._means["solve_rate"].add(rollout.reward >= self._correct_at)
+        self._means["truncated"].add(rollout.stop == "length")
+        self._stops[rollout.stop.replace("/", "_")] += 1
+        self._peaks["seq_len"].add(rollout.num_tokens)
+        self._peaks["completion_len"].add(rollout.num_trainable)
+        self._peaks["num_turns"].add(rollout.num_turns)
         for phase in PHASES:
-            self._peaks[f"timing/{phase}"].add(getattr(one.timing, f"{phase}_s"))
-        shown = {sign for row in one.rows for sign in row.detected}
+            self._peaks[f"timing/{phase}"].add(getattr(rollout.timing, f"{phase}_s"))
+        detected = {sign for row in rollout.rows for sign in row.detected}
         for sign in get_args(Detection):
-            self._means[f"filters/{sign}"].add(sign in shown)
+            self._means[f"filters/{sign}"].add(sign in detected)
         self._counts["scored/rollouts"] += 1
-        self._counts["scored/tokens"] += one.num_trainable
+        self._counts["scored/tokens"] += rollout.num_trainable
 
-    def _add_to_env(self, env: str, one: Scored) -> None:
-        mine = f"env/{env}"
-        self._means[f"{mine}/reward/mean"].add(one.reward)
-        self._means[f"{mine}/solve_rate"].add(one.reward >= self._correct_at)
-        self._means[f"{mine}/completion_len/mean"].add(one.num_trainable)
-        self._means[f"{mine}/num_turns/mean"].add(one.num_turns)
-        self._means[f"{mine}/truncated"].add(one.stop == "length")
+    def _add_to_env(self, env: str, rollout: Scored) -> None:
+        prefix = f"env/{env}"
+        self._means[f"{prefix}/reward/mean"].add(rollout.reward)
+        self._means[f"{prefix}/solve_rate"].add(rollout.reward >= self._correct_at)
+        self._means[f"{prefix}/completion_len/mean"].add(rollout.num_trainable)
+        self._means[f"{prefix}/num_turns/mean"].add(rollout.num_turns)
+        self._means[f"{prefix}/truncated"].add(rollout.stop == "length")
 
     def _add_group(self, closed: ClosedGroup) -> None:
         self._counts[f"filters/{closed.fate}"] += 1
@@ -104,25 +116,22 @@ class StepTally:
             self._means["filters/zero_advantage"].add(closed.fate == "zero_advantage")
 
     def metrics(self) -> dict[str, float]:
-        """By their declared names. Of what nothing closed has, there is no mean."""
-        counted, num_scored = self._counts, len(self._rewards)
-        named = ("scored/rollouts", "scored/tokens", "filters/left_out", "filters/filtered",
-                 "filters/too_few", "filters/stale", "errors/cancelled", "batch/rollouts",
-                 *(f"errors/{boundary}" for boundary in get_args(Boundary)))  # fmt: skip
+        """Return the metrics by their declared names. A mean of nothing is left out."""
+        num_scored = len(self._rewards)
         return {
-            **{name: one.mean for name, one in self._means.items()},
-            **{f"{name}/mean": one.mean for name, one in self._peaks.items()},
-            **{f"{name}/max": one.most for name, one in self._peaks.items()},
-            **self._all_rewards(),
+            **{name: values.mean for name, values in self._means.items()},
+            **{f"{name}/mean": values.mean for name, values in self._peaks.items()},
+            **{f"{name}/max": values.maximum for name, values in self._peaks.items()},
+            **self._reward_metrics(),
             **{f"stop/{condition}": count / num_scored for condition, count in self._stops.items()},
-            **{name: counted[name] for name in named},
-            **{name: count for name, count in counted.items() if name.startswith("env/")},
+            **{name: self._counts[name] for name in ALWAYS_COUNTED},
+            **{name: count for name, count in self._counts.items() if name.startswith("env/")},
             "batch/rows": len(self._manifest.rows),
             "batch/tokens": self._manifest.num_tokens,
             "batch/micro_batches": len(self._manifest.micro_batches),
         }
 
-    def _all_rewards(self) -> dict[str, float]:
+    def _reward_metrics(self) -> dict[str, float]:
         if not self._rewards:
             return {}
         mean = fmean(self._rewards)
@@ -130,18 +139,8 @@ class StepTally:
         return {"reward/all/mean": mean, "reward/all/std": fmean(squares) ** 0.5}
 
 
-def step_metrics(
-    manifest: BatchManifest, closed: Iterable[ClosedGroup], correct_at: float = 1.0
-) -> dict[str, float]:
-    """All that the batch of a step says, at once."""
-    tally = StepTally(manifest, correct_at)
-    for one in closed:
-        tally.add(one)
-    return tally.metrics()
-
-
 def speed(scored: Mapping[str, float], elapsed_s: float) -> dict[str, float]:
-    """How long a step took, and how much was scored in that time."""
+    """Return how long a step took, and how much was scored per second."""
     return {
         "time/step": elapsed_s,
         "throughput/tokens": scored.get("scored/tokens", 0) / elapsed_s,
@@ -150,7 +149,7 @@ def speed(scored: Mapping[str, float], elapsed_s: float) -> dict[str, float]:
 
 
 def lag_metrics(lags: Mapping[str, LagStats]) -> dict[str, float]:
-    """Of every process, and the orchestrator's once more under the name other tools know."""
+    """Return the lag of every process, and the orchestrator's also under the name other tools use."""
     own = lags.get("orchestrator")
     return {
         **({f"event_loop_lag/{stat}": getattr(own, stat) for stat in LAG_STATS} if own else {}),
@@ -163,20 +162,20 @@ def lag_metrics(lags: Mapping[str, LagStats]) -> dict[str, float]:
 
 
 def stall_metrics(stalls: Mapping[str, Iterable[Stall]]) -> dict[str, float]:
-    """How often and how long each process's loop was held, and calls in its lanes took too long."""
+    """Return how often and how long each event loop was held, and the same for slow calls in lanes."""
     metrics: dict[str, float] = {}
-    for process, culprits in stalls.items():
-        for one in culprits:
-            name = f"{'stalls' if one.kind == 'loop' else 'slow_calls'}/{process}"
-            metrics[f"{name}/count"] = metrics.get(f"{name}/count", 0) + one.count
-            metrics[f"{name}/seconds"] = metrics.get(f"{name}/seconds", 0.0) + one.total_s
+    for process, held in stalls.items():
+        for stall in held:
+            name = f"{'stalls' if stall.kind == 'loop' else 'slow_calls'}/{process}"
+            metrics[f"{name}/count"] = metrics.get(f"{name}/count", 0) + stall.count
+            metrics[f"{name}/seconds"] = metrics.get(f"{name}/seconds", 0.0) + stall.total_s
     return metrics
 
 
 def stall_records(stalls: Mapping[str, Iterable[Stall]]) -> list[dict[str, Any]]:
-    """The culprits themselves, for a line of `metrics.jsonl`."""
+    """Return every stall with its place in the code, for a line of `metrics.jsonl`."""
     return [
-        {"process": process, **msgspec.to_builtins(one)}
-        for process, culprits in stalls.items()
-        for one in culprits
+        {"process": process, **msgspec.to_builtins(stall)}
+        for process, held in stalls.items()
+        for stall in held
     ]

@@ -1,4 +1,4 @@
-"""Steps as TensorBoard reads them: event files, of which each start of a run adds one."""
+"""Writes steps as event files for TensorBoard. Each start of a run adds a file."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 
 class TensorBoard:
-    """A folder of event files. What was logged is on disk when `log` returns."""
+    """A folder of event files. The values are on disk when `log` returns."""
 
     def __init__(self, folder: Path) -> None:
         self._writer = EventFileWriter(str(folder))

@@ -1,4 +1,4 @@
-"""Steps as Weights & Biases shows them. A run that is resumed goes on under the same id."""
+"""Sends steps to Weights & Biases. A run that is resumed continues under the same id."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,12 +8,12 @@ import wandb
 
 
 class WeightsAndBiases:
-    """One run of a project. `WANDB_MODE=offline` keeps it in `folder` for `wandb sync`."""
+    """One run of a W&B project. `WANDB_MODE=offline` keeps it in `folder` for `wandb sync`."""
 
     def __init__(
         self, project: str, *, name: str, id: str, folder: Path, config: dict[str, Any]
     ) -> None:
-        """`project` may name its team, too: `team/project`."""
+        """Begin or resume the run. `project` may name a team too: `team/project`."""
         entity, _, project = project.rpartition("/")
         self._run = wandb.init(
             entity=entity or None, project=project, name=name, id=id, resume="allow", dir=str(folder),
@@ -22,7 +22,8 @@ class WeightsAndBiases:
         self._newest = 0
 
     def log(self, step: int, time_s: float, values: Mapping[str, float]) -> None:
-        """Steps only ever grow here: what is about an older one stands at the newest."""
+        """Log the values of a step. W&B refuses to go back, so values of an older step, such as those of
+        an evaluation, are logged at the newest step."""
         self._newest = max(self._newest, step)
         self._run.log(dict(values), step=self._newest)
 

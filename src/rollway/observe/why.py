@@ -1,4 +1,4 @@
-"""A situation in words: what the current step waits for, oldest first."""
+"""Describes a situation in words: what the current step waits for, oldest first."""
 
 from ..records.situation import EngineState, Situation, WaitingRollout
 
@@ -6,14 +6,15 @@ MAX_LINES = 15
 
 
 def first_line(now: Situation) -> str:
-    """The one thing to know."""
-    text = f"step {now.core.step} waits for {_waits_for(now)} ({now.core.ready} of {now.core.batch_size} ready, "
-    text += f"{now.core.in_flight} in flight)"
+    """Return the most important line: what the step waits for, and the oldest rollout."""
+    core = now.core
+    text = f"step {core.step} waits for {_waits_for(now)} ({core.ready} of {core.batch_size} ready, "
+    text += f"{core.in_flight} in flight)"
     silent = [
-        (one.silent_s, name) for name, one in now.envs.items() if one.in_flight and one.silent_s > 10
+        (env.silent_s, name) for name, env in now.envs.items() if env.in_flight and env.silent_s > 10
     ]
     if now.oldest:
-        text += f"; oldest: {held(now.oldest[0])}"
+        text += f"; oldest: {rollout_line(now.oldest[0])}"
     if len(now.envs) > 1 and silent:
         seconds, name = max(silent)
         text += f"; no rollout of '{name}' has settled for {seconds:.0f} s"
@@ -21,45 +22,48 @@ def first_line(now: Situation) -> str:
 
 
 def _waits_for(now: Situation) -> str:
-    """Rollouts cannot go on while no engine answers: that is what everything waits for then."""
-    away = [f"the {engine(one)}" for one in now.engines if one.trouble]
-    is_cause = len(away) == len(now.engines) and not now.core.waits_for.startswith("the trainer")
-    return "; ".join(away if away and is_cause else [now.core.waits_for, *away])
+    """Name engines that do not answer. If none answers, all rollouts wait for them, so nothing else is
+    named."""
+    waits_for = now.core.waits_for
+    away = [f"the {engine_line(engine)}" for engine in now.engines if engine.trouble]
+    if not away:
+        return waits_for
+    is_cause = len(away) == len(now.engines) and not waits_for.startswith("the trainer")
+    return "; ".join(away if is_cause else [waits_for, *away])
 
 
-def engine(one: EngineState) -> str:
-    """One engine: what it does, or for how long it has not answered."""
-    if one.trouble:
-        return f"engine at {one.url}: no answer for {one.silent_s:.0f} s ({one.trouble})"
-    text = f"engine at {one.url}: version {one.version}"
-    if one.load is not None:
-        text += f", {one.load.running} running, {one.load.waiting} waiting, cache "
-        text += f"{one.load.cache_use:.0%} full"
+def engine_line(engine: EngineState) -> str:
+    """Say what an engine does, or for how long it has not answered."""
+    if engine.trouble:
+        return f"engine at {engine.url}: no answer for {engine.silent_s:.0f} s ({engine.trouble})"
+    text = f"engine at {engine.url}: version {engine.version}"
+    if engine.load is not None:
+        text += f", {engine.load.running} running, {engine.load.waiting} waiting, cache "
+        text += f"{engine.load.cache_use:.0%} full"
     return text
 
 
-def held(one: WaitingRollout) -> str:
-    """One rollout: where it is and for how long."""
-    where = f" in {one.worker}" if one.worker else ""
-    text = f"{one.rollout_id} of '{one.env}' (task '{one.task_id}'), {one.age_s:.0f} s old, "
-    text += f"{one.phase} for {one.phase_s:.0f} s{where}"
-    if one.num_turns:
-        text += f", {one.num_turns} turns and {one.num_tokens} tokens so far"
+def rollout_line(rollout: WaitingRollout) -> str:
+    """Say where a rollout is, and for how long."""
+    where = f" in {rollout.worker}" if rollout.worker else ""
+    text = f"{rollout.rollout_id} of '{rollout.env}' (task '{rollout.task_id}'), "
+    text += f"{rollout.age_s:.0f} s old, {rollout.phase} for {rollout.phase_s:.0f} s{where}"
+    if rollout.num_turns:
+        text += f", {rollout.num_turns} turns and {rollout.num_tokens} tokens so far"
     return text
 
 
 def lines(now: Situation) -> list[str]:
-    """Everything that is known, most important first."""
-    told = [
-        f"{first_line(now)}; version {now.core.version}, {now.step_s:.0f} s since the last was published"
-    ]
-    for name, one in sorted(now.envs.items(), key=lambda item: -item[1].silent_s):
-        told.append(
-            f"  environment '{name}': {one.in_flight} in flight, {one.num_settled} settled, the last "
-            f"{one.silent_s:.0f} s ago"
+    """Return everything that is known, most important first."""
+    published = f"version {now.core.version}, {now.step_s:.0f} s since the last was published"
+    text = [f"{first_line(now)}; {published}"]
+    for name, env in sorted(now.envs.items(), key=lambda item: -item[1].silent_s):
+        text.append(
+            f"  environment '{name}': {env.in_flight} in flight, {env.num_settled} settled, the last "
+            f"{env.silent_s:.0f} s ago"
         )
-    told += [f"  {engine(one)}" for one in now.engines]
-    told += [f"  {held(one)}" for one in now.oldest[:MAX_LINES]]
+    text += [f"  {engine_line(engine)}" for engine in now.engines]
+    text += [f"  {rollout_line(rollout)}" for rollout in now.oldest[:MAX_LINES]]
     if len(now.oldest) > MAX_LINES:
-        told.append(f"  … and {now.core.in_flight - MAX_LINES} younger ones")
-    return told
+        text.append(f"  … and {now.core.in_flight - MAX_LINES} younger rollouts")
+    return text

@@ -1,1 +1,1 @@
-"""A run under a virtual clock: the real core, durations in place of everything else."""
+"""Simulates a run: the orchestrator's core under a virtual clock."""

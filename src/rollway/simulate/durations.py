@@ -1,4 +1,4 @@
-"""How long things take: drawn around a mean, or as they were in a past run."""
+"""Durations of simulated work: drawn around a mean, or as measured in a past run."""
 
 import math
 import random
@@ -16,25 +16,26 @@ from ..rundir.metrics_file import MetricsFile
 from ..rundir.rundir import RunDir
 
 Seconds = Sequence[float]
-GROUP = 16
-"""Rollouts of a made group: a smaller one takes the first of them, a larger one those of several."""
+GROUP_SIZE = 16
+"""Rollouts of a drawn group. A smaller group uses some of them, a larger one those of several groups."""
 
 
 class SampledRollout(Struct, frozen=True):
-    """One rollout: seconds from its start in a worker to its end, and its reward."""
+    """A rollout to draw: how long it takes in a worker, and its reward."""
 
     seconds: float
     reward: float
 
 
 class Durations(Struct, frozen=True):
-    """What a simulated rollout and step are drawn from: measured samples, or made ones."""
+    """The samples that simulated rollouts and steps are drawn from."""
 
     groups: Sequence[Sequence[SampledRollout]]
-    """Rollouts of one group are alike: they run beside each other at one load, so that the slowest of
-    them is not as slow as one of so many drawn freely, and a group of equal rewards does not train."""
+    """Rollouts are drawn by whole groups, because those of a group are alike. They ran at the same load,
+    so the slowest of them is not as slow as the slowest of independent draws. And a group whose rewards
+    are all equal is not trained on."""
     train_s: Seconds
-    """From a manifest being written to the version it makes being published."""
+    """From the written manifest until the version that it makes is published."""
     update_s: Seconds
     ship_s: Seconds
     num_bytes: Sequence[int]
@@ -68,27 +69,26 @@ class MeanDurations(Struct, frozen=True, kw_only=True):
 
 
 def around_means(means: MeanDurations, seed: int, count: int = 2000) -> Durations:
-    """Turns, tools and scoring around their means, with the spread the config gives."""
+    """Draw turns, tools, scoring and training around their means."""
     rng = random.Random(seed)
 
     def around(mean: float) -> float:
-        """Log-normal: never negative, with a tail."""
+        """Draw from a log-normal distribution: never negative, with a long tail."""
         if not mean:
             return 0.0
         sigma = means.spread
         return mean * math.exp(rng.gauss(0, sigma) - sigma * sigma / 2)
 
     def rollout() -> float:
-        turns = max(1, round(around(means.turns)))
-        return sum(around(means.turn_s) + around(means.tool_s) for _ in range(turns)) + around(
-            means.scoring_s
-        )
+        num_turns = max(1, round(around(means.turns)))
+        turns_s = sum(around(means.turn_s) + around(means.tool_s) for _ in range(num_turns))
+        return turns_s + around(means.scoring_s)
 
     def group() -> list[SampledRollout]:
-        return [SampledRollout(rollout(), float(rng.random() < 0.5)) for _ in range(GROUP)]
+        return [SampledRollout(rollout(), float(rng.random() < 0.5)) for _ in range(GROUP_SIZE)]
 
     return Durations(
-        groups=[group() for _ in range(count // GROUP)],
+        groups=[group() for _ in range(count // GROUP_SIZE)],
         train_s=[around(means.train_s) for _ in range(count)],
         update_s=[around(means.update_s) for _ in range(count)],
         ship_s=[0.01],
@@ -98,7 +98,7 @@ def around_means(means: MeanDurations, seed: int, count: int = 2000) -> Duration
     )
 
 
-class _Line(Struct):
+class _MetricsLine(Struct):
     step_time: float = msgspec.field(name="time/step", default=0.0)
     train: float = msgspec.field(name="time/train", default=0.0)
     publish: float = msgspec.field(name="time/publish", default=0.0)
@@ -108,52 +108,52 @@ class _Line(Struct):
 
 
 def from_run(run: RunDir) -> Durations:
-    """As they were measured; the first tenth of the steps, when everything warms up, is left out."""
+    """Take durations as measured in a past run, without the first tenth of its steps, the warm-up."""
     lines = _metrics(run)
     steady = lines[len(lines) // 10 :]
     ends = _ends(run)
     scored = [end.outcome for _, end in ends if isinstance(end.outcome, Scored)]
     if not scored or not steady:
-        raise RunDirError(f"{run.path} has no trained steps to measure")
+        raise RunDirError(f"{run.path} has no trained steps to take durations from")
     return Durations(
         groups=_groups(ends),
         train_s=[line.open + line.train + line.publish for line in steady],
         update_s=[line.update for line in steady if line.update] or [0.0],
         ship_s=[line.ship for line in steady],
-        num_bytes=[one.ref.length for one in scored],
-        num_tokens=[one.num_tokens for one in scored],
+        num_bytes=[rollout.ref.length for rollout in scored],
+        num_tokens=[rollout.num_tokens for rollout in scored],
         fails=1 - len(scored) / len(ends),
     )
 
 
 def measured_step_s(run: RunDir) -> float:
-    """The mean step of a past run, its warm-up left out."""
+    """Return the mean time of a step in a past run, without its warm-up."""
     lines = _metrics(run)
     return fmean(line.step_time for line in lines[len(lines) // 10 :])
 
 
-def _metrics(run: RunDir) -> list[_Line]:
+def _metrics(run: RunDir) -> list[_MetricsLine]:
     if not run.metrics.exists():
         raise RunDirError(f"{run.path} is not a run that trained: it has no {run.metrics.name}")
     lines = MetricsFile(run.metrics).lines()
-    return [msgspec.json.decode(line, type=_Line) for _, _, line in lines]
+    return [msgspec.json.decode(line, type=_MetricsLine) for _, _, line in lines]
 
 
 def _groups(ends: list[tuple[int, Settled]]) -> list[list[SampledRollout]]:
-    """By group, those that were scored."""
+    """Return the scored rollouts, by group."""
     groups: dict[int, list[SampledRollout]] = {}
-    for id, end in ends:
+    for group_id, end in ends:
         if isinstance(end.outcome, Scored):
-            rolled = SampledRollout(end.outcome.timing.total_s, end.outcome.reward)
-            groups.setdefault(id, []).append(rolled)
+            sampled = SampledRollout(end.outcome.timing.total_s, end.outcome.reward)
+            groups.setdefault(group_id, []).append(sampled)
     return list(groups.values())
 
 
 def _ends(run: RunDir) -> list[tuple[int, Settled]]:
-    """Rollouts of training, with their groups."""
+    """Return the scored and failed rollouts of training, with the id of their group."""
     with closing(sqlite3.connect(f"file:{run.ledger}?mode=ro", uri=True)) as db:
         rows = db.execute(
             "SELECT group_id, record FROM rollouts JOIN groups USING (group_id) "
             "WHERE outcome IN ('scored', 'failed') AND fate IS NOT 'eval' ORDER BY rollout_id"
         )
-        return [(id, msgspec.msgpack.decode(record, type=Settled)) for id, record in rows]
+        return [(group_id, msgspec.msgpack.decode(record, type=Settled)) for group_id, record in rows]

@@ -1,4 +1,4 @@
-"""Everything around the core, under a virtual clock: slots that run rollouts, a trainer, an engine."""
+"""Everything around the core under a virtual clock: slots that run rollouts, a trainer, an engine."""
 
 import heapq
 import random
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from ..orchestrator.core.batches.credit import grpo
 from ..orchestrator.core.commands import (
@@ -43,9 +43,9 @@ from ..records.rollout import Cancelled, Failed, Outcome, RowSummary, Scored, Se
 from ..records.task import Task
 from .durations import Durations, SampledRollout
 
-NOBODY = WorkerName("simulated")
+SIMULATED = WorkerName("simulated")
 MAX_GROUPS = 10_000
-"""Groups that are remembered: more than can be open."""
+"""Groups whose draws are kept: more than can be open at a time."""
 
 
 class _QueuedRollout(Struct, frozen=True):
@@ -54,24 +54,25 @@ class _QueuedRollout(Struct, frozen=True):
 
 
 class SimulationTally(Struct):
-    """What happened, for the report."""
+    """The counts and times of a simulation, for its report."""
 
     now_s: float = 0.0
     steps_s: list[float] = []
-    staleness: Counter[int] = Counter()
+    staleness: Counter[int] = field(default_factory=Counter)
+    """Trained rollouts by their staleness."""
     num_settled: int = 0
     busy_s: float = 0.0
-    """Slots in use, times seconds."""
+    """The sum over all slots of the seconds in which they were in use."""
     training_s: float = 0.0
-    waits: Counter[str] = Counter()
-    """Seconds by what the next step waited for."""
+    waits_us: Counter[str] = field(default_factory=Counter)
+    """Microseconds by what the next step waited for."""
     most_bytes: int = 0
     most_in_flight: int = 0
     gave_up: str = ""
 
 
 class SimulatedWorld:
-    """Feeds the core events in the order their time comes, and obeys its commands."""
+    """Gives the core events in the order of their time, and carries out its commands."""
 
     def __init__(
         self, core: Core, durations: Durations, slots: int, seed: int, *, ticks: bool = False
@@ -94,14 +95,14 @@ class SimulatedWorld:
         self.tally = SimulationTally()
 
     def run(self, max_settled: int) -> SimulationTally:
-        """Until the core has finished, or so many rollouts have settled."""
+        """Run until the core has finished or `max_settled` rollouts have settled."""
         self._hear(Started())
         if self._ticks:
             self._tick()
         while self._agenda and not self._core.finished and self.tally.num_settled < max_settled:
-            at_s, _, happens = heapq.heappop(self._agenda)
+            at_s, _, action = heapq.heappop(self._agenda)
             self._pass_time(at_s)
-            event = happens()
+            event = action()
             if event is not None:
                 self._hear(event)
         return self.tally
@@ -110,39 +111,39 @@ class SimulatedWorld:
         passed_s = at_s - self.tally.now_s
         self.tally.busy_s += passed_s * len(self._running)
         self.tally.training_s += passed_s * self._is_training
-        self.tally.waits[_kind(self._core.waits_for)] += round(passed_s * 1e6)
+        self.tally.waits_us[_cause(self._core.waits_for)] += round(passed_s * 1e6)
         self.tally.now_s = at_s
 
-    def _later(self, seconds: float, happens: Callable[[], Event | None]) -> None:
-        heapq.heappush(self._agenda, (self.tally.now_s + seconds, next(self._order), happens))
+    def _later(self, seconds: float, action: Callable[[], Event | None]) -> None:
+        heapq.heappush(self._agenda, (self.tally.now_s + seconds, next(self._order), action))
 
     def _hear(self, event: Event) -> None:
         commands = deque(self._core.on_event(event))
         while commands:
-            answer = self._obey(commands.popleft())
-            if answer is not None:
-                commands.extend(self._core.on_event(answer))
+            result = self._perform(commands.popleft())
+            if result is not None:
+                commands.extend(self._core.on_event(result))
         self._fill_slots()
         self.tally.most_bytes = max(self.tally.most_bytes, self._core.admission.budget.live_bytes)
         self.tally.most_in_flight = max(self.tally.most_in_flight, self._core.num_in_flight)
 
     def _tick(self) -> Event:
-        """Once a second, with what an engine would say of itself: rules that look at either need it."""
+        """Happen once a second and report the engine's load too: some rules of the core need both."""
         self._later(1.0, self._tick)
         self._hear(EngineLoad(len(self._running), len(self._queue), 0.0))
         return Tick(self.tally.now_s)
 
-    def _obey(self, command: Command) -> Event | None:
+    def _perform(self, command: Command) -> Event | None:
         match command:
-            case PullTasks(env=env, start=start, count=wanted, split=split):
-                tasks = tuple(Task(id=str(n), prompt="") for n in range(start, start + wanted))
+            case PullTasks(env=env, start=start, count=num_tasks, split=split):
+                tasks = tuple(Task(id=str(n), prompt="") for n in range(start, start + num_tasks))
                 return TasksArrived(env, start, tasks, split=split)
             case Dispatch(rollout_ids=rollout_ids, group_id=group_id):
                 self._queue.extend(_QueuedRollout(rollout_id, group_id) for rollout_id in rollout_ids)
-            case CancelRollout(rollout_id=id):
-                return self._cancel(id)
-            case Credit(group_id=id, rewards=rewards):
-                return Credited(id, grpo(rewards))
+            case CancelRollout(rollout_id=rollout_id):
+                return self._cancel(rollout_id)
+            case Credit(group_id=group_id, rewards=rewards):
+                return Credited(group_id, grpo(rewards))
             case Ship():
                 self._manifests.append(command)
                 self._later(self._rng.choice(self._durations.ship_s), self._train_next)
@@ -151,25 +152,19 @@ class SimulatedWorld:
                 self._later(seconds, lambda: self._applied(version))
             case GiveUp(reason=reason):
                 self.tally.gave_up = reason
-            case (
-                DiscardGroup()
-                | ReleasePayload()
-                | PoolTask()
-                | RecordEvalGroup()
-                | ReportEval()
-                | Finish()
-            ):
+            case DiscardGroup() | ReleasePayload() | PoolTask():
+                pass
+            case RecordEvalGroup() | ReportEval() | Finish():
                 pass
         return None
 
     def _fill_slots(self) -> None:
         while self._queue and len(self._running) < self._slots:
-            order = self._queue.popleft()
-            self._running.add(order.rollout_id)
-            rolled = self._next_of(order.group_id)
-            self._later(
-                rolled.seconds, partial(self._end, order.rollout_id, self._version, rolled.reward)
-            )
+            queued = self._queue.popleft()
+            self._running.add(queued.rollout_id)
+            sampled = self._draw(queued.group_id)
+            end = partial(self._end, queued.rollout_id, self._version, sampled.reward)
+            self._later(sampled.seconds, end)
 
     def _end(self, rollout_id: RolloutId, version: int, reward: float) -> Event | None:
         if rollout_id not in self._running:
@@ -179,16 +174,16 @@ class SimulatedWorld:
         outcome: Outcome = Failed("env", "simulated")
         if self._rng.random() >= self._durations.fails:
             outcome = self._scored(version, reward)
-        return Settled(rollout_id, 1, NOBODY, outcome)
+        return Settled(rollout_id, 1, SIMULATED, outcome)
 
-    def _next_of(self, group: GroupId) -> SampledRollout:
-        """Each rollout of a group takes the next of its draw; who finds none left draws anew."""
-        left = self._groups.pop(group, None) or deque(self._rng.choice(self._durations.groups))
-        rolled = left.popleft()
-        self._groups[group] = left
+    def _draw(self, group_id: GroupId) -> SampledRollout:
+        """Return the next rollout of the group's draw; draw another group when none is left."""
+        left = self._groups.pop(group_id, None) or deque(self._rng.choice(self._durations.groups))
+        sampled = left.popleft()
+        self._groups[group_id] = left
         if len(self._groups) > MAX_GROUPS:
             del self._groups[next(iter(self._groups))]
-        return rolled
+        return sampled
 
     def _scored(self, version: int, reward: float) -> Scored:
         length = self._rng.choice(self._durations.num_bytes)
@@ -200,13 +195,13 @@ class SimulatedWorld:
             PolicyVersion(version), PolicyVersion(self._version), Timing(0, 0, 0, 0),
         )  # fmt: skip
 
-    def _cancel(self, id: RolloutId) -> Event | None:
-        self._running.discard(id)
-        self._queue = deque(one for one in self._queue if one.rollout_id != id)
-        return Settled(id, 1, NOBODY, Cancelled("simulated"))
+    def _cancel(self, rollout_id: RolloutId) -> Event | None:
+        self._running.discard(rollout_id)
+        self._queue = deque(queued for queued in self._queue if queued.rollout_id != rollout_id)
+        return Settled(rollout_id, 1, SIMULATED, Cancelled("simulated"))
 
     def _train_next(self) -> Event | None:
-        """One batch at a time."""
+        """Train the next batch, unless one is being trained."""
         if self._manifests and not self._is_training:
             self._is_training = True
             ship = self._manifests.popleft()
@@ -217,9 +212,9 @@ class SimulatedWorld:
         self._is_training = False
         self.tally.steps_s.append(self.tally.now_s - self._published_s)
         self._published_s = self.tally.now_s
-        for one in ship.closed:
-            if one.fate == "trained":
-                for member in one.group.members:
+        for closed in ship.closed:
+            if closed.fate == "trained":
+                for member in closed.group.members:
                     stale = ship.manifest.trains_version - member.scored.first_version
                     self.tally.staleness[stale] += 1
         self._train_next()
@@ -230,6 +225,6 @@ class SimulatedWorld:
         return WeightsApplied(version)
 
 
-def _kind(what: str) -> str:
-    """What is waited for, without its numbers."""
-    return what.partition(":")[0].partition(" to load version")[0]
+def _cause(waits_for: str) -> str:
+    """Return what the core waits for, without numbers."""
+    return waits_for.partition(":")[0].partition(" to load version")[0]

@@ -12,7 +12,7 @@ from ..config.sections import ServerConfig
 from ..envs.background_tasks import keep_track
 from ..envs.environment import Environment, check, needs_whole_groups
 from ..envs.in_lane import EnvSpec
-from ..envs.rewards import told_apart, total
+from ..envs.rewards import split_scores, total
 from ..envs.rollout import Rollout
 from ..envserver.worker.attempt import Attempt, Finished
 from ..envserver.worker.group import LiveGroup
@@ -64,9 +64,9 @@ class Played(Struct, frozen=True):
         return self.rollout.messages
 
     @property
-    def reply(self) -> str:
-        """The policy's last answer."""
-        return self.rollout.reply
+    def last_text(self) -> str:
+        """The text of the policy's last reply."""
+        return self.rollout.last_text
 
     @property
     def stop(self) -> str:
@@ -160,7 +160,7 @@ class Stage:
 
 
 def _played(kind: type, done: Finished, record: Record) -> Played:
-    rewards, metrics = told_apart(kind, done.scores)
+    rewards, metrics = split_scores(kind, done.scores)
     return Played(
         reward=total(kind, rewards),
         rewards=rewards,

@@ -1,0 +1,1 @@
+"""The environments that come with rollway. They are written as environment authors write theirs."""

@@ -1,8 +1,11 @@
-"""Tasks drawn by chance, those of training and of evaluation apart: a hash of a prompt's text decides
-whose it is, so the two never share one."""
+"""Tasks drawn at random for the built-in environments, and a helper that reads numbers from replies.
+
+A hash of the prompt decides whether a task is for training or for evaluation, so no prompt is in both.
+"""
 
 import itertools
 import random
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 
@@ -11,36 +14,37 @@ from ..environment import Environment
 
 HELD_OUT_ONE_IN = 8
 EVAL_SEED = 20_000_003
-"""Evaluation draws from a seed of its own, so that runs with different seeds compare."""
+"""The seed of evaluation tasks, the same for every run, so that runs with different seeds compare."""
 MAX_DRAWS = 200
-"""For each task of an evaluation; where there are fewer different prompts, it is shorter."""
+"""Tasks drawn per evaluation task. An evaluation is shorter if they hold too few different prompts."""
+_NUMBER = re.compile(r"\d{1,9}")
 
 
 class DrawnTasks(Environment):
-    """Training never ends; an evaluation has up to `num_eval` different tasks. Write `draw`."""
+    """An environment with endless training tasks and up to `num_eval` evaluation tasks. Write `draw`."""
 
     num_eval: int = 128
 
-    def draw(self, id: str, chance: random.Random) -> Task:
-        """A task of this id; what differs from one to the next comes from `chance`."""
+    def draw(self, task_id: str, rng: random.Random) -> Task:
+        """Return a task with this id. All that differs between tasks comes from `rng`."""
         raise NotImplementedError
 
     def tasks(self) -> Iterator[Task]:
-        return (task for task in self._drawn(self.seed) if not is_held_out(task))
+        return (task for task in self._draw_all(self.seed) if not is_held_out(task))
 
     def eval_tasks(self) -> Iterator[Task]:
-        drawn = itertools.islice(self._drawn(EVAL_SEED), self.num_eval * MAX_DRAWS)
-        return itertools.islice(_different(drawn), self.num_eval)
+        candidates = itertools.islice(self._draw_all(EVAL_SEED), self.num_eval * MAX_DRAWS)
+        return itertools.islice(_held_out(candidates), self.num_eval)
 
-    def _drawn(self, seed: int) -> Iterator[Task]:
-        chance = random.Random(seed)
-        return (self.draw(str(index), chance) for index in itertools.count())
+    def _draw_all(self, seed: int) -> Iterator[Task]:
+        rng = random.Random(seed)
+        return (self.draw(str(index), rng) for index in itertools.count())
 
 
-def _different(drawn: Iterable[Task]) -> Iterator[Task]:
-    """Those that are never trained on, each prompt once."""
+def _held_out(tasks: Iterable[Task]) -> Iterator[Task]:
+    """Yield the tasks that are never trained on, each prompt once."""
     seen: set[str] = set()
-    for task in drawn:
+    for task in tasks:
         if is_held_out(task) and task.prompt not in seen:
             seen.add(task.prompt)
             yield task
@@ -48,3 +52,9 @@ def _different(drawn: Iterable[Task]) -> Iterator[Task]:
 
 def is_held_out(task: Task) -> bool:
     return zlib.crc32(task.prompt.encode()) % HELD_OUT_ONE_IN == 0
+
+
+def number_in(text: str) -> int | None:
+    """Return the first whole number in a text, or None."""
+    found = _NUMBER.search(text)
+    return int(found[0]) if found else None

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from msgspec import Struct
 
 from ...config.sections import ServerConfig
-from ...envs.background_tasks import no_strays
+from ...envs.background_tasks import cancel_leftover_tasks
 from ...envs.chat import Chat, Speaker, stop_in
 from ...envs.environment import Environment
 from ...envs.limits import TurnLimits
@@ -51,7 +51,7 @@ class Attempt:
         self._scoring = scoring
         self._keeper = keeper
         self._group = group
-        self._limits = TurnLimits(env.max_turns, env.max_tokens)
+        self._limits = TurnLimits(env.max_turns, env.max_rollout_tokens)
         self._stop = ""
         self._until_s = 0.0
 
@@ -66,7 +66,7 @@ class Attempt:
                 rollout_s = time.monotonic() - start_s
                 rollout = self._finished(held)
                 self._talk.record.track.enter("scoring")
-                async with no_strays():
+                async with cancel_leftover_tasks():
                     scores = await self._scoring.score(self._task, rollout, self._aside(held))
         except asyncio.CancelledError as error:
             if is_cancelled():
@@ -91,7 +91,7 @@ class Attempt:
                     self._keeper.opened(self._env.tools(task), self._group)
                 )
                 chat = self._chat(self._talk, self._toolbox(toolsets))
-                async with no_strays():
+                async with cancel_leftover_tasks():
                     await self._roll_out(chat)
         except asyncio.CancelledError as error:
             if is_cancelled():
@@ -138,7 +138,7 @@ class Attempt:
     def _aside(self, chat: Chat) -> Chat:
         """A chat for rewards: the same open tools, nothing recorded, no limits of the rollout."""
         toolbox = self._toolbox(chat.tools)
-        return Chat(self._talk.aside(), toolbox, TurnLimits(0, 0), info=dict(chat.info))
+        return Chat(self._talk.aside(), toolbox, TurnLimits(), info=dict(chat.info))
 
     def _toolbox(self, toolsets: tuple[object, ...]) -> Toolbox:
         deadline_s = self._config.tool_deadline_s

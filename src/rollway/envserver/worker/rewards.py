@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from ...config.sections import ServerConfig
 from ...envs.chat import Chat
 from ...envs.environment import Environment
-from ...envs.in_lane import EnvSpec, as_score, as_scores, score, score_group
+from ...envs.in_lane import EnvSpec, score, score_group
 from ...envs.rewards import Scorer, scorers
 from ...envs.rollout import Rollout
 from ...loop.coroutines import is_cancelled
 from ...loop.lanes.lanes import Lane
 from ...records.rollout import Failed
+from ...records.scores import finite_number, one_for_each
 from ...records.task import Task
 from ..failures import failed
 
@@ -42,7 +43,8 @@ class Scoring:
                 )
             async with asyncio.timeout(self._limit_s):
                 for one in self._own_here:
-                    scores[one.name] = as_score(one.name, await self._ask(one, task, rollout, chat))
+                    value = await self._ask(one, task, rollout, chat)
+                    scores[one.name] = finite_number(one.name, value)
         except (Exception, asyncio.CancelledError) as error:
             return self._failed(task, error)
         return scores
@@ -64,7 +66,7 @@ class Scoring:
                 for one in self._of_groups:
                     if one.is_async:
                         values = await getattr(self._env, one.name)(task, list(rollouts))
-                        columns[one.name] = as_scores(one.name, values, len(rollouts))
+                        columns[one.name] = one_for_each(one.name, values, len(rollouts), "rewards")
         except (Exception, asyncio.CancelledError) as error:
             return self._failed(task, error)
         return [

@@ -5,7 +5,7 @@ import numpy as np
 
 from ...config.sections import ServerConfig
 from ...envs.environment import Environment
-from ...envs.rewards import told_apart, total
+from ...envs.rewards import split_scores, total
 from ...envs.rollout import Rollout
 from ...errors import PayloadError
 from ...payload.blob import Blob, build, row_columns
@@ -68,7 +68,7 @@ class RolloutRunner:
         except PayloadError as error:
             return Failed("worker", str(error))
         kind = type(self._env)
-        rewards, metrics = told_apart(kind, done.scores)
+        rewards, metrics = split_scores(kind, done.scores)
         return Scored(
             reward=total(kind, rewards),
             rewards=rewards,

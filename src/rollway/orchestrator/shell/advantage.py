@@ -14,7 +14,8 @@ from ...errors import AdvantageError, ConfigError, LaneError, LaneRaised, did_yo
 from ...loop.lanes.lanes import ProcessLane
 from ...loop.lanes.user_files import import_file
 from ...loop.watch.run import LoopWatch
-from ..core.batches.credit import BASELINES, checked
+from ...records.scores import one_for_each
+from ..core.batches.credit import BASELINES
 from ..core.commands import Credit
 
 BUILT_IN = tuple(BASELINES)
@@ -111,11 +112,12 @@ def credit(advantage: str, order: Credit) -> tuple[float, ...] | str:
     function, optional = find(advantage)
     counts = {"num_tokens": order.num_tokens, "num_turns": order.num_turns}
     result = function(list(order.rewards), **{name: list(counts[name]) for name in optional})
+    line = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+    source = f"{function.__name__} at {line}"
     try:
-        return checked(result, len(order.rewards))
+        return tuple(one_for_each(source, result, len(order.rewards), "advantages"))
     except (TypeError, ValueError) as error:
-        line = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
-        return f"{function.__name__} at {line} {error}"
+        return str(error)
 
 
 @cache

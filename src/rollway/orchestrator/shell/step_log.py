@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import msgspec
 
 from ...config.plan import env_name
-from ...evals.training import eval_metrics
+from ...evals.statistics import eval_metrics
 from ...loop.lanes.lanes import thread
 from ...loop.processes.part import Parent
 from ...observe.health import Lags

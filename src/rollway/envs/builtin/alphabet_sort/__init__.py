@@ -1,4 +1,4 @@
-"""alphabet-sort: keep a list of names sorted while a user adds more. Several turns, simulated user."""
+"""alphabet-sort: keep a list of names sorted while a simulated user adds more. Several turns."""
 
 import difflib
 import itertools
@@ -17,7 +17,7 @@ NAMES = (
 
 
 class AlphabetSort(DrawnTasks):
-    """`num_batches` batches of up to `max_names` names; each reply is the whole list, sorted."""
+    """The user gives `num_batches` batches of up to `max_names` names; a reply is the sorted list."""
 
     system_prompt = "Keep the names sorted. Say all of them, with commas."
 
@@ -31,13 +31,15 @@ class AlphabetSort(DrawnTasks):
         self.max_names = max_names
         self.num_eval = num_eval
 
-    def draw(self, id: str, chance: random.Random) -> rw.Task:
-        names = iter(chance.sample(NAMES, self.num_batches * self.max_names))
-        sizes = [chance.randint(1, self.max_names) for _ in range(self.num_batches)]
-        batches = [list(itertools.islice(names, size)) for size in sizes]
-        so_far = itertools.accumulate(batches, operator.add)
+    def draw(self, task_id: str, rng: random.Random) -> rw.Task:
+        drawn = iter(rng.sample(NAMES, self.num_batches * self.max_names))
+        sizes = [rng.randint(1, self.max_names) for _ in range(self.num_batches)]
+        batches = [list(itertools.islice(drawn, size)) for size in sizes]
+        lists = itertools.accumulate(batches, operator.add)
         prompt = f"Sort: {', '.join(batches[0])}"
-        return rw.Task(id, prompt, answer=[sorted(one) for one in so_far], info={"batches": batches})
+        return rw.Task(
+            task_id, prompt, answer=[sorted(names) for names in lists], info={"batches": batches}
+        )
 
     async def user(self, task: rw.Task, chat: rw.Chat) -> str | None:
         batches = task.info["batches"][len(chat.replies) :]
@@ -45,13 +47,13 @@ class AlphabetSort(DrawnTasks):
 
     @rw.reward
     def similar(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        said = [names_in(one.content) for one in rollout.messages if one.role == "assistant"]
-        pairs = zip(said, task.answer, strict=False)
+        replies = [message.content for message in rollout.messages if message.role == "assistant"]
+        pairs = zip(map(names_in, replies), task.answer, strict=False)
         return sum(similarity(names, right) for names, right in pairs) / len(task.answer)
 
     @rw.metric
     def last_list_right(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        return float(names_in(rollout.reply) == task.answer[-1])
+        return float(names_in(rollout.last_text) == task.answer[-1])
 
 
 def names_in(reply: str) -> list[str]:
@@ -59,9 +61,8 @@ def names_in(reply: str) -> list[str]:
 
 
 def similarity(names: list[str], right: list[str]) -> float:
-    """1 if they are the same; else by how many names stand in the same order in both."""
+    """Return 1 for equal lists, otherwise the share of names that are in the same order in both."""
     return difflib.SequenceMatcher(None, names[: 4 * len(NAMES)], right, autojunk=False).ratio()
 
 
-def load_environment(num_batches: int = 3, max_names: int = 3, num_eval: int = 128) -> AlphabetSort:
-    return AlphabetSort(num_batches, max_names, num_eval)
+load_environment = AlphabetSort

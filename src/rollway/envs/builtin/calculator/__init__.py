@@ -8,8 +8,8 @@ import rollway as rw
 
 from ..drawn_tasks import DrawnTasks
 
-MAX_CALLS_PER_STEP = 2
-"""A rollout has turns for so many calls of each operation, and one for the result."""
+MAX_CALLS_PER_OPERATION = 2
+"""A rollout has turns for this many calls of each operation, and one more for the result."""
 _NUMBER = re.compile(r"-?\d{1,18}")
 
 
@@ -33,30 +33,31 @@ class Arithmetic(rw.Toolset):
 
 
 class Calculator(DrawnTasks):
-    """Expressions of `steps` operations on numbers up to `top`."""
+    """Expressions of `num_operations` operations on numbers up to `top`."""
 
     system_prompt = "Compute with the tools. Then say only the result."
 
-    def __init__(self, steps: int = 3, top: int = 9, num_eval: int = 128) -> None:
-        if steps < 1 or top < 2:
-            raise ValueError(f"need steps >= 1 and top >= 2, got {steps}, {top}")
-        self.steps = steps
+    def __init__(self, num_operations: int = 3, top: int = 9, num_eval: int = 128) -> None:
+        if num_operations < 1 or top < 2:
+            raise ValueError(f"need num_operations >= 1 and top >= 2, got {num_operations}, {top}")
+        self.num_operations = num_operations
         self.top = top
         self.num_eval = num_eval
-        self.max_turns = MAX_CALLS_PER_STEP * steps + 1
+        self.max_turns = MAX_CALLS_PER_OPERATION * num_operations + 1
 
-    def draw(self, id: str, chance: random.Random) -> rw.Task:
-        expression, value = self.expression(chance)
-        return rw.Task(id, prompt=expression, answer=value)
+    def draw(self, task_id: str, rng: random.Random) -> rw.Task:
+        expression, value = self.expression(rng)
+        return rw.Task(task_id, prompt=expression, answer=value)
 
-    def expression(self, chance: random.Random) -> tuple[str, int]:
-        """The text grows from the inside out, and its value along with it."""
-        value = chance.randint(1, self.top)
+    def expression(self, rng: random.Random) -> tuple[str, int]:
+        """Return an expression and its value. Both are built from the innermost operation outwards."""
+        value = rng.randint(1, self.top)
         text = str(value)
-        for step in range(self.steps):
-            sign, b = chance.choice("+-*"), chance.randint(1, self.top)
+        for index in range(self.num_operations):
+            sign, b = rng.choice("+-*"), rng.randint(1, self.top)
             value = {"+": value + b, "-": value - b, "*": value * b}[sign]
-            text = f"{text} {sign} {b}" if step == self.steps - 1 else f"({text} {sign} {b})"
+            is_outermost = index == self.num_operations - 1
+            text = f"{text} {sign} {b}" if is_outermost else f"({text} {sign} {b})"
         return text, value
 
     def tools(self, task: rw.Task) -> Sequence[rw.Toolset]:
@@ -64,13 +65,12 @@ class Calculator(DrawnTasks):
 
     @rw.reward
     def exact(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        said = _NUMBER.fullmatch(rollout.reply.strip())
-        return float(said is not None and int(said[0]) == task.answer)
+        number = _NUMBER.fullmatch(rollout.last_text.strip())
+        return float(number is not None and int(number[0]) == task.answer)
 
     @rw.metric
     def calls(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        return float(sum(one.role == "tool" for one in rollout.messages))
+        return float(sum(message.role == "tool" for message in rollout.messages))
 
 
-def load_environment(steps: int = 3, top: int = 9, num_eval: int = 128) -> Calculator:
-    return Calculator(steps, top, num_eval)
+load_environment = Calculator

@@ -17,19 +17,18 @@ class ReverseText(DrawnTasks):
         self.lengths = (min_length, max_length)
         self.num_eval = num_eval
 
-    def draw(self, id: str, chance: random.Random) -> rw.Task:
-        word = "".join(chance.choices(string.ascii_lowercase, k=chance.randint(*self.lengths)))
-        return rw.Task(id, prompt=f"Reverse: {word}", answer=word[::-1])
+    def draw(self, task_id: str, rng: random.Random) -> rw.Task:
+        word = "".join(rng.choices(string.ascii_lowercase, k=rng.randint(*self.lengths)))
+        return rw.Task(task_id, prompt=f"Reverse: {word}", answer=word[::-1])
 
     @rw.reward
     def exact(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        return float(rollout.reply.strip() == task.answer)
+        return float(rollout.last_text.strip() == task.answer)
 
     @rw.metric
     def letters_in_place(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        pairs = zip(rollout.reply.strip(), task.answer, strict=False)
+        pairs = zip(rollout.last_text.strip(), task.answer, strict=False)
         return float(sum(a == b for a, b in pairs) / len(task.answer))
 
 
-def load_environment(min_length: int = 3, max_length: int = 7, num_eval: int = 128) -> ReverseText:
-    return ReverseText(min_length, max_length, num_eval)
+load_environment = ReverseText

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 Advantages = tuple[float, ...]
 TINY = 1e-9
@@ -64,16 +63,3 @@ def penalise_length(
         reward - weight * (length - shortest) / span if reward >= correct_at else reward
         for reward, length in zip(rewards_G, lengths_G, strict=True)
     )
-
-
-def checked(given: Any, count: int) -> tuple[float, ...]:
-    """One finite number for each of `count` rollouts, or an error that says what is wrong."""
-    if isinstance(given, str | bytes) or not hasattr(given, "__iter__"):
-        raise TypeError(f"returned a {type(given).__name__}, not a list of numbers")
-    values = tuple(float(one) for one in given)
-    if len(values) != count:
-        raise ValueError(f"returned {len(values)} advantages for {count} rollouts")
-    for at, value in enumerate(values):
-        if not math.isfinite(value):
-            raise ValueError(f"returned {value} for rollout {at}")
-    return values

@@ -1,4 +1,4 @@
-"""What an option needs and is not installed is said in one line, before anything starts."""
+"""A package that a setting needs and that is not installed is named in one line, before any start."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ class Without:
     def __getattr__(self, name):
         return getattr(self._finder, name)
 
-sys.meta_path[:] = [Without(one) for one in sys.meta_path]
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 from rollway.cli.main import main
 sys.argv = ["rollway", *sys.argv[2:]]
 main()
@@ -31,22 +31,22 @@ RUN = '[model]\npath = "{model}"\n[[env]]\nid = "reverse-text"\n'
 
 
 @pytest.mark.parametrize(
-    ("package", "key", "value", "said"),
+    ("package", "key", "value", "message"),
     [
         ("wandb", "wandb_project", "mine", "'metrics.wandb_project' = 'mine' needs the package wandb"),
         ("tensorboard", "tensorboard", "true", "'metrics.tensorboard' = true needs the package"),
     ],
 )
 def test_a_missing_package_is_named_with_the_extra_that_has_it(
-    tmp_path: Path, tiny_moe: Path, package: str, key: str, value: str, said: str
+    tmp_path: Path, tiny_moe: Path, package: str, key: str, value: str, message: str
 ) -> None:
     (tmp_path / "run.toml").write_text('name = "x"\n' + RUN.format(model=tiny_moe))
-    (tmp_path / package).mkdir()  # as it lies where the package was used once
+    (tmp_path / package).mkdir()  # a folder of this name, such as an old log folder, is not the package
     train = ["train", "run.toml", "--set", f"metrics.{key}={value}"]
     command = [sys.executable, "-c", WITHOUT, package, *train]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"rollway: {said}")
+    assert done.stderr.startswith(f"rollway: {message}")
     assert f"pip install 'rollway[{package}]'" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "outputs").exists()
