@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 
-from ..loop.watch.rarely import is_news
+from ..loop.watch.rarely import Rarely
 from ..loop.watch.stall_text import ms
 from ..observe.console import Screen, lag_line
 from ..observe.health import ProcessHealth
@@ -77,7 +77,8 @@ class EvalProgress:
         reward = self._rewards / self.num_scored if self.num_scored else None
         turns_per_s = self._num_turns / max(self._elapsed_s, 1e-9)
         done, total = self.num_done, self._asked.total
-        return status_line(done, total, reward, self._errors, turns_per_s, self.health.now)
+        errors = {boundary: errors.count for boundary, errors in self._errors.items()}
+        return status_line(done, total, reward, errors, turns_per_s, self.health.now)
 
     async def show(self) -> None:
         """The status line, for ever."""
