@@ -95,14 +95,20 @@ class PayloadError(RollwayError): ...
 class TraceError(RollwayError): ...
 
 
-class EngineError(RollwayError): ...
+class EngineError(RollwayError):
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        """The HTTP status with which the engine refused, or None if it failed in another way."""
 
 
 class EngineAway(EngineError):
-    def __init__(self, message: str, *, was_asked: bool = False) -> None:
-        super().__init__(message)
-        self.was_asked = was_asked
-        """The engine went away while it had a request to answer."""
+    def __init__(
+        self, message: str, *, status: int | None = None, request_was_sent: bool = False
+    ) -> None:
+        super().__init__(message, status=status)
+        self.request_was_sent = request_was_sent
+        """True if the engine went away while it had this request to answer."""
 
 
 class EngineLate(EngineError): ...

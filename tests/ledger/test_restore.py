@@ -44,7 +44,7 @@ class Story:
         number = 0
         for group, kinds in enumerate(ends):
             for member, kind in enumerate(kinds):
-                name = rollout_id(GroupId(group), member)
+                name = make_rollout_id(GroupId(group), member)
                 number += 1
                 match kind:
                     case "scored" | "torn":
@@ -63,7 +63,7 @@ class Story:
     def members(self, fate: str) -> list[str]:
         """Return the scored rollouts of the groups with this fate."""
         groups = [group for group, found in enumerate(self.fates) if found == fate]
-        names = [rollout_id(GroupId(group), member) for group in groups for member in range(SIZE)]
+        names = [make_rollout_id(GroupId(group), member) for group in groups for member in range(SIZE)]
         return [name for name in names if name in self.refs]
 
     async def write(self, path: Path, *, records_batches: bool) -> None:
@@ -73,7 +73,7 @@ class Story:
                 group_id, task = GroupId(group), Task(id=str(group), prompt="?")
                 await ledger.record_group(group_id, "env", task, PolicyVersion(0), group + 1, "train")
                 for member in range(len(kinds)):
-                    name = rollout_id(group_id, member)
+                    name = make_rollout_id(group_id, member)
                     await ledger.record_dispatch(name, group_id, "env", str(group), PolicyVersion(0))
                     if name in self.outcomes:
                         settled = Settled(name, 1, WorkerName("w"), self.outcomes[name])

@@ -11,7 +11,7 @@ from rollway.config.sections import RunConfig
 from rollway.errors import RunDirError
 from rollway.ledger.ledger import open_ledger
 from rollway.records.engine import Published
-from rollway.records.ids import GroupId, PolicyVersion, Step, rollout_id
+from rollway.records.ids import GroupId, PolicyVersion, Step, make_rollout_id
 from rollway.records.task import Task
 from rollway.resume.resume import find_start_point
 from rollway.rundir.rundir import STABLE, RunDir, write_whole
@@ -78,6 +78,6 @@ async def test_rollouts_of_an_environment_that_is_not_in_the_run_file_are_an_err
     group_id, version = GroupId(0), PolicyVersion(0)
     async with open_ledger(run.ledger) as ledger:
         await ledger.record_group(group_id, "sums", Task("0", "?"), version, 1, "train")
-        await ledger.record_dispatch(rollout_id(group_id, 0), group_id, "sums", "0", version)
+        await ledger.record_dispatch(make_rollout_id(group_id, 0), group_id, "sums", "0", version)
     with pytest.raises(RunDirError, match="environment 'sums', which the run file no longer names"):
         find_start_point(config, run, resume=True)

@@ -204,7 +204,7 @@ async def test_keys_keep_others_out(run: RunDir, tmp_path: Path) -> None:
     server, client = make_keys(tmp_path / "keys")
     _, unknown = make_keys(tmp_path / "other")
     shutil.copy(client / "server.public", unknown / "server.public")
-    _, misled = make(tmp_path / "third")
+    _, misled = make_keys(tmp_path / "third")
     async with orchestrator(run, keys=str(server)) as sender:
         await sender.ship(await batch_of(run, 1))
         for keys, why in ((unknown, NOT_ACCEPTED), (misled, NOT_ITS_KEY), (None, NO_KEYS_GIVEN)):

@@ -11,7 +11,7 @@ import msgspec
 
 from ..config.plan import env_name
 from ..errors import UNREADABLE, RunDirError
-from ..payload.reuse import drop_all
+from ..payload.reuse import remove_segments
 from ..rundir.rundir import lock_folder, write_whole
 from .result import EvalResult, ResultKey
 from .spec import EvalSpec, differences

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 
-from ..loop.watch.rarely import is_news
+from ..loop.watch.rarely import Rarely
 from ..observe.console import Screen, lag_line, worst_lag
 from ..observe.health import ProcessHealth
 from .result import EvalResult, ResultKey
@@ -80,7 +80,8 @@ class EvalProgress:
         reward = f"{self._reward_sum / self.num_scored:.3f}" if self.num_scored else "-"
         parts = [f"{self.num_done}/{self._spec.total} rollouts", f"reward {reward}"]
         if self._errors:
-            parts.append(f"failed: {_counts(self._errors)}")
+            counts = {boundary: errors.count for boundary, errors in self._errors.items()}
+            parts.append(f"failed: {_counts(counts)}")
         parts.append(f"{self._num_turns / max(self._elapsed_s, 1e-9):.1f} turns/s")
         parts.append(worst_lag(self.health.now))
         return " · ".join(parts)

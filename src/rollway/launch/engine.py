@@ -21,7 +21,7 @@ async def start_engine(
     The launcher owns the listening socket. Requests that arrive while an engine is gone wait there for
     the next one.
     """
-    sock = parts.keep_open(claimed("engine.embedded.port", HOST, spec.engine.local.port))
+    sock = parts.keep_open(bind_port("engine.embedded.port", HOST, spec.engine.local.port))
     listen_fd = sock.fileno()
 
     def with_socket(spec: EngineSpec) -> EngineSpec:

@@ -105,7 +105,7 @@ class RunningParts:
             if len(deaths) == MAX_DEATHS and deaths[-1] - deaths[0] < WITHIN_S:
                 often = f"{part.name} died {MAX_DEATHS} times within {WITHIN_S:g} s"
                 raise PartDied(f"{often}; the last time {death}", code=death.code)
-            how = how_it_ended(death.code)
+            how = describe_exit(death.code)
             self._say(f"{part.name} (pid {part.pid}) {how} and is started again")
             async with self._open(part.name, entry, await next_config(), pass_fds) as part:
                 death = await self._wait_for_death(part)

@@ -70,7 +70,7 @@ async def announce_batches(trainer: Part | None, address: str, run: RunDir, watc
         watch.say(f"Waiting for your trainer: open_batches('{address or run.path}')")
         return
     with suppress(ConnectionError):  # the trainer has died, and its listener raises the error
-        await trainer.tell(OrchestratorAddress(address))
+        await trainer.send(OrchestratorAddress(address))
 
 
 def _what_starts(config: RunConfig, plan: Plan) -> list[str]:

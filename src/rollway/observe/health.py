@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from ..loop.processes.part import STATS_EVERY_S
 from ..loop.watch.lag import merge
-from ..loop.watch.rarely import is_news
 from ..loop.watch.run import LoopWatch
 from ..loop.watch.stalls import StallTotals
 from ..records.lag import LagStats, ProcessStats, Stall

@@ -120,7 +120,7 @@ def _remove_unused(run: RunDir, reader: SegmentReader, restored: Restored) -> No
     for segment in reader.segments():
         if segment not in used:
             reader.remove(segment)
-    drop_spares(run.payload)
+    remove_spares(run.payload)
 
 
 def report_unreported_steps(run: RunDir, last: Step) -> None:

@@ -109,9 +109,8 @@ class RunDir:
     def next_generation(self) -> int:
         """Return how often the run will have been resumed once it resumes now. Segments are named after
         the generation that wrote them, so the newest segment tells."""
-        prefixes = [path.name.partition(".")[0] for path in self.payload.glob("r*.seg")]
-        generations = [int(prefix[1:]) for prefix in prefixes if prefix[1:].isdigit()]
-        return max(generations, default=0) + 1
+        names = [SegmentName.parse(path.name) for path in self.payload.glob("r*.seg")]
+        return max((name.generation for name in names if name), default=0) + 1
 
     def prune_weights(self, current: int, keep: int) -> None:
         """Remove old weights: of the versions up to `current`, the newest `keep` stay."""

@@ -32,14 +32,14 @@ async def train_all(spec: TrainerSpec, ranks: RankProcesses, address: str) -> No
 async def trainer(spec: TrainerSpec, parent: Parent) -> None:
     """Train until the last step is published and the parent is gone."""
     async with start_ranks(spec) as ranks:
-        await parent.ready()
-        frame = await parent.told()
+        await parent.report_ready()
+        frame = await parent.receive()
         if frame is None:
             return
         address = msgspec.msgpack.decode(frame, type=OrchestratorAddress).address
         async with asyncio.TaskGroup() as tasks:
             training = tasks.create_task(train_all(spec, ranks, address))
-            await parent.gone()
+            await parent.wait_until_gone()
             training.cancel()
 
 

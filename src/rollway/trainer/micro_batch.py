@@ -40,9 +40,6 @@ def load_micro_batch(reader: SegmentReader, rows: Sequence[BatchRow]) -> PackedM
     def select_trained(name: str) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([row[name] for row in columns])[targets])
 
-    for part in columns:
-        part.setdefault("token_weights", np.ones(len(part["token_ids"]), np.float32))
-
     return PackedMicroBatch(
         token_ids=torch.from_numpy(
             np.concatenate([row["token_ids"] for row in columns]).astype(np.int64)
@@ -56,7 +53,6 @@ def load_micro_batch(reader: SegmentReader, rows: Sequence[BatchRow]) -> PackedM
         advantages=torch.from_numpy(
             np.repeat([row.advantage for row in rows], list(map(len, trained))).astype(np.float32)
         ),
-        token_weights=select_trained("token_weights"),
     )
 
 

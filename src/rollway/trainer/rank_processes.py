@@ -117,7 +117,7 @@ async def _ask(rank: child.Child, frame: bytes) -> RankAnswer:
         reply = None
     if reply is None:
         code = await rank.wait()
-        how = how_it_ended(code)
+        how = describe_exit(code)
         raise PartDied(f"the trainer's process {rank.name} (pid {rank.pid}) {how}", code=code)
     answer = _answers.decode(reply)
     if isinstance(answer, RankFailed):

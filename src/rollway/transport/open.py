@@ -12,8 +12,8 @@ from ..config.sections import TransportConfig
 from ..errors import ConfigError, RunDirError
 from ..records.ids import Step
 from ..rundir.rundir import RunDir
-from ..wire.keys import client_keys
-from ..wire.port import open_port
+from ..wire.keys import read_client_keys
+from ..wire.port import PortBounds, open_port
 from .batch import Batches, BatchSender
 from .files import FileBatches, FileSender
 from .messages import MAX_TRAINER_BYTES
@@ -39,10 +39,8 @@ def open_sender(
         return
     with ExitStack() as stack:
         context = stack.enter_context(zmq.asyncio.Context())
-        port = open_port(
-            context, stack, config.zmq.bind, config.zmq.keys,
-            max_bytes=MAX_TRAINER_BYTES, max_unread=MAX_UNREAD, max_unsent=UNBOUNDED,
-        )  # fmt: skip
+        bounds = PortBounds(MAX_TRAINER_BYTES, MAX_UNREAD, UNBOUNDED)
+        port = open_port(context, stack, config.zmq.bind, config.zmq.keys, bounds)
         port.wire.setsockopt(zmq.LINGER, LINGER_MS)
         yield ZmqSender(run, port, window_bytes, first, last)
 
@@ -69,7 +67,7 @@ async def open_batches(
     """
     first_step = None if first is None else Step(first)
     if str(where).startswith("tcp://"):
-        trainer_keys = client_keys(Path(keys)) if keys else None
+        trainer_keys = read_client_keys(Path(keys)) if keys else None
         folder = Path(landing) if landing else None
         async with connect(str(where), folder, trainer_keys, first_step, patience_s) as batches:
             yield batches

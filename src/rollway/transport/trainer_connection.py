@@ -86,7 +86,7 @@ class TrainerConnection:
     ) -> None:
         """Return once the connection is lost. Raise KeysError if the handshake fails."""
         receiving = asyncio.ensure_future(self._receive(sock, on_message, limit))
-        ending = asyncio.ensure_future(handshake.ended())
+        ending = asyncio.ensure_future(handshake.wait_until_lost())
         try:
             await asyncio.wait([receiving, ending], return_when=asyncio.FIRST_COMPLETED)
             if receiving.done():
@@ -119,7 +119,7 @@ class TrainerConnection:
             self._keys.secure(sock)
 
     def _describe_silence(self, handshake: Handshake) -> str:
-        if handshake.has_met:
+        if handshake.has_connected:
             found = "something listens there, but it does not answer as a run does"
         else:
             found = "nothing listens there"

@@ -16,7 +16,7 @@ from ..loop.lanes.lanes import thread
 from ..payload.writer import SegmentWriter
 from ..records.engine import Published
 from ..records.ids import Step
-from ..records.payload import PayloadRef
+from ..records.payload import PayloadRef, SegmentName
 from ..wire.keys import ClientKeys
 from .batch import Batch
 from .messages import (
@@ -46,7 +46,9 @@ class IncomingBatch:
         self.checksum = crc32c(shipped.manifest)
         self._shipped = shipped
         self._payload = payload if folder is None else str(folder)
-        self._writer = None if folder is None else SegmentWriter(folder, "in.0", SEGMENT_BYTES)
+        self._writer = (
+            None if folder is None else SegmentWriter(folder, SegmentName("in", 0), SEGMENT_BYTES)
+        )
         self._landed: dict[int, PayloadRef] = {}
 
     @property
@@ -61,7 +63,7 @@ class IncomingBatch:
     async def write_blob(self, index: int, frame: memoryview) -> None:
         """Write a blob unchanged, in the thread lane. A blob that arrived before is dropped."""
         if index not in self._landed and self._writer is not None:
-            self._landed[index] = await self._writer.append_whole(frame)
+            self._landed[index] = await self._writer.append_frame(frame)
 
     def finish(self) -> Batch:
         """Return the batch, ready to be trained."""

@@ -40,7 +40,7 @@ async def build_model(spec: WarmupSpec, run: RunDir, screen: Screen) -> None:
     )
     log = run.logs / "warmup.log"
     async with child.start("warmup", "rollway.warmup.imitate:main", log=log) as process:
-        await process.begin_with(msgspec.msgpack.encode(spec))
+        await process.send_first(msgspec.msgpack.encode(spec))
         while (frame := await process.pipe.receive()) is not None:
             match _messages.decode(frame):
                 case WarmupProgress(step=step, loss=loss, solve_rate=solve_rate):
@@ -53,4 +53,4 @@ async def build_model(spec: WarmupSpec, run: RunDir, screen: Screen) -> None:
                     return
                 case WarmupEnded(error=error):
                     raise ModelError(error)
-        raise PartDied(f"the warm-up died{last_words_in(log)}")
+        raise PartDied(f"the warm-up died{last_log_lines(log)}")

@@ -151,7 +151,7 @@ async def _start_decoder(spec: EngineSpec) -> AsyncIterator[DecoderClient]:
     async with child.start(
         "engine-decoder", "rollway.inference.embedded.decoder:serve_decoder", computes=True
     ) as process:
-        await process.begin_with(msgspec.msgpack.encode(spec))
+        await process.send_first(msgspec.msgpack.encode(spec))
         first = await process.pipe.receive()
         if first is None:
             raise EngineError("the embedded engine's decoder process ended while it loaded the model")
@@ -177,7 +177,7 @@ async def _serve(app: web.Application, sock: socket.socket) -> AsyncIterator[str
 def _open_socket(spec: EngineSpec) -> socket.socket:
     if spec.listen_fd is not None:
         return socket.socket(fileno=spec.listen_fd)
-    return claimed("engine.embedded.port", "127.0.0.1", spec.engine.local.port)
+    return bind_port("engine.embedded.port", "127.0.0.1", spec.engine.local.port)
 
 
 async def engine(spec: EngineSpec, parent: Parent) -> None:
@@ -188,8 +188,8 @@ async def engine(spec: EngineSpec, parent: Parent) -> None:
             async with _serve(front.app(), sock) as address:
                 listening = tasks.create_task(decoder.listen())
                 parent.in_flight = lambda: decoder.num_waiting
-                await parent.ready(address)
-                await parent.gone()
+                await parent.report_ready(address)
+                await parent.wait_until_gone()
                 listening.cancel()
 
 

@@ -27,7 +27,7 @@ from ...records.task import Split
 from ...records.turn import Sampling
 from ...rundir.rundir import RunDir, write_whole
 from ...transport.open import open_sender
-from ...wire.keys import client_keys
+from ...wire.keys import read_client_keys
 from ...wire.messages import NewPolicy
 from ..core.core import Core
 from ..core.events import Event, Started, Tick
@@ -113,9 +113,7 @@ async def _connect(spec: OrchestratorSpec, core: Core, parent: Parent, stack: As
     }
     max_groups = spec.core.max_outstanding
     credit = await enter(credit_lane(spec.core.orchestrator, parent.watch, max_groups))
-    trainer = stack.enter_context(
-        open_sender(run, spec.transport, spec.first_step, spec.core.max_steps)
-    )
+    trainer = stack.enter_context(open_sender(run, spec.transport, spec.first_step, spec.core.max_steps))
     return Peers(clients, fleet, trainer, credit)
 
 
