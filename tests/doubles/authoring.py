@@ -107,7 +107,7 @@ class Stops(Asking):
 
     @rw.stop
     def at_four(self, task: rw.Task, chat: rw.Chat) -> bool:
-        return chat.reply == "4"
+        return chat.last_text == "4"
 
 
 class Limited(Stops):
@@ -118,7 +118,7 @@ class Converses(Asking):
     """The default rollout with a user who asks twice."""
 
     async def user(self, task: rw.Task, chat: rw.Chat) -> str | None:
-        return f"{chat.reply}?" if len(chat.replies) < 3 else None
+        return f"{chat.last_text}?" if len(chat.replies) < 3 else None
 
 
 class Ranked(Asking):
@@ -209,7 +209,7 @@ class Judged(Asking):
     @rw.reward
     async def judged(self, task: rw.Task, rollout: rw.Rollout, chat: rw.Chat) -> float:
         child = await chat.child("call add 20 2", tools=chat.tools)
-        return float(child.reply.split()[-1])
+        return float(child.last_text.split()[-1])
 
 
 def load_environment(kind: str = "Asking") -> rw.Environment:

@@ -145,7 +145,7 @@ async def test_calculator() -> None:
         env, task, lambda asked: asked.said if asked.results else call("multiply", a="x", b="1+1")
     )
     assert wrong.reward == 0.0
-    assert "arguments of multiply: Expected `int`" in wrong.reply
+    assert "arguments of multiply: Expected `int`" in wrong.last_text
 
 
 def sorting(asked: PolicyPrompt) -> str:

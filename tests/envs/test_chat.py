@@ -7,8 +7,7 @@ from typing import Any, Literal
 import pytest
 
 import rollway as rw
-from rollway.envs.chat import stop_in
-from rollway.envs.limits import TurnLimits
+from rollway.envs.chat import StopReason, never_stop, stop_in
 from rollway.envs.toolbox import Toolbox
 from rollway.envs.tools import Toolset
 from rollway.errors import EnvironmentNotFound, ToolFailed
@@ -25,7 +24,7 @@ class Parrot:
         self.tools: list[Sequence[dict[str, Any]]] = []
 
     async def generate(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> rw.Reply:
-        self.heard.append([one.content for one in messages])
+        self.heard.append([message.content for message in messages])
         self.tools.append(tools)
         last = messages[-1].content
         calls = [line.split(" ", 2) for line in last.splitlines() if line.startswith("call ")]
@@ -38,6 +37,8 @@ class Parrot:
 
     def child(self) -> "Parrot":
         return Parrot()
+
+    aside = child
 
 
 class Sums(rw.Toolset):
@@ -73,26 +74,29 @@ class Slow(rw.Toolset):
 
 
 def chat_with(
-    *toolsets: Toolset, limits: TurnLimits | None = None, deadline_s: float = 5, **options: Any
+    *toolsets: Toolset,
+    stop_reason: StopReason = never_stop,
+    deadline_s: float = 5,
+    system_prompt: str = "",
 ) -> tuple[rw.Chat, Parrot]:
     async def call_plain(name: str, arguments: dict[str, Any]) -> Any:
-        owner = next(one for one in toolsets if hasattr(one, name))
+        owner = next(toolset for toolset in toolsets if hasattr(toolset, name))
         return getattr(owner, name)(**arguments)
 
     parrot = Parrot()
     toolbox = Toolbox(toolsets, call_plain, deadline_s)
-    return rw.Chat(parrot, toolbox, limits or TurnLimits(0, 0), **options), parrot
+    return rw.Chat(parrot, toolbox, stop_reason, system_prompt=system_prompt), parrot
 
 
 async def test_a_chat_keeps_what_was_said() -> None:
     chat, _ = chat_with(system_prompt="be loud")
     assert (await chat.say("hello")).text == "HELLO"
     assert (await chat.say("bye")).text == "BYE"
-    assert [(one.role, one.content) for one in chat.messages] == [
+    assert [(message.role, message.content) for message in chat.messages] == [
         ("system", "be loud"), ("user", "hello"), ("assistant", "HELLO"), ("user", "bye"),
         ("assistant", "BYE"),
     ]  # fmt: skip
-    assert chat.reply == "BYE"
+    assert chat.last_text == "BYE"
     with pytest.raises(TypeError, match="takes a string"):
         await chat.say(3)  # type: ignore[arg-type]
 
@@ -100,7 +104,7 @@ async def test_a_chat_keeps_what_was_said() -> None:
 async def test_tools_have_a_schema_from_their_type_hints() -> None:
     chat, parrot = chat_with(Sums())
     await chat.say("hello")
-    schema = {one["function"]["name"]: one["function"] for one in parrot.tools[0]}
+    schema = {tool["function"]["name"]: tool["function"] for tool in parrot.tools[0]}
     assert schema["add"]["description"] == "Add two numbers."
     assert schema["add"]["parameters"] == {
         "type": "object",
@@ -114,8 +118,16 @@ async def test_several_calls_run_at_the_same_time_and_answer_in_order() -> None:
     sums = Sums()
     chat, parrot = chat_with(sums)
     reply = await chat.act('call add {"a": 1, "b": 2}\ncall add {"a": 5}\ncall twice {"text": "x"}')
-    assert [one.content for one in chat.messages if one.role == "tool"] == ["3", "6", '["x","x"]']
-    assert [one.tool_call_id for one in chat.messages if one.role == "tool"] == ["c0", "c1", "c2"]
+    assert [message.content for message in chat.messages if message.role == "tool"] == [
+        "3",
+        "6",
+        '["x","x"]',
+    ]
+    assert [message.tool_call_id for message in chat.messages if message.role == "tool"] == [
+        "c0",
+        "c1",
+        "c2",
+    ]
     assert sums.most_at_once == 2
     assert reply.text == '["X","X"]'
     assert len(parrot.heard) == 2
@@ -154,39 +166,32 @@ async def test_a_tool_has_a_deadline() -> None:
     assert answer.content == "error: it took longer than 0.05 s"
 
 
-async def test_limits_count_children_and_end_the_rollout() -> None:
-    chat, _ = chat_with(limits=TurnLimits(max_turns=3, max_tokens=0))
+async def test_a_reason_to_stop_is_asked_for_before_every_turn_of_the_chat_and_its_children() -> None:
+    seen: list[tuple[bool, int]] = []
+
+    def stop_reason(chat: rw.Chat) -> str:
+        seen.append((chat.is_child, len(chat.replies)))
+        return "max_turns" if len(seen) > 3 else ""
+
+    chat, _ = chat_with(stop_reason=stop_reason)
     await chat.say("one")
     await chat.child("two")
-    await chat.say("three")
+    await chat.go_on()
     with pytest.raises(rw.Stopped, match="max_turns"):
         await chat.say("four")
-    assert len(chat.messages) == 4
-    chat, _ = chat_with(limits=TurnLimits(max_turns=0, max_tokens=4))
-    await chat.say("one")
-    await chat.say("two")
-    with pytest.raises(rw.Stopped, match="max_tokens"):
-        await chat.go_on()
+    assert seen == [(False, 0), (True, 0), (False, 1), (False, 2)]
+    assert [message.content for message in chat.messages] == ["one", "ONE", "ONE"], "'four' is not said"
 
 
-async def test_a_stop_condition_is_asked_before_all_turns_but_the_first() -> None:
-    async def maybe_stop(chat: rw.Chat) -> str:
-        return "said_bye" if chat.reply == "BYE" else ""
-
-    chat, _ = chat_with(maybe_stop=maybe_stop)
-    await chat.say("bye")
-    with pytest.raises(rw.Stopped, match="said_bye"):
-        await chat.say("hello")
-
-
-async def test_a_stop_condition_says_more_than_a_limit() -> None:
-    async def maybe_stop(chat: rw.Chat) -> str:
-        return "said_bye"
-
-    chat, _ = chat_with(maybe_stop=maybe_stop, limits=TurnLimits(max_turns=1, max_tokens=0))
-    await chat.say("bye")
-    with pytest.raises(rw.Stopped, match="said_bye"):
-        await chat.say("hello")
+async def test_an_aside_has_the_tools_and_a_copy_of_the_notes_but_no_reason_to_stop() -> None:
+    sums = Sums()
+    chat, _ = chat_with(sums, stop_reason=lambda chat: "always")
+    chat.info["note"] = 1
+    aside = chat.aside()
+    aside.info["note"] = 2
+    await aside.say("hello")
+    assert (aside.tools, aside.last_text) == ((sums,), "HELLO")
+    assert (chat.messages, chat.info) == ([], {"note": 1})
 
 
 def test_a_stop_is_found_in_groups_of_nothing_else() -> None:
@@ -201,8 +206,14 @@ async def test_a_child_borrows_tools_that_are_open_and_no_others() -> None:
     sums = Sums()
     chat, parrot = chat_with(sums)
     child = await chat.child('call add {"a": 1}', tools=chat.tools, system_prompt="help")
-    assert child.reply == "2"
-    assert [one.role for one in child.messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert child.last_text == "2"
+    assert [message.role for message in child.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
     assert chat.messages == []
     assert parrot.heard == []
     without = await chat.child('call add {"a": 1}')

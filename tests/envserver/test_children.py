@@ -88,14 +88,14 @@ class Library(rw.Environment):
                 tasks.create_task(chat.child(f"child{n} of {task.id}", tools=chat.tools))
                 for n in range(NUM_CHILDREN)
             ]
-        chat.info["replies"] = [one.result().reply for one in children]
+        chat.info["replies"] = [one.result().last_text for one in children]
 
     @rw.reward
     async def judged(self, task: rw.Task, rollout: rw.Rollout, chat: rw.Chat) -> float:
         child, reply = await asyncio.gather(
             chat.child(f"judge of {task.id}", tools=chat.tools), chat.act(f"jury of {task.id}")
         )
-        return float("was here" in child.reply and "was here" in reply.text)
+        return float("was here" in child.last_text and "was here" in reply.text)
 
 
 ROLLOUT = ("parent", "early", *(f"child{n}" for n in range(NUM_CHILDREN)))

@@ -11,22 +11,25 @@ import numpy as np
 import pytest
 import zmq
 import zmq.asyncio
-from tests.envserver.test_server import serving
+from tests.doubles.env_server import serving
 
 from rollway.config.sections import PayloadConfig
+from rollway.config.specs import ServerLimits
 from rollway.envserver import client as envs
 from rollway.payload.blob import build, join, moved
 from rollway.payload.reader import SegmentReader
-from rollway.payload.store import ON_ITS_WAY
 from rollway.payload.writer import SegmentWriter
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
-from rollway.records.payload import PayloadRef
+from rollway.records.payload import PayloadRef, frame_ref
 from rollway.records.rollout import Failed, RowSummary, Scored, Settled, Timing
 from rollway.wire.messages import FrameTaken, Hello, Ping, ServerStats, Welcome, encode, from_client
 
 pytestmark = pytest.mark.anyio
 
-FRAMES = PayloadConfig(store="frames", frames_mb=1)
+FRAMES: dict[str, Any] = {
+    "payload": PayloadConfig(store="frames"),
+    "limits": ServerLimits(frames_mb=1),
+}
 
 
 def folders(tmp_path: Path, *names: str) -> list[Path]:
@@ -48,7 +51,7 @@ async def test_the_trainer_maps_the_same_bytes_either_way(tmp_path: Path, tiny_m
         await server.run("r", "5")
         by_file = await server.outcome("r")
     with SegmentWriter(here, "env.in.0", 1 << 20) as landing:
-        async with serving(remote, tiny_moe, "ThreeTurns", payload=FRAMES, landing=landing) as server:
+        async with serving(remote, tiny_moe, "ThreeTurns", landing=landing, **FRAMES) as server:
             await server.run("r", "5")
             by_frame = await server.outcome("r")
     assert isinstance(by_file, Scored)
@@ -63,15 +66,14 @@ async def test_a_slow_receiver_slows_the_worker(tmp_path: Path, tiny_moe: Path) 
     """Nobody receives: the worker stops at its window with the rest of its rollouts still in flight."""
     (here,) = folders(tmp_path, "here")
     with SegmentWriter(here, "env.in.0", 1 << 20) as landing:
-        waits = {"latency_s": 3.0, "payload": FRAMES, "landing": landing}
-        async with serving(tmp_path, tiny_moe, "Wordy", **waits) as server:
-            await server.all_up(1)
+        async with serving(tmp_path, tiny_moe, "Wordy", landing=landing, **FRAMES) as server:
+            replies = server.hold_replies()
             for n in range(8):
                 await server.run(f"r{n}", str(n))
             await server.engine.until_running(8)
+            replies.set()
             await server.engine.until_running(0)
-            address = server.client._wire.getsockopt(zmq.LAST_ENDPOINT).decode()
-            async with envs.connect(address) as watcher:
+            async with envs.connect(server.address) as watcher:
                 left = await settled_down(watcher)
             assert 0 < left < 8
             outcomes = [await server.outcome(f"r{n}") for n in range(8)]
@@ -94,7 +96,7 @@ async def settled_down(watcher: envs.EnvClient) -> int:
 
 def settled(id: str, length: int) -> Settled:
     timing = Timing(0.0, 0.0, 0.0, 0.0)
-    rows, ref = (RowSummary(1, 1),), PayloadRef(ON_ITS_WAY, 0, length)
+    rows, ref = (RowSummary(1, 1),), frame_ref(length)
     scored = Scored(1.0, {}, {}, rows, ref, 1, "stop", PolicyVersion(0), PolicyVersion(0), timing)
     return Settled(RolloutId(id), 1, WorkerName("w0.0"), scored)
 

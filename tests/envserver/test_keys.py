@@ -13,11 +13,10 @@ import pytest
 import zmq
 import zmq.asyncio
 from tests.doubles.engine import EngineDouble, engine_double
+from tests.doubles.env_server import ENVS, env_config, plus_one, router_spec
 from tests.doubles.parts import ROUTER, serving_part
-from tests.envserver.test_server import ENVS, plus_one, router_spec
 from zmq.utils.monitor import recv_monitor_message
 
-from rollway.config.sections import EnvConfig
 from rollway.envserver import client as envs
 from rollway.envserver.client import EnvClient
 from rollway.errors import KeysError, PartDied, ProtocolError
@@ -53,7 +52,7 @@ class Keyed:
 async def keyed(folder: Path, model: Path, latency_s: float = 0.0) -> AsyncIterator[Keyed]:
     server, client = make(folder / "keys")
     async with engine_double(model, plus_one, latency_s) as engine:
-        env = EnvConfig(id=ENVS, args={"kind": "Counting"}, workers=1, concurrency=8)
+        env = env_config(ENVS, "Counting", concurrency=8)
         part = msgspec.structs.replace(router_spec(env, model, engine.url, folder), keys=str(server))
         started = serving_part("test.router", ROUTER, part, folder / "router.log")
         async with started as (router, address):
@@ -62,7 +61,7 @@ async def keyed(folder: Path, model: Path, latency_s: float = 0.0) -> AsyncItera
 
 def run_of(id: str, n: int = 5) -> Run:
     task = Task(id=str(n), prompt=f"{n}?", answer=str(n + 1))
-    return Run(RolloutId(id), 1, task, Sampling(8), PolicyVersion(0))
+    return Run(RolloutId(id), 1, task, Sampling(8), PolicyVersion(0), 0)
 
 
 async def settled(client: EnvClient) -> Settled:
@@ -137,16 +136,16 @@ async def test_a_client_is_told_why_it_cannot_get_in(tmp_path: Path, tiny_moe: P
         assert await error(server.unknown, server.address) == at + NOT_ACCEPTED
         assert await error(server.misled, server.address) == at + NOT_ITS_KEY
         gone = server.address
-    assert f"no env server at {gone}: nobody is there" in await error(server.right, gone, 1.0)
+    assert f"no env server at {gone}: nothing listens there" in await error(server.right, gone, 1.0)
     with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as silent:
         silent.setsockopt(zmq.LINGER, 0)
         port = silent.bind_to_random_port("tcp://127.0.0.1")
-        assert "says no welcome" in await error(None, f"tcp://127.0.0.1:{port}", 1.0)
+        assert "something else answers there" in await error(None, f"tcp://127.0.0.1:{port}", 1.0)
         assert NOT_ITS_KEY in await error(server.right, f"tcp://127.0.0.1:{port}")
 
 
 async def test_beyond_this_machine_there_must_be_keys(tmp_path: Path, tiny_moe: Path) -> None:
-    env = EnvConfig(id=ENVS, workers=1)
+    env = env_config(ENVS, "Counting")
     part = router_spec(env, tiny_moe, "http://127.0.0.1:9", tmp_path)
     for bind in ("tcp://0.0.0.0:*", "tcp://*:*", "tcp://192.0.2.1:5555", "tcp://eth0:5555"):
         open_to_all = msgspec.structs.replace(part, bind=bind)

@@ -2,119 +2,26 @@
 
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import psutil
 import pytest
 import zmq
-from tests.doubles.engine import EngineDouble, engine_double, routes_of
+from tests.doubles.engine import routes_of
+from tests.doubles.env_server import ENVS, router_spec, serving
 from tests.doubles.envs import FAILURES
-from tests.doubles.parts import ROUTER, serving_part
+from tests.doubles.parts import ROUTER
 
-from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig
-from rollway.config.specs import RouterSpec, WatchSpec
-from rollway.envserver import client as envs
+from rollway.config.sections import EnvConfig
 from rollway.errors import PartDied
 from rollway.loop.processes.part import start_part
-from rollway.payload.reader import SegmentReader
-from rollway.payload.writer import SegmentWriter
-from rollway.records.ids import PolicyVersion, RolloutId
-from rollway.records.lag import ProcessStats
-from rollway.records.rollout import Cancelled, Failed, Outcome, Scored, Settled
-from rollway.records.task import Task
-from rollway.records.turn import Sampling
-from rollway.wire.messages import Cancel, NextTasks, Run, ServerStats, Tasks, WorkerLost
+from rollway.records.ids import RolloutId
+from rollway.records.rollout import Cancelled, Failed, Scored
+from rollway.wire.messages import Cancel, NextTasks, ServerStats, Tasks, WorkerLost
 
 pytestmark = pytest.mark.anyio
-
-ENVS = str(Path(__file__).parents[1] / "doubles" / "envs.py")
-FILES = PayloadConfig()
-
-
-def plus_one(said: str) -> str:
-    return str(int(said.rstrip("?")) + 1)
-
-
-class Server:
-    """A running server and what its client has heard."""
-
-    def __init__(self, client: envs.EnvClient, engine: EngineDouble, pid: int, folder: Path) -> None:
-        self.client = client
-        self.engine = engine
-        self.pid = pid
-        self.reader = SegmentReader(folder)
-        self.settled: dict[str, list[Settled]] = {}
-        self.stats: list[ProcessStats] = []
-        self.lost: list[WorkerLost] = []
-
-    async def run(self, id: str, task: str, max_tokens: int = 20) -> None:
-        told = Task(id=task, prompt=f"{task}?", answer=str(int(task) + 1))
-        run = Run(RolloutId(id), 1, told, Sampling(max_tokens), PolicyVersion(0))
-        await self.client.send(run)
-
-    async def hear(self, wanted: type[Any]) -> Any:
-        """Everything up to the next message of a kind."""
-        while True:
-            message = await self.client.receive()
-            match message:
-                case Settled() as settled:
-                    self.settled.setdefault(settled.rollout_id, []).append(settled)
-                case ServerStats(stats=stats):
-                    self.stats.append(stats)
-                case WorkerLost():
-                    self.lost.append(message)
-            if isinstance(message, wanted):
-                return message
-
-    async def outcome(self, id: str) -> Outcome:
-        while id not in self.settled:
-            await self.hear(Settled)
-        return self.settled[id][0].outcome
-
-    async def all_up(self, count: int) -> None:
-        """Until so many workers have spoken."""
-        while len({one.process for one in self.stats if ".w" in one.process}) < count:
-            await self.hear(ServerStats)
-
-    def workers(self) -> list[psutil.Process]:
-        """The worker processes, without the lanes below them."""
-        return psutil.Process(self.pid).children()
-
-
-def router_spec(
-    env: EnvConfig, model: Path, engine_url: str, folder: Path, payload: PayloadConfig = FILES
-) -> RouterSpec:
-    return RouterSpec(
-        env=env,
-        model=ModelConfig(path=str(model), renderer="qwen3", template={"enable_thinking": False}),
-        engine=EngineConfig(),
-        engine_urls=(engine_url,),
-        payload=payload,
-        payload_dir=str(folder),
-        log_dir=str(folder),
-        seed=0,
-        watch=WatchSpec(),
-    )
-
-
-@asynccontextmanager
-async def serving(
-    folder: Path, model: Path, kind: str, *, latency_s: float = 0.0, payload: PayloadConfig = FILES,
-    landing: SegmentWriter | None = None, file: str = ENVS, **env: Any,
-) -> AsyncIterator[Server]:  # fmt: skip
-    async with engine_double(model, plus_one, latency_s) as engine:
-        config = EnvConfig(id=file, args={"kind": kind}, **{"workers": 1, "concurrency": 8, **env})
-        part = router_spec(config, model, engine.url, folder, payload)
-        async with (
-            serving_part("test.router", ROUTER, part, folder / "router.log") as (router, address),
-            envs.connect(address, landing) as client,
-        ):
-            yield Server(client, engine, router.pid, folder)
 
 
 async def test_a_rollouts_journey(tmp_path: Path, tiny_moe: Path) -> None:
@@ -141,7 +48,7 @@ async def test_a_rollouts_journey(tmp_path: Path, tiny_moe: Path) -> None:
 async def test_tasks_come_in_order_and_rollouts_run_at_once(tmp_path: Path, tiny_moe: Path) -> None:
     async with serving(tmp_path, tiny_moe, "Counting", workers=2, latency_s=0.05) as server:
         await server.client.send(NextTasks(3, 5))
-        tasks = await server.hear(Tasks)
+        tasks = await server.receive(Tasks)
         assert [task.id for task in tasks.tasks] == ["3", "4", "5", "6", "7"]
         for n in range(40):
             await server.run(f"r{n}", str(n))
@@ -149,7 +56,7 @@ async def test_tasks_come_in_order_and_rollouts_run_at_once(tmp_path: Path, tiny
         assert all(isinstance(one, Scored) and one.reward == 1.0 for one in outcomes)
         assert all(len(ends) == 1 for ends in server.settled.values())
         while not {"test.router"} < {stats.process for stats in server.stats}:
-            await server.hear(ServerStats)
+            await server.receive(ServerStats)
 
 
 async def test_a_rollout_says_how_long_it_waited_for_a_worker(tmp_path: Path, tiny_moe: Path) -> None:
@@ -161,6 +68,17 @@ async def test_a_rollout_says_how_long_it_waited_for_a_worker(tmp_path: Path, ti
         assert isinstance(second, Scored)
         assert 0 <= first.timing.queue_s < second.timing.queue_s
         assert second.timing.queue_s > 0.1, "the other took at least twice as long"
+
+
+async def test_few_calls_lie_between_the_event_loop_and_an_environments_rollout(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
+    """An author who reads a traceback should find the first own line soon."""
+    async with serving(tmp_path, tiny_moe, "CountsFrames") as server:
+        await server.run("r", "1")
+        outcome = await server.outcome("r")
+        assert isinstance(outcome, Scored), outcome
+        assert 1 <= outcome.metrics["num_frames"] <= 4
 
 
 async def test_failures_name_their_boundary(tmp_path: Path, tiny_moe: Path) -> None:
@@ -240,7 +158,7 @@ async def test_cancel_reaches_the_engine(tmp_path: Path, tiny_moe: Path) -> None
 
 async def test_a_rollout_cancelled_before_it_begins_settles_too(tmp_path: Path, tiny_moe: Path) -> None:
     async with serving(tmp_path, tiny_moe, "Counting", latency_s=30, concurrency=64) as server:
-        await server.all_up(1)
+        await server.until_up(1)
         for n in range(50):
             await server.run(f"r{n}", str(n))
             await server.client.send(Cancel(RolloutId(f"r{n}"), "at once"))
@@ -249,14 +167,17 @@ async def test_a_rollout_cancelled_before_it_begins_settles_too(tmp_path: Path, 
 
 
 async def test_a_killed_workers_rollouts_move_and_settle_once(tmp_path: Path, tiny_moe: Path) -> None:
-    async with serving(tmp_path, tiny_moe, "Counting", workers=2, latency_s=1.0) as server:
-        await server.all_up(2)
+    async with serving(tmp_path, tiny_moe, "Counting", workers=2) as server:
+        await server.until_up(2)
+        replies = server.hold_replies()
         for n in range(16):
             await server.run(f"r{n}", str(n))
         await server.engine.until_running(16)
         victim = server.workers()[0]
         lanes = victim.children(recursive=True)
         os.kill(victim.pid, signal.SIGKILL)
+        await server.receive(WorkerLost)
+        replies.set()
         outcomes = [await server.outcome(f"r{n}") for n in range(16)]
         assert all(isinstance(one, Scored) for one in outcomes)
         assert sorted({ends[0].attempt for ends in server.settled.values()}) == [1, 2]
@@ -265,7 +186,7 @@ async def test_a_killed_workers_rollouts_move_and_settle_once(tmp_path: Path, ti
         psutil.wait_procs(lanes, timeout=10)
         assert not [lane for lane in lanes if lane.is_running()]
         server.stats.clear()
-        await server.all_up(2)
+        await server.until_up(2)
 
 
 async def test_a_task_that_kills_workers_fails_and_the_others_do_not(
@@ -286,7 +207,7 @@ async def test_an_environment_that_blocks_is_named(tmp_path: Path, tiny_moe: Pat
         await server.run("r", "0")
         await server.outcome("r")
         while not (stalls := [stall for stats in server.stats for stall in stats.stalls]):
-            await server.hear(ServerStats)
+            await server.receive(ServerStats)
         assert stalls[0].where.startswith(ENVS)
         assert stalls[0].function.endswith("Blocks.rollout")
         assert stalls[0].longest_s > 0.4
@@ -299,7 +220,7 @@ async def test_a_reward_that_takes_long_is_named_and_holds_no_loop(
         await server.run("r", "1")
         assert isinstance(await server.outcome("r"), Scored)
         while not (stalls := [stall for stats in server.stats for stall in stats.stalls]):
-            await server.hear(ServerStats)
+            await server.receive(ServerStats)
         (stall,) = stalls
         assert (stall.kind, stall.call) == ("lane", "reward `Ponders.right`")
         assert stall.where.startswith(f"{ENVS}:")
@@ -311,10 +232,9 @@ async def test_a_reward_that_takes_long_is_named_and_holds_no_loop(
 
 async def test_bad_frames_do_not_end_the_router(tmp_path: Path, tiny_moe: Path) -> None:
     async with serving(tmp_path, tiny_moe, "Counting") as server:
-        address = server.client._wire.getsockopt(zmq.LAST_ENDPOINT).decode()
         with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
             stranger.setsockopt(zmq.LINGER, 1000)
-            stranger.connect(address)
+            stranger.connect(server.address)
             for frame in (b"", b"garbage", b"\x81\xa4type\xa3run", bytes(10_000)):
                 stranger.send(frame)
             stranger.send_multipart([b"a", b"b", b"c"])

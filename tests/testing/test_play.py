@@ -63,7 +63,7 @@ async def test_a_rollout_and_all_there_is_to_know_of_it() -> None:
     assert [(one.role, one.content) for one in played.messages] == [
         ("user", "hello"), ("assistant", "HELLO")
     ]  # fmt: skip
-    assert (played.reply, played.stop) == ("HELLO", "stop")
+    assert (played.last_text, played.stop) == ("HELLO", "stop")
     (row,) = played.rows
     assert row.text.startswith("<|im_start|>user\nhello<|im_end|>")
     drawn = [id for id, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
@@ -106,7 +106,7 @@ async def test_an_answer_may_be_async_and_may_be_cut_short() -> None:
 
     assert (await testing.play(Base(), TASK, slowly)).reward == 1.0
     cut = await testing.play(Base(), TASK, slowly, max_tokens=3)
-    assert (cut.reply, cut.stop, cut.reward) == ("HEL", "length", 0.0)
+    assert (cut.last_text, cut.stop, cut.reward) == ("HEL", "length", 0.0)
 
 
 class Plain(WithTools):
@@ -179,6 +179,52 @@ async def test_plain_rewards_have_their_own_copy_as_in_a_worker() -> None:
     env = Notes()
     assert (await testing.play(env, TASK, loud)).metrics == {"sees_note": 0.0}
     assert env.noted
+
+
+class Uncopyable(Notes):
+    def __deepcopy__(self, memo: object) -> "Uncopyable":
+        raise TypeError("a connection exists once")
+
+
+async def test_an_author_is_warned_of_an_environment_that_cannot_be_copied() -> None:
+    with pytest.warns(UserWarning, match=r"Uncopyable cannot be copied .*a connection exists once"):
+        played = await testing.play(Uncopyable(), TASK, loud)
+    assert played.metrics == {"sees_note": 1.0}, "plain code shares the environment"
+
+
+async def test_a_stage_restores_the_loops_task_factory() -> None:
+    loop = asyncio.get_running_loop()
+    first, second = testing.Stage(Base()), testing.Stage(Base())
+    await first.__aenter__()
+    await second.__aenter__()
+    await first.__aexit__(None, None, None)
+    assert loop.get_task_factory() is not None, "the other stage is still open"
+    await second.__aexit__(None, None, None)
+    assert loop.get_task_factory() is None
+
+
+async def test_a_stage_leaves_another_task_factory_alone() -> None:
+    def factory(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> "asyncio.Task[Any]":
+        return asyncio.Task(coro, loop=loop, **options)
+
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(factory)
+    try:
+        async with testing.Stage(Base()):
+            assert loop.get_task_factory() is factory
+        assert loop.get_task_factory() is factory
+    finally:
+        loop.set_task_factory(None)
+
+
+async def test_a_played_rollout_prints_in_a_few_lines() -> None:
+    played = await testing.play(Base(), TASK, lambda prompt: "HELLO" + 500 * "!")
+    assert len(repr(played)) < 300
+    assert "reward=0, rewards={'exact': 0.0}" in repr(played)
+    assert "1 turns, 506 tokens drawn, 1 rows, stop='stop', last_text='HELLO!!!" in repr(played)
+    (row,) = played.rows
+    assert len(repr(row)) < 150
+    assert f"{len(row.token_ids)} tokens, 506 drawn by the policy, '<|im_start|>user" in repr(row)
 
 
 class Unsendable(Base):

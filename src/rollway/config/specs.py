@@ -107,6 +107,8 @@ class WorkerSpec(Struct, frozen=True):
     """One worker of an environment's server."""
 
     name: str
+    place: int
+    """The worker's number among those that run at the same time. Its successor gets the same place."""
     address: str
     board_fd: int
     """An inherited file in which the worker shows whose code is running."""

@@ -74,7 +74,7 @@ class EvalDriver:
             await self._places.acquire()
             id = RolloutId(f"t{position}.{n}")
             self._running[id] = ((position, n), task)
-            runs.append(Run(id, 1, task, self._asked.sampling, PolicyVersion(0)))
+            runs.append(Run(id, 1, task, self._asked.sampling, PolicyVersion(0), position))
         await self._client.send(RunGroup(tuple(runs)) if self._client.whole_groups else runs[0])
 
     def _check_same(self, position: int, task: Task) -> None:

@@ -23,9 +23,9 @@ from .script import Answer, PolicyPrompt, call
 
 __all__ = [
     "Answer",
-    "PolicyPrompt",
     "Played",
     "PlayedRow",
+    "PolicyPrompt",
     "RolloutFailed",
     "ScriptedEngine",
     "Stage",

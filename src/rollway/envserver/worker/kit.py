@@ -1,79 +1,174 @@
-"""What a worker needs before it can run rollouts: the environment, lanes for its code, a place for
-payload."""
+"""What all rollouts of one worker share: the environment, speakers, lanes for its code, toolsets."""
 
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+import os
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
+from msgspec import Struct
 
+from ...config.sections import ServerConfig
 from ...config.specs import RouterSpec, WorkerSpec
+from ...envs.chat import Speaker
 from ...envs.environment import Environment
 from ...envs.in_lane import EnvSpec, load_shared
-from ...loop.lanes.lanes import ProcessLane
+from ...inference.chat.client import ChatClient
+from ...inference.engines.engine import PolicyState
+from ...inference.engines.link import EngineAccess
+from ...inference.engines.pool import PoolConfig, open_pool
+from ...inference.rendering.rendering import Renderer, SyncRenderer
+from ...inference.replies.long_replies import LongReplies
+from ...inference.replies.routes import RouteShape, read_route_shape
+from ...loop.lanes.lanes import Lane, ProcessLane
 from ...loop.lanes.memory import bounded
 from ...loop.watch.run import LoopWatch
 from ...payload.store import FrameStore, PayloadStore
 from ...payload.writer import SegmentWriter
-from ...records.ids import WorkerName
+from .live_rollout import LiveRollout
+from .message_speaker import MessageSpeakers
 from .plain_code import PlainCode
 from .rewards import Scoring
-from .rollout import RolloutRunner
-from .speakers import SpeakerFactory, Speech, load_speech
+from .token_speaker import TokenSpeakers
 from .toolsets import OpenToolsets
 
 
-class Prepared(msgspec.Struct, frozen=True):
-    """What takes long to load, loaded: the environment, and how the model's tokens are spoken."""
+class SpeakerFactory(Protocol):
+    """Gives each rollout a speaker to talk with the policy through."""
+
+    def speaker_for(self, live: LiveRollout) -> Speaker: ...
+
+
+class Kit(Struct, frozen=True):
+    """What the rollouts of one worker share."""
+
+    config: ServerConfig
+    env: Environment
+    speakers: SpeakerFactory
+    plain: PlainCode
+    scoring: Scoring
+    toolsets: OpenToolsets
+    """The owner of the kit closes them."""
+
+
+class CodeLanes(Struct, frozen=True):
+    """The lanes that run an environment's plain (not async) code."""
+
+    scoring: Lane
+    plain: Lane
+
+
+def build_kit(
+    config: ServerConfig, spec: EnvSpec, env: Environment, speakers: SpeakerFactory, lanes: CodeLanes
+) -> Kit:
+    return Kit(
+        config,
+        env,
+        speakers,
+        PlainCode(spec, lanes.plain, config.rollout_deadline_s),
+        Scoring(config, spec, env, lanes.scoring),
+        OpenToolsets(),
+    )
+
+
+class Prepared(Struct, frozen=True):
+    """What takes a worker long to load, loaded before its event loop starts.
+
+    An endpoint that answers with messages needs neither a renderer nor the shape of routes.
+    """
 
     part: WorkerSpec
     spec: EnvSpec
     env: Environment
-    speech: Speech | None
+    renderer: SyncRenderer | None
+    shape: RouteShape | None
+    policy: PolicyState
 
 
 def prepare(part: WorkerSpec) -> Prepared:
-    config = part.server.env
-    spec = EnvSpec(config.id, msgspec.json.encode(config.args), part.server.seed)
-    return Prepared(part, spec, spec.build(), load_speech(part.server))
+    server, env = part.server, part.server.env
+    spec = EnvSpec(env.id, msgspec.json.encode(env.args), server.seed)
+    renderer = shape = None
+    if server.speaks == "tokens":
+        renderer, shape = SyncRenderer(server.model), read_route_shape(server.model.path)
+    return Prepared(part, spec, spec.build(), renderer, shape, PolicyState())
 
 
-async def open_runner(
-    prepared: Prepared,
-    watch: LoopWatch,
-    policy: SpeakerFactory,
-    store: PayloadStore,
-    stack: AsyncExitStack,
-) -> RolloutRunner:
-    """The lanes for user code, and what runs rollouts with them."""
+@asynccontextmanager
+async def open_kit(prepared: Prepared, watch: LoopWatch) -> AsyncIterator[Kit]:
+    """Open a worker's engines, lanes and toolsets."""
     name, spec = prepared.part.name, prepared.spec
     config, limits = prepared.part.server.env.local, prepared.part.server.limits
-    waiting = 4 * config.concurrency
-    score_lane = await stack.enter_async_context(
-        ProcessLane(
-            f"{name}.score", config.scoring_processes, what="reward", watch=watch,
-            warm=(bounded, limits.scoring_memory_mb, "its bound", load_shared, spec),
-            max_waiting=config.concurrency,
+    async with AsyncExitStack() as stack:
+        speakers = await stack.enter_async_context(open_speakers(prepared, watch))
+        scoring_lane = await stack.enter_async_context(
+            ProcessLane(
+                f"{name}.score", config.scoring_processes, what="reward", watch=watch,
+                warm=(bounded, limits.scoring_memory_mb, "its bound", load_shared, spec),
+                max_waiting=config.concurrency,
+            )
+        )  # fmt: skip
+        max_waiting = 4 * config.concurrency
+        plain_lane = await stack.enter_async_context(
+            ProcessLane(
+                f"{name}.plain", limits.plain_processes, what="plain code", max_waiting=max_waiting
+            )
         )
-    )  # fmt: skip
-    plain_lane = await stack.enter_async_context(
-        ProcessLane(f"{name}.plain", limits.plain_processes, what="plain code", max_waiting=waiting)
-    )
-    return RolloutRunner(
-        config,
-        prepared.env,
-        policy,
-        PlainCode(spec, plain_lane, config.rollout_deadline_s),
-        Scoring(config, spec, prepared.env, score_lane),
-        await stack.enter_async_context(OpenToolsets()),
-        store,
+        kit = build_kit(config, spec, prepared.env, speakers, CodeLanes(scoring_lane, plain_lane))
+        await stack.enter_async_context(kit.toolsets)
+        yield kit
+
+
+@asynccontextmanager
+async def open_speakers(prepared: Prepared, watch: LoopWatch) -> AsyncIterator[SpeakerFactory]:
+    """Connect to the engines. A patient worker waits until one answers; others raise EngineError."""
+    part, server, policy = prepared.part, prepared.part.server, prepared.policy
+    engine, key = server.engine, os.environ.get(server.engine.key_var or "", "")
+    if prepared.renderer is None:
+        deadline_s = engine.request_deadline_s
+        url, model = server.engine_urls[0], engine.model or ""
+        with ChatClient(url, model, key, deadline_s=deadline_s) as client:
+            await client.check()
+            yield MessageSpeakers(client, policy)
+        return
+    async with AsyncExitStack() as stack:
+        render_lane = await stack.enter_async_context(
+            ProcessLane(
+                f"{part.name}.render", size=1, what="rendering", watch=watch,
+                max_waiting=4 * server.env.local.concurrency,
+            )
+        )  # fmt: skip
+        reply_lane = await stack.enter_async_context(
+            ProcessLane(f"{part.name}.replies", size=1, what="reply", watch=watch)
+        )
+        long_replies = stack.enter_context(LongReplies(reply_lane))
+        config = pool_config(server, prepared.shape, key)
+        engines = await stack.enter_async_context(
+            open_pool(config, policy, long_replies, is_patient=part.is_patient)
+        )
+        yield TokenSpeakers(engines, Renderer(prepared.renderer, server.model, render_lane))
+
+
+def pool_config(server: RouterSpec, shape: RouteShape | None, key: str) -> PoolConfig:
+    engine = server.engine
+    return PoolConfig(
+        engines=tuple(
+            EngineAccess(url, engine.request_deadline_s, engine.model or "", key)
+            for url in server.engine_urls
+        ),
+        routes=engine.routes,
+        shape=shape,
+        patience_s=engine.patience_s,
     )
 
 
-def open_store(server: RouterSpec, name: WorkerName) -> AbstractContextManager[PayloadStore]:
-    """Where this worker's payload goes."""
-    wants = server.payload
-    if wants.store == "frames":
+def open_store(part: WorkerSpec) -> AbstractContextManager[PayloadStore]:
+    """Open the place where a worker's payload goes."""
+    server, payload = part.server, part.server.payload
+    if payload.store == "frames":
         return nullcontext(FrameStore(server.limits.frames_mb << 20))
-    folder = Path(server.payload_dir)
-    mine = f"r{server.generation}.{name}" if server.generation else name
-    return SegmentWriter(folder, mine, server.limits.segment_mb << 20, wants.durability)
+    writer = f"r{server.generation}.{part.name}" if server.generation else part.name
+    return SegmentWriter(
+        Path(server.payload_dir), writer, server.limits.segment_mb << 20, payload.durability
+    )

@@ -29,14 +29,14 @@ class GuessNumber(DrawnTasks):
         return rw.Task(id, prompt=prompt, answer=chance.randint(low, high))
 
     async def user(self, task: rw.Task, chat: rw.Chat) -> str | None:
-        guess = number_in(chat.reply)
+        guess = number_in(chat.last_text)
         if guess is None:
             return "Say a number."
         return "higher" if guess < task.answer else "lower"
 
     @rw.stop
     def found(self, task: rw.Task, chat: rw.Chat) -> bool:
-        return bool(number_in(chat.reply) == task.answer)
+        return bool(number_in(chat.last_text) == task.answer)
 
     @rw.reward
     def soon(self, task: rw.Task, rollout: rw.Rollout) -> float:

@@ -55,12 +55,12 @@ class SelfCheck(DrawnTasks):
     @rw.update
     async def check(self, task: rw.Task, chat: rw.Chat) -> None:
         """Children at the same time, with the tool that this rollout has open."""
-        asked = f"{task.prompt} Use the tool. Is it {number_in(chat.reply)}? Say yes or no."
+        asked = f"{task.prompt} Use the tool. Is it {number_in(chat.last_text)}? Say yes or no."
         async with asyncio.TaskGroup() as tasks:
             children = [
                 tasks.create_task(chat.child(asked, tools=chat.tools)) for _ in range(NUM_CHECKS)
             ]
-        chat.info["verdicts"] = [says_yes(child.result().reply) for child in children]
+        chat.info["verdicts"] = [says_yes(child.result().last_text) for child in children]
         chat.info["lookups"] = sum(one.num_calls for one in chat.tools if isinstance(one, LetterCounter))
 
     @rw.reward

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from aiohttp import web
 from tests.doubles.chat import ChatDouble, chat_double
+from tests.doubles.env_server import ENVS, env_config, router_spec
 from tests.doubles.parts import ROUTER, serving_part
 
-from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig
-from rollway.config.specs import RouterSpec, WatchSpec
+from rollway.config.sections import ModelConfig
 from rollway.envserver import client as envs
-from rollway.errors import RunStuck
+from rollway.errors import ConfigError
 from rollway.loop.processes.part import Parent
 from rollway.observe.health import Lags
 from rollway.orchestrator.shell.sources import from_env
@@ -30,8 +30,6 @@ from rollway.wire.messages import Run
 from rollway.wire.pipe import AsyncPipe
 
 pytestmark = pytest.mark.anyio
-
-ENVS = str(Path(__file__).parents[1] / "doubles" / "envs.py")
 
 
 def plus_one(said: str, nth: int) -> str | web.Response:
@@ -46,17 +44,9 @@ def plus_one(said: str, nth: int) -> str | web.Response:
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[tuple[envs.EnvClient, ChatDouble]]:
     async with chat_double(plus_one) as double:
-        part = RouterSpec(
-            env=EnvConfig(id=ENVS, args={"kind": "ThreeTurns"}, workers=1, concurrency=8),
-            model=ModelConfig(path=""),
-            engine=EngineConfig(speaks="messages"),
-            engine_urls=(double.url,),
-            payload=PayloadConfig(),
-            payload_dir=str(folder),
-            log_dir=str(folder),
-            seed=0,
-            watch=WatchSpec(),
-        )
+        env = env_config(ENVS, "ThreeTurns", concurrency=8)
+        spec = router_spec(env, ModelConfig(path=""), double.url, folder)
+        part = msgspec.structs.replace(spec, speaks="messages")
         async with (
             serving_part("test.router", ROUTER, part, folder / "router.log") as (_, address),
             envs.connect(address) as client,
@@ -66,7 +56,7 @@ async def serving(folder: Path) -> AsyncIterator[tuple[envs.EnvClient, ChatDoubl
 
 async def send(client: envs.EnvClient, number: int) -> None:
     task = Task(id=str(number), prompt=f"{number}?", answer=str(number + 3))
-    run = Run(RolloutId(f"r{number}"), 1, task, Sampling(20), PolicyVersion(0))
+    run = Run(RolloutId(f"r{number}"), 1, task, Sampling(20), PolicyVersion(0), 0)
     await client.send(run)
 
 
@@ -103,7 +93,7 @@ async def test_an_orchestrator_refuses_what_cannot_be_trained(tmp_path: Path) ->
         parent = Parent(pipe, None)  # type: ignore[arg-type]
         async with serving(tmp_path) as (client, _):
             await send(client, 5)
-            performer: Any = SimpleNamespace(moved=print)  # a slow start is told of
-            with pytest.raises(RunStuck, match="rollouts without token ids"):
-                await from_env("env", client, asyncio.Queue(), performer, Lags(), parent)
+            books: Any = SimpleNamespace(progressed=print)  # a slow start is reported
+            with pytest.raises(ConfigError, match="rollouts without token ids"):
+                await from_env("env", client, asyncio.Queue(), books, Lags(), parent)
         await pipe.close()

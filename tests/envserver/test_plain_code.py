@@ -4,14 +4,13 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
+from tests.doubles.env_server import router_spec
 from tests.doubles.parts import ROUTER, serving_part
 
-from rollway.config.sections import EngineConfig, EnvConfig, PayloadConfig
-from rollway.config.specs import RouterSpec, WatchSpec
+from rollway.config.sections import EnvConfig, ServerConfig
 from rollway.envserver import client as envs
 from rollway.payload.reader import SegmentReader
 from rollway.records.ids import PolicyVersion, RolloutId
@@ -28,13 +27,9 @@ PLAIN = str(Path(__file__).parents[1] / "doubles" / "plain.py")
 
 
 @asynccontextmanager
-async def serving(folder: Path, id: str, answer: Answer, **env: Any) -> AsyncIterator[envs.EnvClient]:
+async def serving(folder: Path, env: EnvConfig, answer: Answer) -> AsyncIterator[envs.EnvClient]:
     async with scripted_engine(answer) as engine:
-        part = RouterSpec(
-            env=EnvConfig(id=id, workers=1, **env), model=model(), engine=EngineConfig(),
-            engine_urls=(engine.url,), payload=PayloadConfig(), payload_dir=str(folder),
-            log_dir=str(folder), seed=0, watch=WatchSpec(),
-        )  # fmt: skip
+        part = router_spec(env, model(), engine.url, folder)
         async with (
             serving_part("test.router", ROUTER, part, folder / "router.log") as (_, address),
             envs.connect(address) as client,
@@ -43,7 +38,7 @@ async def serving(folder: Path, id: str, answer: Answer, **env: Any) -> AsyncIte
 
 
 async def outcome(client: envs.EnvClient, task: Task) -> Outcome:
-    await client.send(Run(RolloutId(task.id), 1, task, Sampling(500), PolicyVersion(0)))
+    await client.send(Run(RolloutId(task.id), 1, task, Sampling(500), PolicyVersion(0), 0))
     while not isinstance(message := await client.receive(), Settled):
         pass
     return message.outcome
@@ -60,7 +55,8 @@ def adding(asked: PolicyPrompt) -> str:
 
 
 async def test_plain_code_runs_elsewhere_and_speaks_through_its_worker(tmp_path: Path) -> None:
-    async with serving(tmp_path, PLAIN, adding, rollout_deadline_s=8.0) as client:
+    env = EnvConfig(id=PLAIN, server=ServerConfig(workers=1, rollout_deadline_s=8.0))
+    async with serving(tmp_path, env, adding) as client:
         scored = await outcome(client, Task("0", "add 1 2"))
         assert isinstance(scored, Scored), scored
         assert (scored.reward, scored.metrics) == (1.0, {"is_elsewhere": 1.0})
@@ -82,8 +78,9 @@ async def test_a_built_in_environment_with_tools_is_served(tmp_path: Path) -> No
     def computing(asked: PolicyPrompt) -> str:
         return asked.said if asked.results else call("multiply", a=6, b=7)
 
-    id = "rollway.envs.builtin.calculator"
-    async with serving(tmp_path, id, computing, args={"steps": 1}) as client:
+    server = ServerConfig(workers=1)
+    env = EnvConfig(id="rollway.envs.builtin.calculator", args={"steps": 1}, server=server)
+    async with serving(tmp_path, env, computing) as client:
         scored = await outcome(client, Task("0", "6 * 7", answer=42))
         assert isinstance(scored, Scored), scored
         assert (scored.reward, scored.metrics) == (1.0, {"calls": 1.0})
