@@ -33,8 +33,8 @@ FILES = PayloadConfig()
 LIMITS = ServerLimits()
 
 
-def plus_one(said: str) -> str:
-    return str(int(said.rstrip("?")) + 1)
+def plus_one(text: str) -> str:
+    return str(int(text.rstrip("?")) + 1)
 
 
 def env_config(id: str, kind: str, **server: Any) -> EnvConfig:

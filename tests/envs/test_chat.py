@@ -1,4 +1,4 @@
-"""A chat with a speaker that answers by what is said: turns, tools, limits, stops, children."""
+"""A chat with a scripted speaker: turns, tools, stops, children."""
 
 import asyncio
 from collections.abc import Sequence
@@ -88,7 +88,7 @@ def chat_with(
     return rw.Chat(parrot, toolbox, stop_reason, system_prompt=system_prompt), parrot
 
 
-async def test_a_chat_keeps_what_was_said() -> None:
+async def test_a_chat_keeps_its_messages() -> None:
     chat, _ = chat_with(system_prompt="be loud")
     assert (await chat.say("hello")).text == "HELLO"
     assert (await chat.say("bye")).text == "BYE"
@@ -134,7 +134,7 @@ async def test_several_calls_run_at_the_same_time_and_answer_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("text", "error"),
     [
         ("call subtract {}", "there is no tool 'subtract'; there are: add, break_down, twice"),
         ('call add {"a": "one"}', "arguments of add: Expected `int`"),
@@ -145,12 +145,12 @@ async def test_several_calls_run_at_the_same_time_and_answer_in_order() -> None:
         ("cal add", "this is no tool call: cal add"),
     ],
 )
-async def test_what_goes_wrong_is_told_to_the_policy(said: str, told: str) -> None:
+async def test_the_policy_reads_what_is_wrong_with_its_call(text: str, error: str) -> None:
     chat, _ = chat_with(Sums())
-    await chat.say(said)
+    await chat.say(text)
     (answer,) = await chat.call_tools()
     assert answer.content.startswith("error: ")
-    assert told in answer.content
+    assert error in answer.content
 
 
 async def test_a_toolset_may_choose_that_an_error_fails_the_rollout() -> None:
@@ -242,9 +242,9 @@ def bad_toolset(kind: Literal["untyped", "star", "odd"]) -> rw.Toolset:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "error"),
     [("untyped", "'where' needs a type hint"), ("star", "name each argument"), ("odd", "tool Odd.go")],
 )
-def test_tools_without_a_schema_are_refused(kind: Any, said: str) -> None:
-    with pytest.raises(EnvironmentNotFound, match=said):
+def test_tools_without_a_schema_are_refused(kind: Any, error: str) -> None:
+    with pytest.raises(EnvironmentNotFound, match=error):
         chat_with(bad_toolset(kind))

@@ -153,7 +153,7 @@ def test_a_cancel_reaches_waiting_running_and_moving_rollouts() -> None:
     assert [end.outcome for end in ends_sent(router.send(Cancel(RolloutId("moves"), "why")))] == [
         Cancelled("why")
     ]
-    assert router.send(Cancel(RolloutId("nobody"), "why")) == []
+    assert router.send(Cancel(RolloutId("unknown"), "why")) == []
     assert router.core.num_open == 0
 
 
@@ -198,8 +198,8 @@ def test_a_frame_is_passed_on_and_its_bytes_return_to_the_worker() -> None:
     again = router.settle(run, A, frame, 100)
     assert again == [SendToWorker(A, FrameTaken(A, 100))], "no client waits for it: taken at once"
     assert router.core.num_late == 1
-    said = [router.send(FrameTaken(A, 60)) for _ in range(3)]
-    assert said == [[SendToWorker(A, FrameTaken(A, size))] for size in (60, 40)] + [[]]
+    given_back = [router.send(FrameTaken(A, 60)) for _ in range(3)]
+    assert given_back == [[SendToWorker(A, FrameTaken(A, size))] for size in (60, 40)] + [[]]
 
 
 def test_frames_on_their_way_to_a_lost_client_are_given_back_to_the_worker() -> None:

@@ -1,4 +1,4 @@
-"""Workers that are stopped, held, or killed from inside: who is to blame fails, the others do not."""
+"""Workers that are stopped, blocked or killed: the rollout to blame fails, and the others do not."""
 
 import asyncio
 import os
@@ -19,23 +19,23 @@ pytestmark = pytest.mark.anyio
 
 
 async def outcomes(server: Server, count: int) -> list[Outcome]:
-    """Tasks 0 to `count`, each run once; every end comes once."""
+    """Run tasks 0 to `count`, each once. Every end comes once."""
     for n in range(count):
         await server.run(f"r{n}", str(n))
     ends = [await server.outcome(f"r{n}") for n in range(count)]
-    assert all(len(one) == 1 for one in server.settled.values())
+    assert all(len(ends) == 1 for ends in server.settled.values())
     return ends
 
 
 def the_bad_one(ends: list[Outcome]) -> Failed:
-    """What task 1 came to, after a look at the others."""
+    """Return the failure of task 1. All others must be scored."""
     bad = ends.pop(1)
-    assert all(isinstance(one, Scored) for one in ends), ends
+    assert all(isinstance(end, Scored) for end in ends), ends
     assert isinstance(bad, Failed), bad
     return bad
 
 
-async def test_a_stopped_workers_rollouts_move_and_nobody_is_blamed(
+async def test_a_stopped_workers_rollouts_move_and_none_is_blamed(
     tmp_path: Path, tiny_moe: Path
 ) -> None:
     async with unruly(tmp_path, tiny_moe, "Patient", workers=2, lease_s=4.0) as server:
@@ -47,15 +47,15 @@ async def test_a_stopped_workers_rollouts_move_and_nobody_is_blamed(
         os.kill(victim.pid, signal.SIGSTOP)
         while len(server.settled) < 8:
             await server.receive(Settled)
-        ends = [one for ends in server.settled.values() for one in ends]
+        ends = [settled for ends in server.settled.values() for settled in ends]
         assert len(ends) == 8, "each once"
-        assert all(isinstance(one.outcome, Scored) and one.attempt == 2 for one in ends), ends
+        assert all(isinstance(end.outcome, Scored) and end.attempt == 2 for end in ends), ends
         assert [(lost.num_moved, lost.num_failed) for lost in server.lost] == [(8, 0)]
         psutil.wait_procs([victim], timeout=10)
         assert not victim.is_running(), "SIGKILL reaches a stopped process"
 
 
-async def test_a_router_that_was_stopped_itself_accuses_nobody(tmp_path: Path, tiny_moe: Path) -> None:
+async def test_a_router_that_was_stopped_itself_blames_no_worker(tmp_path: Path, tiny_moe: Path) -> None:
     async with unruly(tmp_path, tiny_moe, "Patient", lease_s=2.0) as server:
         replies = server.hold_replies()
         for n in range(8):
@@ -67,7 +67,7 @@ async def test_a_router_that_was_stopped_itself_accuses_nobody(tmp_path: Path, t
         await asyncio.sleep(4.0)  # twice the lease
         os.kill(server.pid, signal.SIGCONT)
         ends = [await server.outcome(f"r{n}") for n in range(8)]
-        assert all(isinstance(one, Scored) for one in ends), ends
+        assert all(isinstance(end, Scored) for end in ends), ends
         assert not server.lost
 
 
@@ -97,7 +97,7 @@ async def test_a_rollout_that_ends_its_worker_is_blamed_and_the_others_succeed(
         assert server.settled["r1"][0].attempt == 2
 
 
-async def test_rewards_that_spin_hoard_or_exit_name_themselves(tmp_path: Path, tiny_moe: Path) -> None:
+async def test_errors_name_the_rewards_that_spin_hoard_or_exit(tmp_path: Path, tiny_moe: Path) -> None:
     limits = ServerLimits(scoring_memory_mb=256)
     async with unruly(tmp_path, tiny_moe, "Scorers", limits=limits, scoring_deadline_s=3.0) as server:
         ends = await outcomes(server, 8)
@@ -125,8 +125,8 @@ async def test_progress_says_where_rollouts_are(tmp_path: Path, tiny_moe: Path) 
         await server.run("slow", "30")
         seen: dict[str, list[Any]] = {"quick": [], "slow": []}
         while not seen["slow"] or seen["slow"][-1].phase != "env":
-            for one in (await server.receive(WorkerProgress)).rollouts:
-                seen[one.rollout_id].append(one)
+            for progress in (await server.receive(WorkerProgress)).rollouts:
+                seen[progress.rollout_id].append(progress)
         assert seen["quick"][0].phase == seen["slow"][0].phase == "engine"
         assert (seen["slow"][-1].num_turns, seen["slow"][-1].num_tokens > 0) == (1, True)
         assert seen["slow"][0].num_turns == 0

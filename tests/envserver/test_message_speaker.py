@@ -1,4 +1,4 @@
-"""An env server whose engine speaks messages: real processes against a real chat endpoint."""
+"""An env server whose engine is a chat endpoint: real processes against a real HTTP server."""
 
 import asyncio
 import socket
@@ -32,8 +32,8 @@ from rollway.wire.pipe import AsyncPipe
 pytestmark = pytest.mark.anyio
 
 
-def plus_one(said: str, nth: int) -> str | web.Response:
-    n = int(said.rstrip("?"))
+def plus_one(text: str, nth: int) -> str | web.Response:
+    n = int(text.rstrip("?"))
     if n == 90:
         return web.Response(status=500, text="out of order")
     if n == 80 and nth == 0:
@@ -67,7 +67,7 @@ async def outcome(client: envs.EnvClient, number: int) -> Outcome:
     return message.outcome
 
 
-async def test_rollouts_are_scored_without_rows_and_keep_what_was_said(tmp_path: Path) -> None:
+async def test_rollouts_are_scored_without_rows_and_keep_their_transcript(tmp_path: Path) -> None:
     async with serving(tmp_path) as (client, double):
         scored = await outcome(client, 5)
         assert isinstance(scored, Scored), scored
@@ -75,21 +75,21 @@ async def test_rollouts_are_scored_without_rows_and_keep_what_was_said(tmp_path:
         assert scored.num_sampled == 3, "as many as the endpoint counted"
         columns = SegmentReader(tmp_path).open(scored.ref)
         assert list(columns) == ["transcript"]
-        said = msgspec.json.decode(columns["transcript"].tobytes())
-        assert [one["content"] for one in said] == ["5?", "6", "6?", "7", "7?", "8"]
+        transcript = msgspec.json.decode(columns["transcript"].tobytes())
+        assert [message["content"] for message in transcript] == ["5?", "6", "6?", "7", "7?", "8"]
         assert [len(one["messages"]) for one in double.requests] == [1, 3, 5]
         assert {one["model"] for one in double.requests} == {"double"}, "the only one it lists"
         later = await outcome(client, 80)
-        assert isinstance(later, Scored), "asked again"
+        assert isinstance(later, Scored), "the endpoint was asked again"
         failed = await outcome(client, 90)
         assert isinstance(failed, Failed)
         assert (failed.boundary, "HTTP 500: out of order" in failed.error) == ("engine", True)
 
 
-async def test_an_orchestrator_refuses_what_cannot_be_trained(tmp_path: Path) -> None:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        pipe = await AsyncPipe.open(ours)
+async def test_an_orchestrator_refuses_rollouts_that_cannot_be_trained(tmp_path: Path) -> None:
+    child_end, parent_end = socket.socketpair()
+    with parent_end:
+        pipe = await AsyncPipe.open(child_end)
         parent = Parent(pipe, None)  # type: ignore[arg-type]
         async with serving(tmp_path) as (client, _):
             await send(client, 5)

@@ -1,4 +1,4 @@
-"""Plain code and tools behind a real env server: router, worker and lanes in processes of their own."""
+"""Plain code and tools in a real env server: router, worker and lanes are separate processes."""
 
 import re
 from collections.abc import AsyncIterator
@@ -44,25 +44,26 @@ async def outcome(client: envs.EnvClient, task: Task) -> Outcome:
     return message.outcome
 
 
-def adding(asked: PolicyPrompt) -> str:
-    if asked.said == "hello":
-        return asked.said
-    if asked.results:
-        return str(msgspec.json.decode(asked.said)[0])
-    if found := re.match(r"add (\d+) (\d+)", asked.said):
+def adding(prompt: PolicyPrompt) -> str:
+    if prompt.said == "hello":
+        return prompt.said
+    if prompt.results:
+        return str(msgspec.json.decode(prompt.said)[0])
+    if found := re.match(r"add (\d+) (\d+)", prompt.said):
         return call("add", a=int(found[1]), b=int(found[2]))
-    raise ValueError(f"nobody says {asked.said!r}")
+    raise ValueError(f"no task says {prompt.said!r}")
 
 
-async def test_plain_code_runs_elsewhere_and_speaks_through_its_worker(tmp_path: Path) -> None:
+async def test_plain_code_runs_in_another_process_and_speaks_through_its_worker(tmp_path: Path) -> None:
     env = EnvConfig(id=PLAIN, server=ServerConfig(workers=1, rollout_deadline_s=8.0))
     async with serving(tmp_path, env, adding) as client:
         scored = await outcome(client, Task("0", "add 1 2"))
         assert isinstance(scored, Scored), scored
         assert (scored.reward, scored.metrics) == (1.0, {"is_elsewhere": 1.0})
         assert (scored.num_turns, len(scored.rows)) == (4, 2), "the child's row is there"
-        said = msgspec.json.decode(SegmentReader(tmp_path).open(scored.ref)["transcript"].tobytes())
-        assert [one["role"] for one in said] == ["user", "assistant", "tool", "assistant"]
+        columns = SegmentReader(tmp_path).open(scored.ref)
+        transcript = msgspec.json.decode(columns["transcript"].tobytes())
+        assert [message["role"] for message in transcript] == ["user", "assistant", "tool", "assistant"]
         endless = await outcome(client, Task("endless", "add 1 2"))
         assert isinstance(endless, Scored), endless
         assert (endless.stop, endless.num_turns) == ("max_turns", 7)
@@ -75,8 +76,8 @@ async def test_plain_code_runs_elsewhere_and_speaks_through_its_worker(tmp_path:
 
 
 async def test_a_built_in_environment_with_tools_is_served(tmp_path: Path) -> None:
-    def computing(asked: PolicyPrompt) -> str:
-        return asked.said if asked.results else call("multiply", a=6, b=7)
+    def computing(prompt: PolicyPrompt) -> str:
+        return prompt.said if prompt.results else call("multiply", a=6, b=7)
 
     server = ServerConfig(workers=1)
     env = EnvConfig(id="rollway.envs.builtin.calculator", args={"steps": 1}, server=server)

@@ -42,14 +42,14 @@ ENVS = str(Path(__file__).parents[1] / "doubles" / "authoring.py")
 
 def answer(prompt: PolicyPrompt) -> str:
     """Answer `n?` with n + 1, `call TOOL …` with a tool call, and a tool's result by repeating it."""
-    said = prompt.said
+    text = prompt.said
     if prompt.messages[-1].role == "tool":
-        return f"I got {said}"
-    if said.startswith("call "):
-        name, *numbers = said.split()[1:]
+        return f"I got {text}"
+    if text.startswith("call "):
+        name, *numbers = text.split()[1:]
         arguments = ", ".join(f'"{key}": {n}' for key, n in zip("ab", numbers, strict=False))
         return f'<tool_call>\n{{"name": "{name}", "arguments": {{{arguments}}}}}\n</tool_call>'
-    return str(int(said.removeprefix("slow ").rstrip("?")) + 1)
+    return str(int(text.removeprefix("slow ").rstrip("?")) + 1)
 
 
 class Bench(Struct):
@@ -115,10 +115,10 @@ def failed(outcome: Outcome) -> Failed:
 
 async def test_a_rollout_calls_async_and_plain_tools(tmp_path: Path) -> None:
     async with bench(tmp_path, "WithTools") as worker:
-        for prompt, said in [("call add 2 3", "I got 5"), ("call double 4", "I got 8")]:
+        for prompt, reply in [("call add 2 3", "I got 5"), ("call double 4", "I got 8")]:
             end = scored(await worker.run(prompt))
             assert end.num_turns == 2
-            assert said in worker.reader.open(end.ref)["transcript"].tobytes().decode()
+            assert reply in worker.reader.open(end.ref)["transcript"].tobytes().decode()
             assert len(end.rows) == 1, "the tool's answer extends the row"
 
 

@@ -24,8 +24,9 @@ from rollway.wire.messages import Cancel, NextTasks, ServerStats, Tasks, WorkerL
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_rollouts_journey(tmp_path: Path, tiny_moe: Path) -> None:
-    """Three turns: scored, written, and its row is exactly what the engine saw and drew."""
+async def test_a_rollout_is_scored_and_its_row_is_what_the_engine_saw_and_drew(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
     async with serving(tmp_path, tiny_moe, "ThreeTurns") as server:
         await server.run("r", "5")
         outcome = await server.outcome("r")
@@ -41,8 +42,8 @@ async def test_a_rollouts_journey(tmp_path: Path, tiny_moe: Path) -> None:
         np.testing.assert_array_equal(columns["row0.routes"], expected)
         drawn = sum(len(reply) for reply in server.engine.replies)
         assert int(columns["row0.loss_mask"].sum()) == drawn == outcome.num_trainable
-        said = msgspec.json.decode(columns["transcript"].tobytes())
-        assert [one["content"] for one in said] == ["5?", "6", "6?", "7", "7?", "8"]
+        transcript = msgspec.json.decode(columns["transcript"].tobytes())
+        assert [message["content"] for message in transcript] == ["5?", "6", "6?", "7", "7?", "8"]
 
 
 async def test_tasks_come_in_order_and_rollouts_run_at_once(tmp_path: Path, tiny_moe: Path) -> None:
@@ -53,7 +54,7 @@ async def test_tasks_come_in_order_and_rollouts_run_at_once(tmp_path: Path, tiny
         for n in range(40):
             await server.run(f"r{n}", str(n))
         outcomes = [await server.outcome(f"r{n}") for n in range(40)]
-        assert all(isinstance(one, Scored) and one.reward == 1.0 for one in outcomes)
+        assert all(isinstance(outcome, Scored) and outcome.reward == 1.0 for outcome in outcomes)
         assert all(len(ends) == 1 for ends in server.settled.values())
         while not {"test.router"} < {stats.process for stats in server.stats}:
             await server.receive(ServerStats)
@@ -96,12 +97,12 @@ async def test_failures_name_their_boundary(tmp_path: Path, tiny_moe: Path) -> N
     assert (*expected, "none") == FAILURES
     deadlines = {"rollout_deadline_s": 3.0, "scoring_deadline_s": 1.0}
     async with serving(tmp_path, tiny_moe, "Failing", **deadlines) as server:
-        for number, (how, (boundary, said)) in enumerate(expected.items()):
+        for number, (how, (boundary, error)) in enumerate(expected.items()):
             await server.run(how, str(number))
             outcome = await server.outcome(how)
             assert isinstance(outcome, Failed), (how, outcome)
             assert outcome.boundary == boundary, (how, outcome)
-            assert said in outcome.error, (how, outcome)
+            assert error in outcome.error, (how, outcome)
             if how == "raises":
                 assert "chat" not in outcome.traceback.splitlines()[1]
                 assert "envs.py" in outcome.traceback
@@ -117,7 +118,7 @@ async def test_an_engine_that_is_gone_fails_the_rollout_not_the_worker(
         scored = await server.outcome("good")
         assert isinstance(scored, Scored)
         assert scored.reward == 0.25
-        server.engine.answer = lambda asked: str(1 / 0)
+        server.engine.answer = lambda prompt: str(1 / 0)
         await server.run("bad", "0")
         failed = await server.outcome("bad")
         assert isinstance(failed, Failed)
@@ -129,7 +130,7 @@ async def test_payload_that_cannot_be_written_fails_its_rollout_and_nothing_else
     tmp_path: Path, tiny_moe: Path
 ) -> None:
     gone = tmp_path / "envs.w0.0-0000.seg"
-    gone.symlink_to(tmp_path / "nowhere" / "at all")
+    gone.symlink_to(tmp_path / "no" / "folder")
     async with serving(tmp_path, tiny_moe, "Counting") as server:
         await server.run("bad", "0")
         failed = await server.outcome("bad")
@@ -179,7 +180,7 @@ async def test_a_killed_workers_rollouts_move_and_settle_once(tmp_path: Path, ti
         await server.receive(WorkerLost)
         replies.set()
         outcomes = [await server.outcome(f"r{n}") for n in range(16)]
-        assert all(isinstance(one, Scored) for one in outcomes)
+        assert all(isinstance(outcome, Scored) for outcome in outcomes)
         assert sorted({ends[0].attempt for ends in server.settled.values()}) == [1, 2]
         assert all(len(ends) == 1 for ends in server.settled.values())
         assert [(lost.num_moved, lost.num_failed) for lost in server.lost] == [(8, 0)]
@@ -202,7 +203,7 @@ async def test_a_task_that_kills_workers_fails_and_the_others_do_not(
             assert isinstance(await server.outcome(other), Scored)
 
 
-async def test_an_environment_that_blocks_is_named(tmp_path: Path, tiny_moe: Path) -> None:
+async def test_a_line_that_blocks_the_loop_is_named(tmp_path: Path, tiny_moe: Path) -> None:
     async with serving(tmp_path, tiny_moe, "Blocks") as server:
         await server.run("r", "0")
         await server.outcome("r")
@@ -213,7 +214,7 @@ async def test_an_environment_that_blocks_is_named(tmp_path: Path, tiny_moe: Pat
         assert stalls[0].longest_s > 0.4
 
 
-async def test_a_reward_that_takes_long_is_named_and_holds_no_loop(
+async def test_a_slow_reward_is_named_and_does_not_block_the_loop(
     tmp_path: Path, tiny_moe: Path
 ) -> None:
     async with serving(tmp_path, tiny_moe, "Ponders") as server:

@@ -1,4 +1,4 @@
-"""Clients that share a server, leave it, or ask too much of it; and the size of its pool."""
+"""Clients that share a server or leave it, the number of its workers, and its end."""
 
 import asyncio
 import os
@@ -30,21 +30,21 @@ async def receive_forever(client: envs.EnvClient) -> None:
 
 async def test_two_clients_use_the_same_ids(tmp_path: Path, tiny_moe: Path) -> None:
     async with (
-        unruly(tmp_path, tiny_moe, "Patient", latency_s=0.5) as one,
-        envs.connect(one.address) as client,
+        unruly(tmp_path, tiny_moe, "Patient", latency_s=0.5) as first,
+        envs.connect(first.address) as client,
     ):
-        two = Server(client, one.engine, one.pid, tmp_path)
-        for server, task in ((one, "0"), (two, "1")):
+        second = Server(client, first.engine, first.pid, tmp_path)
+        for server, task in ((first, "0"), (second, "1")):
             await server.client.send(NextTasks(int(task), 1))
             for n in range(4):
                 await server.run(f"r{n}", task)
-        await two.client.send(Cancel(RolloutId("r0"), "mine alone"))
-        for server, task in ((one, "0"), (two, "1")):
+        await second.client.send(Cancel(RolloutId("r0"), "only this one"))
+        for server, task in ((first, "0"), (second, "1")):
             assert [task.id for task in (await server.receive(Tasks)).tasks] == [task]
             for n in range(4):
                 end = await server.outcome(f"r{n}")
-                if server is two and n == 0:
-                    assert end == Cancelled("mine alone")
+                if server is second and n == 0:
+                    assert end == Cancelled("only this one")
                 else:
                     assert isinstance(end, Scored)
             assert all(len(ends) == 1 for ends in server.settled.values())
@@ -78,11 +78,13 @@ async def test_a_hundred_cancelled_rollouts_leave_nothing_running(
             await server.engine.until_running(0)
         assert server.engine.num_aborted == 100
         server.stats.clear()
-        while not any(one.in_flight == 0 and ".w" in one.process for one in server.stats):
+        while not any(stats.in_flight == 0 and ".w" in stats.process for stats in server.stats):
             await server.receive(ServerStats)
 
 
-async def test_workers_come_with_load_and_go_when_idle(tmp_path: Path, tiny_moe: Path) -> None:
+async def test_workers_are_started_under_load_and_ended_when_idle(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
     limits = ServerLimits(idle_s=2.0)
     size = {"workers": 3, "min_workers": 1, "concurrency": 1, "limits": limits}
     async with serving(tmp_path, tiny_moe, "Patient", file=UNRULY, latency_s=30, **size) as server:
@@ -98,12 +100,14 @@ async def test_workers_come_with_load_and_go_when_idle(tmp_path: Path, tiny_moe:
         assert len({ends[0].worker for ends in server.settled.values()}) == 3
         while len(server.workers()) > 1:
             await server.receive(ServerStats)
-        assert not server.lost, "they ended because they were told to"
+        assert not server.lost, "they were drained"
         await server.run("again", "0")
         await server.engine.until_running(1)
 
 
-async def test_sigterm_lets_rollouts_finish_and_takes_no_more(tmp_path: Path, tiny_moe: Path) -> None:
+async def test_after_sigterm_running_rollouts_finish_and_waiting_ones_are_cancelled(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
     async with unruly(tmp_path, tiny_moe, "Patient", concurrency=4) as server:
         replies = server.hold_replies()
         router = psutil.Process(server.pid)
@@ -119,10 +123,10 @@ async def test_sigterm_lets_rollouts_finish_and_takes_no_more(tmp_path: Path, ti
         assert sum(isinstance(end, Scored) for end in ends) == 4
         assert ends.count(Cancelled("the env server is ending")) == 4
         psutil.wait_procs(children, timeout=10)
-        assert not [one for one in children if one.is_running()]
+        assert not [child for child in children if child.is_running()]
 
 
-async def test_a_drain_has_an_end(tmp_path: Path, tiny_moe: Path) -> None:
+async def test_a_drain_ends_after_its_limit(tmp_path: Path, tiny_moe: Path) -> None:
     async with unruly(
         tmp_path, tiny_moe, "Patient", latency_s=300, limits=ServerLimits(drain_s=1.0)
     ) as server:
@@ -133,7 +137,7 @@ async def test_a_drain_has_an_end(tmp_path: Path, tiny_moe: Path) -> None:
         await server.engine.until_running(0)
 
 
-async def test_a_server_that_ended_is_noticed(tmp_path: Path, tiny_moe: Path) -> None:
+async def test_a_client_notices_that_its_server_is_gone(tmp_path: Path, tiny_moe: Path) -> None:
     async with (
         unruly(tmp_path, tiny_moe, "Patient") as server,
         envs.connect(server.address, silent_s=2.0) as client,
@@ -146,7 +150,7 @@ async def test_a_server_that_ended_is_noticed(tmp_path: Path, tiny_moe: Path) ->
             os.kill(server.pid, signal.SIGCONT)
 
 
-async def test_connecting_says_what_is_missing(tmp_path: Path, tiny_moe: Path) -> None:
+async def test_an_error_says_why_a_client_cannot_connect(tmp_path: Path, tiny_moe: Path) -> None:
     with pytest.raises(
         ProtocolError, match=r"no env server at tcp://127\.0\.0\.1:9: nothing listens there"
     ):

@@ -1,4 +1,4 @@
-"""A worker's toolsets are closed with it, every one."""
+"""Every toolset of a worker is closed with it."""
 
 from typing import Any
 

@@ -123,7 +123,7 @@ class Drain(Struct, frozen=True, tag="drain"):
 
 
 class Drained(Struct, frozen=True, tag="drained"):
-    """The last message of a worker that was told to drain."""
+    """The last message of a worker that the router has drained."""
 
 
 class RolloutProgress(Struct, frozen=True):

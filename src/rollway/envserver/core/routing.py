@@ -227,7 +227,7 @@ class Routing:
         result = self._dispatch.lose_worker(lost.running, loss)
         commands = result.commands + self._request_tasks()
         if lost.is_draining and not lost.running:
-            return commands  # the worker ended as it was told to
+            return commands  # the router had drained it
         return commands + self._send_news(WorkerLost(loss.worker, result.num_moved, result.num_failed))
 
     def _tick(self, now_s: float) -> list[RouterCommand]:
