@@ -183,7 +183,7 @@ async def test_a_task_that_cannot_be_read_fails_its_rollout_and_nothing_else(
 
 
 async def test_a_client_drops_messages_that_a_server_must_not_send(tmp_path: Path) -> None:
-    """Malformed headers, messages of workers and surplus frames are counted, and the next one arrives."""
+    """Malformed headers, messages of workers and extra frames are counted, and the next one arrives."""
     async with fake_server(None) as (client, send):
         bad = [[b""], [b"\x91" * 200_000], [encode(RUN)], [encode(Ping()), b"raw"], [b"a", b"b", b"c"]]
         hostile_ref = msgspec.to_builtins(settled("r", 1))

@@ -77,8 +77,8 @@ async def test_rollouts_are_scored_without_rows_and_keep_their_transcript(tmp_pa
         assert list(columns) == ["transcript"]
         transcript = msgspec.json.decode(columns["transcript"].tobytes())
         assert [message["content"] for message in transcript] == ["5?", "6", "6?", "7", "7?", "8"]
-        assert [len(one["messages"]) for one in double.requests] == [1, 3, 5]
-        assert {one["model"] for one in double.requests} == {"double"}, "the only one it lists"
+        assert [len(request["messages"]) for request in double.requests] == [1, 3, 5]
+        assert {request["model"] for request in double.requests} == {"double"}, "the only model it lists"
         later = await outcome(client, 80)
         assert isinstance(later, Scored), "the endpoint was asked again"
         failed = await outcome(client, 90)

@@ -49,22 +49,17 @@ SILENT_S = 60.0
 
 
 class PayloadLanding(Struct, frozen=True):
-    """Where a client writes payload that arrives as raw frames.
-
-    If it `must_land`, a ref to a file is a failure, because the file is in a folder of the server that
-    this client cannot open.
-    """
+    """Where a client writes payload that arrives as raw frames. If it `must_land`, a ref to a file is a
+    failure, because the file is in a folder of the server that this client cannot open."""
 
     writer: SegmentWriter | None = None
     must_land: bool = False
 
 
 class EnvClient:
-    """Sends runs and receives what the server answers. The caller matches answers to runs.
-
-    Payload that arrives as a frame is written before its Settled is returned, one frame at a time. Only
-    then may the worker send more.
-    """
+    """Sends runs and receives what the server answers. The caller matches answers to runs. Payload that
+    arrives as a frame is written before its Settled is returned, one frame at a time. Only then may the
+    worker send more."""
 
     def __init__(
         self, wire: zmq.asyncio.Socket, address: str, welcome: Welcome, landing: PayloadLanding,
@@ -129,11 +124,9 @@ async def connect(
     address: str, landing: SegmentWriter | None = None, keys: ClientKeys | None = None, *,
     must_land: bool = False, hello_s: float = HELLO_DEADLINE_S, silent_s: float = SILENT_S,
 ) -> AsyncIterator[EnvClient]:  # fmt: skip
-    """Connect to an env server, which must send its welcome within `hello_s`.
-
-    `landing` writes payload of workers that share no file system with this client. With `must_land` all
-    payload has to arrive that way. `keys` are for a server that requires them.
-    """
+    """Connect to an env server, which must send its welcome within `hello_s`. `landing` writes payload
+    of workers that share no file system with this client. With `must_land` all payload has to arrive
+    that way. `keys` are for a server that requires them."""
     with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as wire:
         wire.setsockopt(zmq.IDENTITY, f"client-{uuid.uuid4().hex[:12]}".encode())
         wire.setsockopt(zmq.LINGER, 0)
@@ -183,10 +176,8 @@ async def _shake_hands(
 
 
 async def _wait_for_welcome(wire: zmq.asyncio.Socket, address: str, received: list[ToClient]) -> Welcome:
-    """Return the server's welcome, which it sends once it has a worker.
-
-    `received` holds the last other message, which shows that an env server is there.
-    """
+    """Return the server's welcome, which it sends once it has a worker. `received` holds the last other
+    message, which shows that an env server is there."""
     # This send never returns if the connection was refused before. The caller then cancels it.
     await wire.send(encode(Hello("client", protocol=PROTOCOL)))
     while True:
@@ -200,11 +191,8 @@ async def _wait_for_welcome(wire: zmq.asyncio.Socket, address: str, received: li
 
 
 async def land(settled: Settled, frame: memoryview | None, landing: PayloadLanding) -> Settled:
-    """Return the same Settled with a ref that can be opened here.
-
-    A rollout fails if its columns did not arrive or cannot be written. The frame is written as it is, in
-    the thread lane, and never decoded.
-    """
+    """Return the same Settled with a ref that can be opened here. A rollout fails if its columns did not
+    arrive or cannot be written. The frame is written as it is, in the thread lane, and never decoded."""
     outcome = settled.outcome
     if not isinstance(outcome, Scored):
         return settled

@@ -105,10 +105,8 @@ def _choice(body: dict[str, Any], reply: ScriptedReply) -> dict[str, Any]:
 async def scripted_engine(
     answer: Answer, *, latency_s: float = 0.0, folder: Path | None = None
 ) -> AsyncIterator[ScriptedEngine]:
-    """Serve a scripted engine on a free port of this host.
-
-    `folder` holds the tokenizer of the model that the engine stands for; by default `model_folder()`.
-    """
+    """Serve a scripted engine on a free port of this host. `folder` holds the tokenizer of the model
+    that the engine stands for; by default `model_folder()`."""
     tokenizer = Tokenizer(str(folder or model_folder()))
     engine = ScriptedEngine(Script(tokenizer, answer), latency_s)
     app = web.Application(client_max_size=1 << 30)
@@ -120,10 +118,8 @@ async def scripted_engine(
 
 @asynccontextmanager
 async def served(app: web.Application) -> AsyncIterator[str]:
-    """Serve an app on a free port of this host, and yield its address.
-
-    A client that hangs up cancels its request. Requests that still run when the block ends are cut off.
-    """
+    """Serve an app on a free port of this host, and yield its address. A client that hangs up cancels
+    its request. Requests that still run when the block ends are cut off."""
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:

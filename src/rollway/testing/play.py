@@ -19,7 +19,7 @@ from ..envs.in_lane import EnvSpec
 from ..envs.rewards import told_apart, total
 from ..envs.rollout import Rollout
 from ..envserver.worker.group import LiveGroup
-from ..envserver.worker.kit import CodeLanes, build_kit
+from ..envserver.worker.kit import build_kit
 from ..envserver.worker.live_rollout import Finished, LiveRollout
 from ..envserver.worker.rollout import play as play_rollout
 from ..envserver.worker.token_speaker import TokenSpeaker
@@ -167,7 +167,7 @@ class Stage:
         lane = ThreadLane()
         self._sampling = Sampling(max_tokens)
         self._speakers = _StageSpeakers(Renderer(rendering(), model(), lane))
-        self._kit = build_kit(config, spec, env, self._speakers, CodeLanes(lane, lane))
+        self._kit = build_kit(config, spec, env, self._speakers, lane, lane)
         self._serials = itertools.count(1)
         self._stack = AsyncExitStack()
 

@@ -81,11 +81,9 @@ class Tasks(Struct, frozen=True, tag="tasks"):
 
 
 class Run(Struct, frozen=True, tag="run"):
-    """Run one rollout. The task travels along, so that any worker can run it.
-
-    A client's ids differ from each other. Before the router passes a run on to a worker, it makes the id
-    unique in the server and sets `serial` and `queued_s`.
-    """
+    """Run one rollout. The task travels along, so that any worker can run it. A client's ids differ from
+    each other. Before the router passes a run on to a worker, it makes the id unique in the server and
+    sets `serial` and `queued_s`."""
 
     rollout_id: RolloutLabel
     attempt: Count
@@ -217,7 +215,10 @@ def encode(message: Struct) -> bytes:
     return _encoder.encode(message)
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | memoryview) -> Any:
+M = TypeVar("M")
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[M], frame: bytes | memoryview) -> M:
     try:
         return decoder.decode(frame)
     except UNREADABLE as error:
@@ -225,14 +226,9 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | memoryview) ->
         raise ProtocolError(f"bad frame of {len(frame)} bytes: {why}") from None
 
 
-M = TypeVar("M")
-
-
 def split_frames(frames: Sequence[Any], decode: Callable[[memoryview], M]) -> tuple[M, Any]:
     """Decode a message that ZMQ received without a copy. Return it with the raw frame beside it, if any.
-
-    Only a Settled may have a raw frame.
-    """
+    Only a Settled may have a raw frame."""
     match frames:
         case [header]:
             return decode(header.buffer), None
@@ -245,25 +241,20 @@ def split_frames(frames: Sequence[Any], decode: Callable[[memoryview], M]) -> tu
 
 
 def from_client(frame: bytes | memoryview) -> FromClient:
-    message: FromClient = _decode(_from_client, frame)
-    return message
+    return _decode(_from_client, frame)
 
 
 def from_worker(frame: bytes | memoryview) -> FromWorker:
-    message: FromWorker = _decode(_from_worker, frame)
-    return message
+    return _decode(_from_worker, frame)
 
 
 def for_worker(frame: bytes | memoryview) -> ToWorker:
-    message: ToWorker = _decode(_to_worker, frame)
-    return message
+    return _decode(_to_worker, frame)
 
 
 def unread_runs(frame: bytes | memoryview) -> list[tuple[RolloutId, int]]:
-    """Return id and attempt of the rollouts in a frame that `for_worker` could not read.
-
-    The router passes tasks on without reading them, and every rollout must settle.
-    """
+    """Return id and attempt of the rollouts in a frame that `for_worker` could not read. The router
+    passes tasks on without reading them, and every rollout must settle."""
     try:
         head = _decode(_heads, frame)
     except ProtocolError:
@@ -276,5 +267,4 @@ def unread_runs(frame: bytes | memoryview) -> list[tuple[RolloutId, int]]:
 
 
 def for_client(frame: bytes | memoryview) -> ToClient:
-    message: ToClient = _decode(_to_client, frame)
-    return message
+    return _decode(_to_client, frame)

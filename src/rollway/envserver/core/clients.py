@@ -37,10 +37,8 @@ class Clients:
         return True
 
     def unreachable(self, client: bytes) -> bool:
-        """Note that a client has no connection: it gets no news until it is heard again.
-
-        Return False if it is not one of the connected clients.
-        """
+        """Note that a client has no connection: it gets no news until it is heard again. Return False if
+        it is not one of the connected clients."""
         if client in self._here:
             self._unreachable.add(client)
         return client in self._here

@@ -51,10 +51,8 @@ class Scaling:
         return count
 
     def to_retire(self, now_s: float, load: WorkerLoad) -> list[WorkerName]:
-        """Return the idle workers to retire now, the last names first.
-
-        The first worker walks through the tasks, so it stays.
-        """
+        """Return the idle workers to retire now, the last names first. The first worker walks through
+        the tasks, so it stays."""
         since_s = {name: self._idle_since_s.get(name, now_s) for name in load.idle}
         self._idle_since_s = since_s
         if load.num_waiting:

@@ -58,9 +58,6 @@ class WorkerPool:
     def add(self, name: WorkerName, credits: int) -> None:
         self._workers[name] = PooledWorker(credits, set())
 
-    def get(self, name: WorkerName) -> PooledWorker | None:
-        return self._workers.get(name)
-
     def remove(self, name: WorkerName) -> PooledWorker | None:
         removed = self._workers.pop(name, None)
         self._update_shares()
@@ -90,11 +87,9 @@ class WorkerPool:
         return {name: worker for name, worker in self._workers.items() if worker.takes_more}
 
     def freest(self, size: int) -> WorkerName | None:
-        """Return the worker with the most room, if it has room for `size` rollouts at once.
-
-        Among equals the one with less lag is better, then the one with less memory. A group that is
-        larger than the limit of every worker goes to the best worker once that is empty.
-        """
+        """Return the worker with the most room, if it has room for `size` rollouts at once. Among equals
+        the one with less lag is better, then the one with less memory. A group that is larger than the
+        limit of every worker goes to the best worker once that is empty."""
         best: tuple[tuple[int, float, int], WorkerName] | None = None
         largest_limit = 0
         for name, worker in self._workers.items():

@@ -59,10 +59,8 @@ LINGER_MS = 1000
 
 
 class Router:
-    """Performs what the core decides. Bad frames are counted, logged and dropped.
-
-    `listener` is a parent process that cannot receive statistics as a client.
-    """
+    """Performs what the core decides. Bad frames are counted, logged and dropped. `listener` is a parent
+    process that cannot receive statistics as a client."""
 
     def __init__(
         self, core: Routing, clients: zmq.asyncio.Socket, workers: zmq.asyncio.Socket,
@@ -259,10 +257,8 @@ MAX_UNSENT = 65_536
 
 
 def open_workers(context: Any, stack: ExitStack) -> BoundPort:
-    """Open the socket that workers connect to, in a folder that only this user can reach.
-
-    It has no limit at which it drops messages, because credits bound their number.
-    """
+    """Open the socket that workers connect to, in a folder that only this user can reach. It has no
+    limit at which it drops messages, because credits bound their number."""
     wire = open_router(context, stack)
     wire.setsockopt(zmq.SNDHWM, 0)
     address = stack.enter_context(private_address("workers"))
@@ -272,9 +268,7 @@ def open_workers(context: Any, stack: ExitStack) -> BoundPort:
 
 def open_clients(context: Any, stack: ExitStack, bind: str, keys: str | None) -> BoundPort:
     """Open the socket that clients connect to. An address that other machines can reach requires keys.
-
-    The socket bounds what a client may send and what may wait for it.
-    """
+    The socket bounds what a client may send and what may wait for it."""
     check_bind(bind, keys)
     return open_port(
         context, stack, bind, keys,

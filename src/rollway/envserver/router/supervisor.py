@@ -106,11 +106,9 @@ class Supervisor:
         return seen
 
     async def _keep_alive(self, number: int) -> None:
-        """Start one worker after the other in a place.
-
-        A worker that dies before it is ready would die again. While no other worker is up, that ends
-        the server: at once if it is the place's first worker, later after a few tries.
-        """
+        """Start one worker after the other in a place. A worker that dies before it is ready would die
+        again. While no other worker is up, that ends the server: at once if it is the place's first
+        worker, later after a few tries."""
         place = self._places[number]
         while not place.closed.is_set():
             life = self._num_started[number]

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from ...config.sections import ServerConfig
-from ...config.specs import RouterSpec, WorkerSpec
+from ...config.specs import WorkerSpec
 from ...envs.chat import Speaker
 from ...envs.environment import Environment
 from ...envs.in_lane import EnvSpec, load_shared
@@ -52,31 +52,19 @@ class Kit(Struct, frozen=True):
     """The owner of the kit closes them."""
 
 
-class CodeLanes(Struct, frozen=True):
-    """The lanes that run an environment's plain (not async) code."""
-
-    scoring: Lane
-    plain: Lane
-
-
 def build_kit(
-    config: ServerConfig, spec: EnvSpec, env: Environment, speakers: SpeakerFactory, lanes: CodeLanes
-) -> Kit:
-    return Kit(
-        config,
-        env,
-        speakers,
-        PlainCode(spec, lanes.plain, config.rollout_deadline_s),
-        Scoring(config, spec, env, lanes.scoring),
-        OpenToolsets(),
-    )
+    config: ServerConfig, spec: EnvSpec, env: Environment, speakers: SpeakerFactory,
+    scoring_lane: Lane, plain_lane: Lane,
+) -> Kit:  # fmt: skip
+    """Build a kit whose rewards and plain code run in these lanes."""
+    plain = PlainCode(spec, plain_lane, config.rollout_deadline_s)
+    scoring = Scoring(config, spec, env, scoring_lane)
+    return Kit(config, env, speakers, plain, scoring, OpenToolsets())
 
 
 class Prepared(Struct, frozen=True):
-    """What takes a worker long to load, loaded before its event loop starts.
-
-    An endpoint that answers with messages needs neither a renderer nor the shape of routes.
-    """
+    """What takes a worker long to load, loaded before its event loop starts. An endpoint that answers
+    with messages needs neither a renderer nor the shape of routes."""
 
     part: WorkerSpec
     spec: EnvSpec
@@ -109,13 +97,11 @@ async def open_kit(prepared: Prepared, watch: LoopWatch) -> AsyncIterator[Kit]:
                 max_waiting=config.concurrency,
             )
         )  # fmt: skip
-        max_waiting = 4 * config.concurrency
+        waiting = 4 * config.concurrency
         plain_lane = await stack.enter_async_context(
-            ProcessLane(
-                f"{name}.plain", limits.plain_processes, what="plain code", max_waiting=max_waiting
-            )
+            ProcessLane(f"{name}.plain", limits.plain_processes, what="plain code", max_waiting=waiting)
         )
-        kit = build_kit(config, spec, prepared.env, speakers, CodeLanes(scoring_lane, plain_lane))
+        kit = build_kit(config, spec, prepared.env, speakers, scoring_lane, plain_lane)
         await stack.enter_async_context(kit.toolsets)
         yield kit
 
@@ -143,24 +129,19 @@ async def open_speakers(prepared: Prepared, watch: LoopWatch) -> AsyncIterator[S
             ProcessLane(f"{part.name}.replies", size=1, what="reply", watch=watch)
         )
         long_replies = stack.enter_context(LongReplies(reply_lane))
-        config = pool_config(server, prepared.shape, key)
+        config = PoolConfig(
+            engines=tuple(
+                EngineAccess(url, engine.request_deadline_s, engine.model or "", key)
+                for url in server.engine_urls
+            ),
+            routes=engine.routes,
+            shape=prepared.shape,
+            patience_s=engine.patience_s,
+        )
         engines = await stack.enter_async_context(
             open_pool(config, policy, long_replies, is_patient=part.is_patient)
         )
         yield TokenSpeakers(engines, Renderer(prepared.renderer, server.model, render_lane))
-
-
-def pool_config(server: RouterSpec, shape: RouteShape | None, key: str) -> PoolConfig:
-    engine = server.engine
-    return PoolConfig(
-        engines=tuple(
-            EngineAccess(url, engine.request_deadline_s, engine.model or "", key)
-            for url in server.engine_urls
-        ),
-        routes=engine.routes,
-        shape=shape,
-        patience_s=engine.patience_s,
-    )
 
 
 def open_store(part: WorkerSpec) -> AbstractContextManager[PayloadStore]:

@@ -33,11 +33,9 @@ PLAIN_MARGIN_S = 2.0
 
 
 async def play(kit: Kit, live: LiveRollout, group: LiveGroup | None) -> Finished | Failed:
-    """Play a rollout and score it. Only cancellation and our own bugs come out as exceptions.
-
-    Toolsets are open from the first turn to the last reward of the rollout. They are closed before the
-    rollout waits for the other members of its group.
-    """
+    """Play a rollout and score it. Only cancellation and our own bugs come out as exceptions. Toolsets
+    are open from the first turn to the last reward of the rollout. They are closed before the rollout
+    waits for the other members of its group."""
     task, start_s = live.run.task, time.monotonic()
     try:
         async with AsyncExitStack() as stack:
@@ -45,7 +43,9 @@ async def play(kit: Kit, live: LiveRollout, group: LiveGroup | None) -> Finished
             if isinstance(chat, Failed):
                 return chat
             rollout_s = time.monotonic() - start_s
-            rollout = _rollout(live, chat)
+            rollout = Rollout(
+                tuple(chat.messages), live.num_turns, live.num_tokens, live.stop, chat.info
+            )
             live.enter("scoring")
             async with no_strays():
                 scores = await kit.scoring.score(task, rollout, chat.aside())
@@ -66,10 +66,8 @@ async def play(kit: Kit, live: LiveRollout, group: LiveGroup | None) -> Finished
 async def _converse(
     kit: Kit, live: LiveRollout, stack: AsyncExitStack, group_key: str | None
 ) -> Chat | Failed:
-    """Open the toolsets, then run the environment's rollout and its updates, all within the deadline.
-
-    A stop condition or a limit ends the rollout. Updates run in any case.
-    """
+    """Open the toolsets, then run the environment's rollout and its updates, all within the deadline. A
+    stop condition or a limit ends the rollout. Updates run in any case."""
     task, env, limit_s = live.run.task, kit.env, kit.config.rollout_deadline_s
     until_s = time.monotonic() + limit_s
     try:
@@ -129,10 +127,6 @@ def _toolbox(kit: Kit, live: LiveRollout, toolsets: tuple[Toolset, ...]) -> Tool
         return await kit.plain.call_tool(task, name, arguments, deadline_s)
 
     return Toolbox(toolsets, call_plain, deadline_s, live.within)
-
-
-def _rollout(live: LiveRollout, chat: Chat) -> Rollout:
-    return Rollout(tuple(chat.messages), live.num_turns, live.num_tokens, live.stop, chat.info)
 
 
 class RolloutEnd(Struct, frozen=True):

@@ -46,7 +46,7 @@ from ...wire.messages import (
 from ..failures import FailureLog
 from .group import LiveGroup
 from .kit import Kit, Prepared, open_kit, open_store, prepare
-from .live_rollout import Finished, LiveRollout, progress
+from .live_rollout import LiveRollout, progress
 from .rollout import RolloutEnd, commit, play
 from .worker_log import WorkerLog
 
@@ -155,7 +155,10 @@ class Worker:
                 if live.cancel_reason is None:
                     live.asyncio_task = asyncio.current_task()
                     played = await play(self._kit, live, group)
-                    end = await self._commit(live, played)
+                    if isinstance(played, Failed):
+                        end = RolloutEnd(played)
+                    else:
+                        end = await commit(self._kit, live, played, self._store)
             except asyncio.CancelledError:
                 if live.cancel_reason is None:
                     raise
@@ -173,11 +176,6 @@ class Worker:
                 group.leave(live.run.rollout_id)
             del self._running[live.run.rollout_id]
             self._finish_if_drained()
-
-    async def _commit(self, live: LiveRollout, played: Finished | Failed) -> RolloutEnd:
-        if isinstance(played, Failed):
-            return RolloutEnd(played)
-        return await commit(self._kit, live, played, self._store)
 
     async def _settle(self, run: Run, end: RolloutEnd) -> None:
         if isinstance(end.outcome, Failed):
@@ -205,10 +203,8 @@ class Worker:
         self._finish_if_drained()
 
     async def send_stats(self, stats: ProcessStats) -> None:
-        """Send statistics once a second, which also renews this worker's lease.
-
-        They go over the wire instead of to the parent process, so that remote clients get them too.
-        """
+        """Send statistics once a second, which also renews this worker's lease. They go over the wire
+        instead of to the parent process, so that remote clients get them too."""
         self._log.add(stats)
         await self.send(ServerStats(stats))
         if self._running:
