@@ -65,7 +65,7 @@ class Crowd:
         id = f"r{len(self.asked)}"
         self.asked.append(id)
         task = rw.Task(id=id, prompt="go on", answer=str(self._turns))
-        await self._client.send(Run(RolloutId(id), 1, task, Sampling(ENGINE.drawn), PolicyVersion(0)))
+        await self._client.send(Run(RolloutId(id), 1, task, Sampling(ENGINE.drawn), PolicyVersion(0), 0))
 
     async def keep(self, at_a_time: int, until_s: float) -> None:
         """So many at any time; then until the last has ended."""

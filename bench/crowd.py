@@ -51,7 +51,7 @@ class Wave:
         for n in range(count):
             task = rw.Task(id=str(n), prompt="go on")
             id = RolloutId(f"w{number}.{n}")
-            await self._client.send(Run(id, 1, task, Sampling(ENGINE.drawn), PolicyVersion(0)))
+            await self._client.send(Run(id, 1, task, Sampling(ENGINE.drawn), PolicyVersion(0), 0))
         while len(self.ends) < count:
             self._on(await self._client.receive())
         tail_s = time.monotonic() + 1.5  # statistics come once a second

@@ -190,7 +190,7 @@ class Driver:
         self._number += 1
         task = rw.Task(id=str(self._number), prompt="go on" * (self._case.chars // 5), answer=str(turns))
         id = RolloutId(f"r{self._number}")
-        await self._client.send(Run(id, 1, task, Sampling(DELTA.drawn), PolicyVersion(0)))
+        await self._client.send(Run(id, 1, task, Sampling(DELTA.drawn), PolicyVersion(0), 0))
 
     def _forget(self, segment: str) -> None:
         """As the orchestrator would: segments go when newer ones are written."""

@@ -55,7 +55,7 @@ WARM_S, AFTER_S = 3.0, 3.0
 COLUMNS = ("frames/s", "MB before", "MB after", "grown MB", "drops ≥", "settled", "p99 ms", "max ms")
 ENGINE = EngineSpec(layers=2, slots=2, drawn=8)
 
-RUN = Run(RolloutId("evil"), 1, rw.Task("1", "go on"), Sampling(8), PolicyVersion(0))
+RUN = Run(RolloutId("evil"), 1, rw.Task("1", "go on"), Sampling(8), PolicyVersion(0), 0)
 CANCEL, TAKEN = Cancel(RolloutId("evil"), "evil"), FrameTaken(WorkerName("talk.w0.0"), 1 << 40)
 SETTLED = Settled(RolloutId("r1"), 1, WorkerName("talk.w0.0"), Cancelled("evil"))
 STATS = ServerStats(ProcessStats("evil", LagStats(), 1))
@@ -124,7 +124,7 @@ class Real:
         id = f"r{self._number}"
         self._open.add(id)
         task = rw.Task(id=id, prompt="go on", answer="1")
-        await self._client.send(Run(RolloutId(id), 1, task, Sampling(8), PolicyVersion(0)))
+        await self._client.send(Run(RolloutId(id), 1, task, Sampling(8), PolicyVersion(0), 0))
 
     async def hear(self, *, go_on: bool) -> None:
         match await self._client.receive():

@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "transport": BASE | {"config", "loop", "wire", "payload", "rundir"},
     "inference": BASE | {"config", "loop", "wire", "model", "payload"},
     "envserver": BASE | {"config", "loop", "wire", "envs", "trace", "payload", "inference"},
-    "testing": BASE | {"config", "loop", "envs", "trace", "model", "inference", "envserver"},
+    "testing": BASE | {"config", "loop", "wire", "envs", "trace", "model", "inference", "envserver"},
     "orchestrator": BASE | {"config", "loop", "wire", "payload", "inference", "envserver", "rundir",
                             "transport", "ledger", "observe", "evals"},
     "trainer": BASE | {"config", "loop", "wire", "payload", "model", "rundir", "transport"},

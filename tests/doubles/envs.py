@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import rollway as rw
 
@@ -93,6 +95,23 @@ class Blocks(Counting):
     async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
         await chat.say(task.prompt)
         time.sleep(0.5)  # noqa: ASYNC251
+
+
+class CountsFrames(Counting):
+    """Counts the calls of rollway between the event loop and `rollout`."""
+
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        package, num_frames = str(Path(rw.__file__).parent), 0
+        frame = sys._getframe().f_back
+        while frame is not None and frame.f_code.co_filename.startswith(package):
+            num_frames += 1
+            frame = frame.f_back
+        chat.info["num_frames"] = num_frames
+        await chat.say(task.prompt)
+
+    @rw.metric
+    def num_frames(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        return float(rollout.info["num_frames"])
 
 
 class KillsWorker(Counting):

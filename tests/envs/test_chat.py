@@ -1,4 +1,4 @@
-"""A chat with a speaker that answers by what is said: turns, tools, limits, stops, children."""
+"""A chat with a scripted speaker: turns, tools, stops, children."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,8 +7,7 @@ from typing import Any, Literal
 import pytest
 
 import rollway as rw
-from rollway.envs.chat import stop_in
-from rollway.envs.limits import TurnLimits
+from rollway.envs.chat import StopReason, never_stop, stop_in
 from rollway.envs.toolbox import Toolbox
 from rollway.envs.tools import Toolset
 from rollway.errors import EnvironmentInvalid, ToolFailed
@@ -25,7 +24,7 @@ class Parrot:
         self.tools: list[Sequence[dict[str, Any]]] = []
 
     async def generate(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> rw.Reply:
-        self.heard.append([one.content for one in messages])
+        self.heard.append([message.content for message in messages])
         self.tools.append(tools)
         last = messages[-1].content
         calls = [line.split(" ", 2) for line in last.splitlines() if line.startswith("call ")]
@@ -38,6 +37,8 @@ class Parrot:
 
     def child(self) -> "Parrot":
         return Parrot()
+
+    aside = child
 
 
 class Sums(rw.Toolset):
@@ -73,22 +74,25 @@ class Slow(rw.Toolset):
 
 
 def chat_with(
-    *toolsets: Toolset, limits: TurnLimits | None = None, deadline_s: float = 5, **options: Any
+    *toolsets: Toolset,
+    stop_reason: StopReason = never_stop,
+    deadline_s: float = 5,
+    system_prompt: str = "",
 ) -> tuple[rw.Chat, Parrot]:
     async def call_plain(name: str, arguments: dict[str, Any]) -> Any:
-        owner = next(one for one in toolsets if hasattr(one, name))
+        owner = next(toolset for toolset in toolsets if hasattr(toolset, name))
         return getattr(owner, name)(**arguments)
 
     parrot = Parrot()
     toolbox = Toolbox(toolsets, call_plain, deadline_s)
-    return rw.Chat(parrot, toolbox, limits or TurnLimits(), **options), parrot
+    return rw.Chat(parrot, toolbox, stop_reason, system_prompt=system_prompt), parrot
 
 
-async def test_a_chat_keeps_what_was_said() -> None:
+async def test_a_chat_keeps_its_messages() -> None:
     chat, _ = chat_with(system_prompt="be loud")
     assert (await chat.say("hello")).text == "HELLO"
     assert (await chat.say("bye")).text == "BYE"
-    assert [(one.role, one.content) for one in chat.messages] == [
+    assert [(message.role, message.content) for message in chat.messages] == [
         ("system", "be loud"), ("user", "hello"), ("assistant", "HELLO"), ("user", "bye"),
         ("assistant", "BYE"),
     ]  # fmt: skip
@@ -100,7 +104,7 @@ async def test_a_chat_keeps_what_was_said() -> None:
 async def test_tools_have_a_schema_from_their_type_hints() -> None:
     chat, parrot = chat_with(Sums())
     await chat.say("hello")
-    schema = {one["function"]["name"]: one["function"] for one in parrot.tools[0]}
+    schema = {tool["function"]["name"]: tool["function"] for tool in parrot.tools[0]}
     assert schema["add"]["description"] == "Add two numbers."
     assert schema["add"]["parameters"] == {
         "type": "object",
@@ -114,15 +118,23 @@ async def test_several_calls_run_at_the_same_time_and_answer_in_order() -> None:
     sums = Sums()
     chat, parrot = chat_with(sums)
     reply = await chat.act('call add {"a": 1, "b": 2}\ncall add {"a": 5}\ncall twice {"text": "x"}')
-    assert [one.content for one in chat.messages if one.role == "tool"] == ["3", "6", '["x","x"]']
-    assert [one.tool_call_id for one in chat.messages if one.role == "tool"] == ["c0", "c1", "c2"]
+    assert [message.content for message in chat.messages if message.role == "tool"] == [
+        "3",
+        "6",
+        '["x","x"]',
+    ]
+    assert [message.tool_call_id for message in chat.messages if message.role == "tool"] == [
+        "c0",
+        "c1",
+        "c2",
+    ]
     assert sums.most_at_once == 2
     assert reply.text == '["X","X"]'
     assert len(parrot.heard) == 2
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("text", "error"),
     [
         ("call subtract {}", "no tool is called 'subtract'; the tools are: add, break_down, twice"),
         ('call add {"a": "one"}', "the arguments of add are wrong: Expected `int`"),
@@ -133,12 +145,12 @@ async def test_several_calls_run_at_the_same_time_and_answer_in_order() -> None:
         ("cal add", "this tool call cannot be read; write it again in the right format: cal add"),
     ],
 )
-async def test_what_goes_wrong_is_told_to_the_policy(said: str, told: str) -> None:
+async def test_the_policy_reads_what_is_wrong_with_its_call(text: str, error: str) -> None:
     chat, _ = chat_with(Sums())
-    await chat.say(said)
+    await chat.say(text)
     (answer,) = await chat.call_tools()
     assert answer.content.startswith("error: ")
-    assert told in answer.content
+    assert error in answer.content
 
 
 async def test_a_toolset_may_choose_that_an_error_fails_the_rollout() -> None:
@@ -154,39 +166,32 @@ async def test_a_tool_has_a_deadline() -> None:
     assert answer.content == "error: wait took longer than 0.05 s"
 
 
-async def test_limits_count_children_and_end_the_rollout() -> None:
-    chat, _ = chat_with(limits=TurnLimits(max_turns=3))
+async def test_a_reason_to_stop_is_asked_for_before_every_turn_of_the_chat_and_its_children() -> None:
+    seen: list[tuple[bool, int]] = []
+
+    def stop_reason(chat: rw.Chat) -> str:
+        seen.append((chat.is_child, len(chat.replies)))
+        return "max_turns" if len(seen) > 3 else ""
+
+    chat, _ = chat_with(stop_reason=stop_reason)
     await chat.say("one")
     await chat.child("two")
-    await chat.say("three")
+    await chat.go_on()
     with pytest.raises(rw.Stopped, match="max_turns"):
         await chat.say("four")
-    assert len(chat.messages) == 4
-    chat, _ = chat_with(limits=TurnLimits(max_rollout_tokens=4))
-    await chat.say("one")
-    await chat.say("two")
-    with pytest.raises(rw.Stopped, match="max_rollout_tokens"):
-        await chat.go_on()
+    assert seen == [(False, 0), (True, 0), (False, 1), (False, 2)]
+    assert [message.content for message in chat.messages] == ["one", "ONE", "ONE"], "'four' is not said"
 
 
-async def test_a_stop_condition_is_asked_before_all_turns_but_the_first() -> None:
-    async def maybe_stop(chat: rw.Chat) -> str:
-        return "said_bye" if chat.last_text == "BYE" else ""
-
-    chat, _ = chat_with(maybe_stop=maybe_stop)
-    await chat.say("bye")
-    with pytest.raises(rw.Stopped, match="said_bye"):
-        await chat.say("hello")
-
-
-async def test_a_stop_condition_says_more_than_a_limit() -> None:
-    async def maybe_stop(chat: rw.Chat) -> str:
-        return "said_bye"
-
-    chat, _ = chat_with(maybe_stop=maybe_stop, limits=TurnLimits(max_turns=1))
-    await chat.say("bye")
-    with pytest.raises(rw.Stopped, match="said_bye"):
-        await chat.say("hello")
+async def test_an_aside_has_the_tools_and_a_copy_of_the_notes_but_no_reason_to_stop() -> None:
+    sums = Sums()
+    chat, _ = chat_with(sums, stop_reason=lambda chat: "always")
+    chat.info["note"] = 1
+    aside = chat.aside()
+    aside.info["note"] = 2
+    await aside.say("hello")
+    assert (aside.tools, aside.last_text) == ((sums,), "HELLO")
+    assert (chat.messages, chat.info) == ([], {"note": 1})
 
 
 def test_a_stop_is_found_in_groups_of_nothing_else() -> None:
@@ -202,7 +207,13 @@ async def test_a_child_borrows_tools_that_are_open_and_no_others() -> None:
     chat, parrot = chat_with(sums)
     child = await chat.child('call add {"a": 1}', tools=chat.tools, system_prompt="help")
     assert child.last_text == "2"
-    assert [one.role for one in child.messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert [message.role for message in child.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
     assert chat.messages == []
     assert parrot.heard == []
     without = await chat.child('call add {"a": 1}')
@@ -231,9 +242,9 @@ def bad_toolset(kind: Literal["untyped", "star", "odd"]) -> rw.Toolset:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "error"),
     [("untyped", "'where' needs a type hint"), ("star", "name each argument"), ("odd", "tool Odd.go")],
 )
-def test_tools_without_a_schema_are_refused(kind: Any, said: str) -> None:
-    with pytest.raises(EnvironmentInvalid, match=said):
+def test_tools_without_a_schema_are_refused(kind: Any, error: str) -> None:
+    with pytest.raises(EnvironmentInvalid, match=error):
         chat_with(bad_toolset(kind))

@@ -1,4 +1,4 @@
-"""Whose fault a lost worker is."""
+"""Which rollout is to blame for a lost worker."""
 
 import pytest
 
@@ -15,25 +15,25 @@ W = WorkerName("env.w3.0")
 HERE = RunningCode(serial=1, held_s=9.0, where="env.py:12 in rollout")
 
 
-def entry() -> OpenRun:
-    run = Run(RolloutId("g1.0"), 1, Task("7", "?"), Sampling(8), PolicyVersion(0))
+def open_run() -> OpenRun:
+    run = Run(RolloutId("g1.0"), 1, Task("7", "?"), Sampling(8), PolicyVersion(0), 0)
     return OpenRuns().add(b"c", (run,), 0.0)[0]
 
 
-def verdicts(one: OpenRun, losses: list[Loss]) -> list[Failed | None]:
+def verdicts(run: OpenRun, losses: list[Loss]) -> list[Failed | None]:
     ends = []
     for loss in losses:
-        ends.append(verdict(one, loss))
-        one.leave()
+        ends.append(verdict(run, loss))
+        run.unassign()
     return ends
 
 
-def test_one_that_held_the_loop_fails_at_once_and_is_told_where() -> None:
-    failed = verdict(entry(), WorkerSilent(W, 10.0, mark=HERE))
+def test_a_rollout_that_held_the_loop_fails_at_once_with_its_line() -> None:
+    failed = verdict(open_run(), WorkerSilent(W, 10.0, mark=HERE))
     assert failed is not None
     assert failed.boundary == "env"
-    for said in ("task '7'", "env.w3.0", "for 9 s", "env.py:12 in rollout"):
-        assert said in failed.error
+    for text in ("task '7'", "env.w3.0", "for 9 s", "env.py:12 in rollout"):
+        assert text in failed.error
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def test_one_that_held_the_loop_fails_at_once_and_is_told_where() -> None:
         WorkerDied(W, mark=RunningCode(serial=2, held_s=0.0)),
     ],
 )
-def test_one_that_did_nothing_is_not_blamed(loss: Loss) -> None:
-    one = entry()
-    assert verdicts(one, [loss] * (MAX_ATTEMPTS - 1)) == [None] * (MAX_ATTEMPTS - 1)
-    last = verdict(one, loss)
-    assert last is not None, "there is an end to every patience"
+def test_a_rollout_whose_code_was_not_running_is_not_blamed(loss: Loss) -> None:
+    run = open_run()
+    assert verdicts(run, [loss] * (MAX_ATTEMPTS - 1)) == [None] * (MAX_ATTEMPTS - 1)
+    last = verdict(run, loss)
+    assert last is not None, "after this many workers it fails all the same"
     assert last.boundary == "worker"
     assert str(MAX_ATTEMPTS) in last.error
 
@@ -60,7 +60,7 @@ def test_a_crash_is_believed_the_second_time_a_kill_the_third() -> None:
     crash = WorkerDied(W, "exited with 9", mark=HERE)
     kill = WorkerDied(W, "was killed by SIGKILL", by_sigkill=True, mark=HERE)
     for losses in ([crash, crash], [kill, kill, kill], [kill, crash, kill], [kill, crash, crash]):
-        *moved, failed = verdicts(entry(), losses)
+        *moved, failed = verdicts(open_run(), losses)
         assert moved == [None] * len(moved), losses
         assert failed is not None
         assert failed.boundary == "worker"

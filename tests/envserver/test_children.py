@@ -1,7 +1,7 @@
-"""Children: whatever the schedule, every call lands, tools open and close once, rows are what was drawn.
+"""Children in any schedule: no call is lost, tools open and close once, rows hold what was drawn.
 
-The environment below asks children from its rollout, its update and its reward; all of them borrow the
-one live toolset of their parent. Policies and tools wait for random times before they answer.
+The environment below starts children in its rollout, its update and its reward. All of them borrow the
+open toolset of their parent. Policies and tools wait for random times before they answer.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ Pause = Callable[[], Awaitable[None]]
 
 
 class Shelf(rw.Toolset):
-    """Counts who came, while it is open; refuses everyone else."""
+    """Notes its visitors. It must be open when they come."""
 
     def __init__(self, pause: Pause) -> None:
         self._pause = pause
         self.num_opened = self.num_closed = self.num_inside = self.most_inside = 0
-        self.came: list[str] = []
+        self.visitors: list[str] = []
 
     async def __aenter__(self) -> "Shelf":
         await self._pause()
@@ -44,7 +44,7 @@ class Shelf(rw.Toolset):
         return self
 
     async def __aexit__(self, *_: Any) -> None:
-        assert self.num_inside == 0, "closed while somebody is inside"
+        assert self.num_inside == 0, "closed while it is in use"
         await self._pause()
         self.num_closed += 1
 
@@ -57,7 +57,7 @@ class Shelf(rw.Toolset):
         self.most_inside = max(self.most_inside, self.num_inside)
         await self._pause()
         self.num_inside -= 1
-        self.came.append(who)
+        self.visitors.append(who)
         return f"{who} was here"
 
 
@@ -88,7 +88,7 @@ class Library(rw.Environment):
                 tasks.create_task(chat.child(f"child{n} of {task.id}", tools=chat.tools))
                 for n in range(NUM_CHILDREN)
             ]
-        chat.info["replies"] = [one.result().last_text for one in children]
+        chat.info["replies"] = [child.result().last_text for child in children]
 
     @rw.reward
     async def judged(self, task: rw.Task, rollout: rw.Rollout, chat: rw.Chat) -> float:
@@ -102,29 +102,28 @@ ROLLOUT = ("parent", "early", *(f"child{n}" for n in range(NUM_CHILDREN)))
 REWARD = ("judge", "jury")
 
 
-def answer(asked: PolicyPrompt) -> str:
-    """Everyone goes to the shelf, then says what it heard there."""
-    who, _, task = asked.first.partition(" of ")
-    return asked.said if asked.results else call("take", who=f"{who} {task}")
+def answer(prompt: PolicyPrompt) -> str:
+    """Call the tool, then repeat its result."""
+    who, _, task = prompt.first.partition(" of ")
+    return prompt.said if prompt.results else call("take", who=f"{who} {task}")
 
 
 class InProcess:
-    """The script as an engine without a server; remembers what it was asked and drew."""
+    """The script as an engine without a server. It remembers its prompts and what it drew."""
 
     def __init__(self, pause: Pause) -> None:
         self._script = Script(tokenizer(), answer)
         self._pause = pause
-        self.version = 0
         self.drawn: list[tuple[list[int], list[int]]] = []
 
     async def complete(
         self, prompt: Prompt, sampling: Sampling, stop_ids: list[int], routes_start: int
     ) -> Turn:
         await self._pause()
-        asked = prompt.ids.tolist()
-        drawn = (await self._script.draw(asked, sampling.max_tokens, stop_ids[0])).token_ids
+        prompt_ids = prompt.ids.tolist()
+        drawn = (await self._script.draw(prompt_ids, sampling.max_tokens, stop_ids[0])).token_ids
         await self._pause()
-        self.drawn.append((asked, drawn))
+        self.drawn.append((prompt_ids, drawn))
         return Turn(
             prompt_ids=prompt.ids,
             completion_ids=np.array(drawn, np.int32),
@@ -136,19 +135,19 @@ class InProcess:
 
 
 def check(env: Library, task: rw.Task, played: Played, drawn: list[tuple[list[int], list[int]]]) -> None:
-    """The promise, for one rollout and what its engine was asked and drew."""
+    """Check one rollout against the prompts and replies of its engine."""
     shelf = env.shelves[task.id]
     assert (shelf.num_opened, shelf.num_closed) == (1, 1)
     everyone = [f"{who} {task.id}" for who in (*ROLLOUT, *REWARD)]
-    assert sorted(shelf.came) == sorted(everyone), "a call was lost, or landed twice"
+    assert sorted(shelf.visitors) == sorted(everyone), "a call was lost, or made twice"
     assert played.reward == 1.0
     assert played.rollout.info["replies"] == [
         f"child{n} {task.id} was here" for n in range(NUM_CHILDREN)
     ]
-    kept = [one for one in drawn if not spoken_by(REWARD, one[0])]
+    kept = [turn for turn in drawn if not spoken_by(REWARD, turn[0])]
     assert len(kept) == played.rollout.num_turns == 2 * len(ROLLOUT)
     assert len(drawn) == 2 * len(ROLLOUT + REWARD)
-    assert Counter(spans(played)) == Counter((tuple(asked), tuple(drew)) for asked, drew in kept)
+    assert Counter(spans(played)) == Counter((tuple(prompt), tuple(reply)) for prompt, reply in kept)
     assert len(played.rows) == len(ROLLOUT), "one row for each conversation"
 
 
@@ -157,7 +156,7 @@ def spoken_by(names: tuple[str, ...], prompt_ids: list[int]) -> bool:
 
 
 def spans(played: Played) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Every piece of a row that the policy drew, and all tokens before it."""
+    """Return every piece of a row that the policy drew, and all tokens before it."""
     for row in played.rows:
         mask = bytes(row.loss_mask)
         for found in re.finditer(rb"\x01+", mask):
@@ -169,7 +168,7 @@ def task_of(number: int) -> rw.Task:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_children_land_in_any_schedule(seed: int) -> None:
+async def test_no_call_of_a_child_is_lost_in_any_schedule(seed: int) -> None:
     """Fifty rollouts at a time, with yields instead of latencies: a thousand schedules in all."""
     rng = random.Random(seed)
 
@@ -181,23 +180,25 @@ async def test_children_land_in_any_schedule(seed: int) -> None:
     engines = [InProcess(pause) for _ in range(50)]
     async with Stage(env) as stage:
         played = await asyncio.gather(
-            *(stage.play(task_of(n), cast(Engine, one)) for n, one in enumerate(engines))
+            *(stage.play(task_of(n), cast(Engine, engine)) for n, engine in enumerate(engines))
         )
-    for number, (one, engine) in enumerate(zip(played, engines, strict=True)):
-        check(env, task_of(number), one, engine.drawn)
-    assert any(shelf.most_inside > 1 for shelf in env.shelves.values()), "nobody shared a shelf"
+    for number, (rollout, engine) in enumerate(zip(played, engines, strict=True)):
+        check(env, task_of(number), rollout, engine.drawn)
+    assert any(shelf.most_inside > 1 for shelf in env.shelves.values()), (
+        "no two children used a shelf at the same time"
+    )
 
 
-async def test_children_land_over_http() -> None:
+async def test_no_call_of_a_child_is_lost_over_http() -> None:
     """The same through sockets, with latencies."""
     rng = random.Random(0)
 
     async def pause() -> None:
         await asyncio.sleep(rng.choice([0, 0.001, 0.003, 0.01]))
 
-    async def slowly(asked: PolicyPrompt) -> str:
+    async def slowly(prompt: PolicyPrompt) -> str:
         await pause()
-        return answer(asked)
+        return answer(prompt)
 
     env = Library(pause)
     for number in range(20):

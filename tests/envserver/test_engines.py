@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from tests.doubles.env_server import ENVS, env_config, router_spec
+from tests.doubles.parts import ROUTER
 from tests.doubles.versioned import versioned_engine
-from tests.envserver.test_server import ENVS, ROUTER, router_spec
 
-from rollway.config.sections import EngineConfig, EnvConfig
+from rollway.config.sections import EngineConfig
 from rollway.envserver import client as envs
 from rollway.errors import PartDied
 from rollway.loop.processes.part import start_part
@@ -23,13 +24,13 @@ from rollway.wire.messages import Run, WorkerLost
 
 pytestmark = pytest.mark.anyio
 
-ENV = EnvConfig(id=ENVS, args={"kind": "Counting"}, workers=1)
+ENV = env_config(ENVS, "Counting")
 ENGINE = EngineConfig(routes=False)
 
 
 async def ask(client: envs.EnvClient, id: str, version: int) -> None:
     task = Task(id="5", prompt="5?", answer="6")
-    await client.send(Run(RolloutId(id), 1, task, Sampling(8), PolicyVersion(version)))
+    await client.send(Run(RolloutId(id), 1, task, Sampling(8), PolicyVersion(version), 0))
 
 
 async def outcome(client: envs.EnvClient) -> Outcome:

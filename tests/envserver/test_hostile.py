@@ -1,4 +1,4 @@
-"""A server under hostile frames: it drops and counts them, and serves its real client all the while."""
+"""A server that gets hostile frames drops and counts them, and still serves its real client."""
 
 import asyncio
 import random
@@ -15,12 +15,14 @@ import zmq
 import zmq.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.envserver.test_frames import server_of_ours, settled
-from tests.envserver.test_server import Server, serving
+from tests.doubles.env_server import serving
+from tests.envserver.test_frames import fake_server, settled
 
 from rollway.config.plan import env_name
-from rollway.envserver.core.events import ClientSays
-from rollway.envserver.core.routing import Bounds, Routing
+from rollway.config.sections import ServerConfig
+from rollway.config.specs import ServerLimits
+from rollway.envserver.core.events import ClientMessage
+from rollway.envserver.core.routing import Routing
 from rollway.errors import ProtocolError
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
 from rollway.records.lag import LagStats, ProcessStats
@@ -47,12 +49,13 @@ from rollway.wire.messages import (
 
 pytestmark = pytest.mark.anyio
 
-RUN = Run(RolloutId("evil"), 1, Task("1", "1?"), Sampling(8), PolicyVersion(0))
+RUN = Run(RolloutId("evil"), 1, Task("1", "1?"), Sampling(8), PolicyVersion(0), 0)
 OF_CLIENTS = [RUN, Cancel(RolloutId("r0"), "evil"), NextTasks(0, 3), NewPolicy(PolicyVersion(9)), Ping(),
               FrameTaken(WorkerName("envs.w0.0"), 1 << 40)]  # fmt: skip
 OF_OTHERS = [
     Settled(RolloutId("r0"), 1, WorkerName("envs.w0.0"), Cancelled("evil")),
-    Tasks(0, ()), WorkerProgress(WorkerName("envs.w0.0"), ()), ServerStats(ProcessStats("evil", LagStats(), 1)),
+    Tasks(0, ()), WorkerProgress(WorkerName("envs.w0.0"), ()),
+    ServerStats(ProcessStats("evil", LagStats(), 1)),
     Welcome("evil", 1), Drain(),
 ]  # fmt: skip
 IDENTITIES = [b"\xff\xfe\x80odd", b"envs.w0.0", b"x" * 255, b"a\nb ' ; rm"]
@@ -77,9 +80,9 @@ def mutated(frame: bytes, chance: random.Random) -> bytes:
 
 
 def hostile(count: int, seed: int) -> Iterator[list[bytes]]:
-    """Messages of one or more frames that no server should act on."""
+    """Yield messages of one or more frames that no server should act on."""
     chance = random.Random(seed)
-    valid = [encode(one) for one in (*OF_CLIENTS, *OF_OTHERS)]
+    valid = [encode(message) for message in (*OF_CLIENTS, *OF_OTHERS)]
     yield [b"\x91" * 200_000]
     yield [b"\xdd\xff\xff\xff\xff"]
     yield [b"x"] * 200
@@ -96,8 +99,8 @@ def hostile(count: int, seed: int) -> Iterator[list[bytes]]:
                 yield [mutated(chance.choice(valid), chance) for _ in range(chance.randint(2, 5))]
 
 
-async def throw(address: str, count: int) -> None:
-    """Strangers that never said Hello, at full speed; returns when all is delivered."""
+async def attack(address: str, count: int) -> None:
+    """Send hostile messages at full speed, from clients that never said Hello."""
     with zmq.asyncio.Context() as context, ExitStack() as stack:
         for seed, identity in enumerate(IDENTITIES):
             wire = stack.enter_context(context.socket(zmq.DEALER))
@@ -107,33 +110,29 @@ async def throw(address: str, count: int) -> None:
                 await wire.send_multipart(message)
 
 
-def address_of(server: Server) -> str:
-    return str(server.client._wire.getsockopt(zmq.LAST_ENDPOINT).decode())
-
-
-async def test_hostile_frames_are_dropped_and_real_rollouts_go_on(
+async def test_hostile_frames_are_dropped_and_real_rollouts_continue(
     tmp_path: Path, tiny_moe: Path
 ) -> None:
     async with serving(tmp_path, tiny_moe, "Counting", latency_s=0.05) as server:
         await server.run("warm", "0")
         await server.outcome("warm")
         before = psutil.Process(server.pid).memory_info().rss
-        throwing = asyncio.ensure_future(throw(address_of(server), 1_000))
+        attacking = asyncio.ensure_future(attack(server.address, 1_000))
         for n in range(60):
             await server.run(f"r{n}", str(n))
         outcomes = [await server.outcome(f"r{n}") for n in range(60)]
-        await throwing
+        await attacking
         await server.run("after", "7")
         outcomes.append(await server.outcome("after"))
-        assert all(isinstance(one, Scored) for one in outcomes), outcomes
-        assert all(one.first_version == 0 for one in outcomes if isinstance(one, Scored))
+        assert all(isinstance(outcome, Scored) for outcome in outcomes), outcomes
+        assert all(outcome.first_version == 0 for outcome in outcomes if isinstance(outcome, Scored))
         assert set(server.settled) == {"warm", "after", *(f"r{n}" for n in range(60))}
         assert all(len(ends) == 1 for ends in server.settled.values())
-        assert not [one for one in server.stats if one.process == "evil"]
+        assert not [stats for stats in server.stats if stats.process == "evil"]
         assert psutil.Process(server.pid).memory_info().rss - before < 20 << 20
     log = (tmp_path / "router.log").read_text()
     assert "dropped bad frame 1: " in log
-    assert "dropped message 1 that nobody expected" in log
+    assert "dropped unexpected message 1" in log
     assert len(log.splitlines()) < 100, "the log stays short"
     assert max(map(len, log.splitlines())) < 400
 
@@ -145,12 +144,12 @@ async def test_a_message_that_is_too_large_costs_its_sender_the_connection(
         with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as wire:
             wire.setsockopt(zmq.LINGER, 0)
             with wire.get_monitor_socket(zmq.EVENT_DISCONNECTED) as monitor:
-                wire.connect(address_of(server))
+                wire.connect(server.address)
                 await wire.send(bytes(MAX_CLIENT_BYTES + 1))
                 await monitor.recv_multipart()
                 wire.disable_monitor()
         large = msgspec.structs.replace(RUN, task=Task("1", "x" * (MAX_CLIENT_BYTES + 1)))
-        with pytest.raises(ProtocolError, match=r"a Run of 16\.8 MB .* servers take 16 MB"):
+        with pytest.raises(ProtocolError, match=r"a Run of 16\.8 MB .* servers take up to 16 MB"):
             await server.client.send(large)
         await server.run("r", "0")
         assert isinstance(await server.outcome("r"), Scored)
@@ -168,32 +167,33 @@ async def test_a_task_that_cannot_be_read_fails_its_rollout_and_nothing_else(
     tmp_path: Path, tiny_moe: Path
 ) -> None:
     async with serving(tmp_path, tiny_moe, "Counting") as server:
-        for id, info in BAD_INFO.items():
-            tree = msgspec.to_builtins(RUN) | {"rollout_id": id.replace(" ", "-")}
+        for name, info in BAD_INFO.items():
+            rollout_id = name.replace(" ", "-")
+            tree = msgspec.to_builtins(RUN) | {"rollout_id": rollout_id}
             tree["task"] = {"id": "1", "prompt": "1?", "answer": "2", "info": msgspec.Raw(info)}
             await server.client._wire.send(msgspec.msgpack.encode(tree))
-            outcome = await server.outcome(id.replace(" ", "-"))
+            outcome = await server.outcome(rollout_id)
             assert isinstance(outcome, Failed | Scored)
-            if id != "deep":
+            if name != "deep":
                 assert isinstance(outcome, Failed)
                 assert "its task cannot be read: bad frame" in outcome.error
         await server.run("good", "0")
         assert isinstance(await server.outcome("good"), Scored)
-        assert not server.lost, "no worker died of it"
+        assert not server.lost, "no worker died"
 
 
-async def test_a_client_drops_what_its_server_should_not_have_said(tmp_path: Path) -> None:
-    """Malformed headers, messages of workers, too many frames: counted, and the next one is heard."""
-    async with server_of_ours(None) as (client, say):
+async def test_a_client_drops_messages_that_a_server_must_not_send(tmp_path: Path) -> None:
+    """Malformed headers, messages of workers and extra frames are counted, and the next one arrives."""
+    async with fake_server(None) as (client, send):
         bad = [[b""], [b"\x91" * 200_000], [encode(RUN)], [encode(Ping()), b"raw"], [b"a", b"b", b"c"]]
         hostile_ref = msgspec.to_builtins(settled("r", 1))
         hostile_ref["outcome"]["ref"]["segment"] = "../../run.db"
         bad.append([msgspec.msgpack.encode(hostile_ref)])
         for frames in bad:
-            await say.raw(frames)
-        heard, _ = await say(Settled(RolloutId("r"), 1, WorkerName("w"), Cancelled("")))
-        assert heard.rollout_id == "r"
-        assert client.bad_frames.count == len(bad)
+            await send.raw(frames)
+        received, _ = await send(Settled(RolloutId("r"), 1, WorkerName("w"), Cancelled("")))
+        assert received.rollout_id == "r"
+        assert client.num_bad == len(bad)
 
 
 @given(
@@ -201,20 +201,20 @@ async def test_a_client_drops_what_its_server_should_not_have_said(tmp_path: Pat
         st.tuples(st.sampled_from([b"known", b"stranger"]), st.integers(), st.booleans()), max_size=30
     )
 )
-def test_whatever_the_client_port_decodes_the_core_survives(said: list[tuple[bytes, int, bool]]) -> None:
-    """Strangers leave nothing behind; nobody's message raises."""
-    core = Routing("env", Bounds())
-    core.on_event(ClientSays(b"known", Hello("client")))
-    for client, seed, as_it_is in said:
+def test_the_core_survives_every_message_that_decodes(messages: list[tuple[bytes, int, bool]]) -> None:
+    """No message raises, and strangers leave nothing behind."""
+    core = Routing("env", ServerConfig(), ServerLimits())
+    core.on_event(ClientMessage(b"known", Hello("client")))
+    for client, seed, is_intact in messages:
         chance = random.Random(seed)
         frame = encode(chance.choice(OF_CLIENTS))
         try:
-            message: Any = from_client(frame if as_it_is else mutated(frame, chance))
+            message: Any = from_client(frame if is_intact else mutated(frame, chance))
         except ProtocolError:
             continue
-        before = core.num_owed
-        core.on_event(ClientSays(client, message))
-        assert client == b"known" or core.num_owed == before
+        before = core.num_open
+        core.on_event(ClientMessage(client, message))
+        assert client == b"known" or core.num_open == before
 
 
 def names_below(folder: Path) -> set[str]:
@@ -222,21 +222,21 @@ def names_below(folder: Path) -> set[str]:
 
 
 async def test_ids_never_become_paths_or_commands(tmp_path: Path, tiny_moe: Path) -> None:
-    """Ids of tasks and rollouts are somebody else's words: they stay words."""
+    """Clients choose the ids of tasks and rollouts, so the server must not trust them."""
     home = tmp_path / "a" / "b" / "server"
     home.mkdir(parents=True)
     odd = ["../../../x", "/etc/x", "$(touch${IFS}x)", "`id`;touch\tx", "-rf", "%s%n", "a\x00b", "ü\n"]
     async with serving(home, tiny_moe, "Counting") as server:
-        for n, id in enumerate(odd):
-            task = Task(id=id, prompt="1?", answer="2")
+        for n, task_id in enumerate(odd):
+            task = Task(id=task_id, prompt="1?", answer="2")
             rollout_id = RolloutId(f"../../{n};$(touch${{IFS}}y)")
-            await server.client.send(Run(rollout_id, 1, task, Sampling(8), PolicyVersion(0)))
+            await server.client.send(Run(rollout_id, 1, task, Sampling(8), PolicyVersion(0), 0))
             assert isinstance(await server.outcome(rollout_id), Scored)
     written = {"router.log", "envs.w0.log", "envs.w0.0-0000.seg"}
     assert names_below(tmp_path) == {"a", "b", "server"} | written
 
 
 @given(st.text(min_size=1))
-def test_an_environments_name_is_safe_in_a_path_whatever_its_id(id: str) -> None:
-    assert re.fullmatch(r"[A-Za-z0-9_-]+", env_name(id))
-    assert re.fullmatch(r"[A-Za-z0-9_-]+", env_name(f"{id}.py"))
+def test_an_environments_name_is_safe_in_a_path_whatever_its_id(env_id: str) -> None:
+    assert re.fullmatch(r"[A-Za-z0-9_-]+", env_name(env_id))
+    assert re.fullmatch(r"[A-Za-z0-9_-]+", env_name(f"{env_id}.py"))

@@ -1,81 +1,73 @@
-"""Workers that are stopped, held, or killed from inside: who is to blame fails, the others do not."""
+"""Workers that are stopped, blocked or killed: the rollout to blame fails, and the others do not."""
 
 import asyncio
 import os
 import re
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from tests.envserver.test_server import Server, serving
+from tests.doubles.env_server import UNRULY, Server, unruly
 
+from rollway.config.specs import ServerLimits
 from rollway.records.rollout import Failed, Outcome, Scored, Settled
 from rollway.wire.messages import WorkerProgress
 
 pytestmark = pytest.mark.anyio
 
-UNRULY = str(Path(__file__).parents[1] / "doubles" / "unruly.py")
-
-
-@asynccontextmanager
-async def unruly(folder: Path, model: Path, kind: str, **env: Any) -> AsyncIterator[Server]:
-    async with serving(folder, model, kind, file=UNRULY, **env) as server:
-        await server.all_up(env.get("workers", 1))
-        yield server
-
 
 async def outcomes(server: Server, count: int) -> list[Outcome]:
-    """Tasks 0 to `count`, each run once; every end comes once."""
+    """Run tasks 0 to `count`, each once. Every end comes once."""
     for n in range(count):
         await server.run(f"r{n}", str(n))
     ends = [await server.outcome(f"r{n}") for n in range(count)]
-    assert all(len(one) == 1 for one in server.settled.values())
+    assert all(len(ends) == 1 for ends in server.settled.values())
     return ends
 
 
 def the_bad_one(ends: list[Outcome]) -> Failed:
-    """What task 1 came to, after a look at the others."""
+    """Return the failure of task 1. All others must be scored."""
     bad = ends.pop(1)
-    assert all(isinstance(one, Scored) for one in ends), ends
+    assert all(isinstance(end, Scored) for end in ends), ends
     assert isinstance(bad, Failed), bad
     return bad
 
 
-async def test_a_stopped_workers_rollouts_move_and_nobody_is_blamed(
+async def test_a_stopped_workers_rollouts_move_and_none_is_blamed(
     tmp_path: Path, tiny_moe: Path
 ) -> None:
-    async with unruly(tmp_path, tiny_moe, "Patient", workers=2, latency_s=300, lease_s=4.0) as server:
+    async with unruly(tmp_path, tiny_moe, "Patient", workers=2, lease_s=4.0) as server:
+        server.hold_replies(16)
         for n in range(16):
             await server.run(f"r{n}", "0")
         await server.engine.until_running(16)
         victim = server.workers()[0]
         os.kill(victim.pid, signal.SIGSTOP)
-        server.engine._latency_s = 0.0
         while len(server.settled) < 8:
-            await server.hear(Settled)
-        ends = [one for ends in server.settled.values() for one in ends]
+            await server.receive(Settled)
+        ends = [settled for ends in server.settled.values() for settled in ends]
         assert len(ends) == 8, "each once"
-        assert all(isinstance(one.outcome, Scored) and one.attempt == 2 for one in ends), ends
+        assert all(isinstance(end.outcome, Scored) and end.attempt == 2 for end in ends), ends
         assert [(lost.num_moved, lost.num_failed) for lost in server.lost] == [(8, 0)]
         psutil.wait_procs([victim], timeout=10)
         assert not victim.is_running(), "SIGKILL reaches a stopped process"
 
 
-async def test_a_router_that_was_stopped_itself_accuses_nobody(tmp_path: Path, tiny_moe: Path) -> None:
-    async with unruly(tmp_path, tiny_moe, "Patient", latency_s=3.0, lease_s=2.0) as server:
+async def test_a_router_that_was_stopped_itself_blames_no_worker(tmp_path: Path, tiny_moe: Path) -> None:
+    async with unruly(tmp_path, tiny_moe, "Patient", lease_s=2.0) as server:
+        replies = server.hold_replies()
         for n in range(8):
             await server.run(f"r{n}", "0")
         await server.engine.until_running(8)
         os.kill(server.pid, signal.SIGSTOP)
+        replies.set()
         await server.engine.until_running(0)
         await asyncio.sleep(4.0)  # twice the lease
         os.kill(server.pid, signal.SIGCONT)
         ends = [await server.outcome(f"r{n}") for n in range(8)]
-        assert all(isinstance(one, Scored) for one in ends), ends
+        assert all(isinstance(end, Scored) for end in ends), ends
         assert not server.lost
 
 
@@ -105,13 +97,13 @@ async def test_a_rollout_that_ends_its_worker_is_blamed_and_the_others_succeed(
         assert server.settled["r1"][0].attempt == 2
 
 
-async def test_rewards_that_spin_hoard_or_exit_name_themselves(tmp_path: Path, tiny_moe: Path) -> None:
-    bounds = {"scoring_deadline_s": 3.0, "scoring_memory_mb": 256}
-    async with unruly(tmp_path, tiny_moe, "Scorers", **bounds) as server:
+async def test_errors_name_the_rewards_that_spin_hoard_or_exit(tmp_path: Path, tiny_moe: Path) -> None:
+    limits = ServerLimits(scoring_memory_mb=256)
+    async with unruly(tmp_path, tiny_moe, "Scorers", limits=limits, scoring_deadline_s=3.0) as server:
         ends = await outcomes(server, 8)
         expected = {
             1: f"longer than 3 s and was killed; it was at {UNRULY}:.* in spin",
-            2: f"MemoryError: .* 256 MB .*env.scoring_memory_mb.*; it was at {UNRULY}:.* in hoard",
+            2: f"MemoryError at {UNRULY}:.* in hoard: .* 256 MB .*its bound",
             3: "exit code 7",
         }
         for number, end in enumerate(ends):
@@ -133,8 +125,8 @@ async def test_progress_says_where_rollouts_are(tmp_path: Path, tiny_moe: Path) 
         await server.run("slow", "30")
         seen: dict[str, list[Any]] = {"quick": [], "slow": []}
         while not seen["slow"] or seen["slow"][-1].phase != "env":
-            for one in (await server.hear(WorkerProgress)).rollouts:
-                seen[one.rollout_id].append(one)
+            for progress in (await server.receive(WorkerProgress)).rollouts:
+                seen[progress.rollout_id].append(progress)
         assert seen["quick"][0].phase == seen["slow"][0].phase == "engine"
         assert (seen["slow"][-1].num_turns, seen["slow"][-1].num_tokens > 0) == (1, True)
         assert seen["slow"][0].num_turns == 0

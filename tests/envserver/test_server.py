@@ -2,123 +2,31 @@
 
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import psutil
 import pytest
 import zmq
-from tests.doubles.engine import EngineDouble, engine_double, routes_of
+from tests.doubles.engine import routes_of
+from tests.doubles.env_server import ENVS, router_spec, serving
 from tests.doubles.envs import FAILURES
-from tests.doubles.parts import ROUTER, serving_part
+from tests.doubles.parts import ROUTER
 
-from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig
-from rollway.config.specs import RouterSpec, WatchSpec
-from rollway.envserver import client as envs
+from rollway.config.sections import EnvConfig
 from rollway.errors import PartDied
 from rollway.loop.processes.part import start_part
-from rollway.payload.reader import SegmentReader
-from rollway.payload.writer import SegmentWriter
-from rollway.records.ids import PolicyVersion, RolloutId
-from rollway.records.lag import ProcessStats
-from rollway.records.rollout import Cancelled, Failed, Outcome, Scored, Settled
-from rollway.records.task import Task
-from rollway.records.turn import Sampling
-from rollway.wire.messages import Cancel, NextTasks, Run, ServerStats, Tasks, WorkerLost
+from rollway.records.ids import RolloutId
+from rollway.records.rollout import Cancelled, Failed, Scored
+from rollway.wire.messages import Cancel, NextTasks, ServerStats, Tasks, WorkerLost
 
 pytestmark = pytest.mark.anyio
 
-ENVS = str(Path(__file__).parents[1] / "doubles" / "envs.py")
-FILES = PayloadConfig()
 
-
-def plus_one(said: str) -> str:
-    return str(int(said.rstrip("?")) + 1)
-
-
-class Server:
-    """A running server and what its client has heard."""
-
-    def __init__(self, client: envs.EnvClient, engine: EngineDouble, pid: int, folder: Path) -> None:
-        self.client = client
-        self.engine = engine
-        self.pid = pid
-        self.reader = SegmentReader(folder)
-        self.settled: dict[str, list[Settled]] = {}
-        self.stats: list[ProcessStats] = []
-        self.lost: list[WorkerLost] = []
-
-    async def run(self, id: str, task: str, max_tokens: int = 20) -> None:
-        told = Task(id=task, prompt=f"{task}?", answer=str(int(task) + 1))
-        run = Run(RolloutId(id), 1, told, Sampling(max_tokens), PolicyVersion(0))
-        await self.client.send(run)
-
-    async def hear(self, wanted: type[Any]) -> Any:
-        """Everything up to the next message of a kind."""
-        while True:
-            message = await self.client.receive()
-            match message:
-                case Settled() as settled:
-                    self.settled.setdefault(settled.rollout_id, []).append(settled)
-                case ServerStats(stats=stats):
-                    self.stats.append(stats)
-                case WorkerLost():
-                    self.lost.append(message)
-            if isinstance(message, wanted):
-                return message
-
-    async def outcome(self, id: str) -> Outcome:
-        while id not in self.settled:
-            await self.hear(Settled)
-        return self.settled[id][0].outcome
-
-    async def all_up(self, count: int) -> None:
-        """Until so many workers have spoken."""
-        while len({one.process for one in self.stats if ".w" in one.process}) < count:
-            await self.hear(ServerStats)
-
-    def workers(self) -> list[psutil.Process]:
-        """The worker processes, without the lanes below them."""
-        return psutil.Process(self.pid).children()
-
-
-def router_spec(
-    env: EnvConfig, model: Path, engine_url: str, folder: Path, payload: PayloadConfig = FILES
-) -> RouterSpec:
-    return RouterSpec(
-        env=env,
-        model=ModelConfig(path=str(model), renderer="qwen3", template={"enable_thinking": False}),
-        engine=EngineConfig(),
-        engine_urls=(engine_url,),
-        payload=payload,
-        payload_dir=str(folder),
-        log_dir=str(folder),
-        seed=0,
-        watch=WatchSpec(),
-    )
-
-
-@asynccontextmanager
-async def serving(
-    folder: Path, model: Path, kind: str, *, latency_s: float = 0.0, payload: PayloadConfig = FILES,
-    landing: SegmentWriter | None = None, file: str = ENVS, **env: Any,
-) -> AsyncIterator[Server]:  # fmt: skip
-    async with engine_double(model, plus_one, latency_s) as engine:
-        config = EnvConfig(id=file, args={"kind": kind}, **{"workers": 1, "concurrency": 8, **env})
-        part = router_spec(config, model, engine.url, folder, payload)
-        async with (
-            serving_part("test.router", ROUTER, part, folder / "router.log") as (router, address),
-            envs.connect(address, landing) as client,
-        ):
-            yield Server(client, engine, router.pid, folder)
-
-
-async def test_a_rollouts_journey(tmp_path: Path, tiny_moe: Path) -> None:
-    """Three turns: scored, written, and its row is exactly what the engine saw and drew."""
+async def test_a_rollout_is_scored_and_its_row_is_what_the_engine_saw_and_drew(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
     async with serving(tmp_path, tiny_moe, "ThreeTurns") as server:
         await server.run("r", "5")
         outcome = await server.outcome("r")
@@ -134,22 +42,22 @@ async def test_a_rollouts_journey(tmp_path: Path, tiny_moe: Path) -> None:
         np.testing.assert_array_equal(columns["row0.routes"], expected)
         drawn = sum(len(reply) for reply in server.engine.replies)
         assert int(columns["row0.loss_mask"].sum()) == drawn == outcome.num_trainable
-        said = msgspec.json.decode(columns["transcript"].tobytes())
-        assert [one["content"] for one in said] == ["5?", "6", "6?", "7", "7?", "8"]
+        transcript = msgspec.json.decode(columns["transcript"].tobytes())
+        assert [message["content"] for message in transcript] == ["5?", "6", "6?", "7", "7?", "8"]
 
 
 async def test_tasks_come_in_order_and_rollouts_run_at_once(tmp_path: Path, tiny_moe: Path) -> None:
     async with serving(tmp_path, tiny_moe, "Counting", workers=2, latency_s=0.05) as server:
         await server.client.send(NextTasks(3, 5))
-        tasks = await server.hear(Tasks)
+        tasks = await server.receive(Tasks)
         assert [task.id for task in tasks.tasks] == ["3", "4", "5", "6", "7"]
         for n in range(40):
             await server.run(f"r{n}", str(n))
         outcomes = [await server.outcome(f"r{n}") for n in range(40)]
-        assert all(isinstance(one, Scored) and one.reward == 1.0 for one in outcomes)
+        assert all(isinstance(outcome, Scored) and outcome.reward == 1.0 for outcome in outcomes)
         assert all(len(ends) == 1 for ends in server.settled.values())
         while not {"test.router"} < {stats.process for stats in server.stats}:
-            await server.hear(ServerStats)
+            await server.receive(ServerStats)
 
 
 async def test_a_rollout_says_how_long_it_waited_for_a_worker(tmp_path: Path, tiny_moe: Path) -> None:
@@ -161,6 +69,17 @@ async def test_a_rollout_says_how_long_it_waited_for_a_worker(tmp_path: Path, ti
         assert isinstance(second, Scored)
         assert 0 <= first.timing.queue_s < second.timing.queue_s
         assert second.timing.queue_s > 0.1, "the other took at least twice as long"
+
+
+async def test_few_calls_lie_between_the_event_loop_and_an_environments_rollout(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
+    """An author who reads a traceback should find the first own line soon."""
+    async with serving(tmp_path, tiny_moe, "CountsFrames") as server:
+        await server.run("r", "1")
+        outcome = await server.outcome("r")
+        assert isinstance(outcome, Scored), outcome
+        assert 1 <= outcome.metrics["num_frames"] <= 4
 
 
 async def test_failures_name_their_boundary(tmp_path: Path, tiny_moe: Path) -> None:
@@ -178,12 +97,12 @@ async def test_failures_name_their_boundary(tmp_path: Path, tiny_moe: Path) -> N
     assert (*expected, "none") == FAILURES
     deadlines = {"rollout_deadline_s": 3.0, "scoring_deadline_s": 1.0}
     async with serving(tmp_path, tiny_moe, "Failing", **deadlines) as server:
-        for number, (how, (boundary, said)) in enumerate(expected.items()):
+        for number, (how, (boundary, error)) in enumerate(expected.items()):
             await server.run(how, str(number))
             outcome = await server.outcome(how)
             assert isinstance(outcome, Failed), (how, outcome)
             assert outcome.boundary == boundary, (how, outcome)
-            assert said in outcome.error, (how, outcome)
+            assert error in outcome.error, (how, outcome)
             if how == "raises":
                 assert "chat" not in outcome.traceback.splitlines()[1]
                 assert "envs.py" in outcome.traceback
@@ -199,7 +118,7 @@ async def test_an_engine_that_is_gone_fails_the_rollout_not_the_worker(
         scored = await server.outcome("good")
         assert isinstance(scored, Scored)
         assert scored.reward == 0.25
-        server.engine.answer = lambda asked: str(1 / 0)
+        server.engine.answer = lambda prompt: str(1 / 0)
         await server.run("bad", "0")
         failed = await server.outcome("bad")
         assert isinstance(failed, Failed)
@@ -211,7 +130,7 @@ async def test_payload_that_cannot_be_written_fails_its_rollout_and_nothing_else
     tmp_path: Path, tiny_moe: Path
 ) -> None:
     gone = tmp_path / "envs.w0.0-0000.seg"
-    gone.symlink_to(tmp_path / "nowhere" / "at all")
+    gone.symlink_to(tmp_path / "no" / "folder")
     async with serving(tmp_path, tiny_moe, "Counting") as server:
         await server.run("bad", "0")
         failed = await server.outcome("bad")
@@ -240,7 +159,7 @@ async def test_cancel_reaches_the_engine(tmp_path: Path, tiny_moe: Path) -> None
 
 async def test_a_rollout_cancelled_before_it_begins_settles_too(tmp_path: Path, tiny_moe: Path) -> None:
     async with serving(tmp_path, tiny_moe, "Counting", latency_s=30, concurrency=64) as server:
-        await server.all_up(1)
+        await server.until_up(1)
         for n in range(50):
             await server.run(f"r{n}", str(n))
             await server.client.send(Cancel(RolloutId(f"r{n}"), "at once"))
@@ -249,23 +168,26 @@ async def test_a_rollout_cancelled_before_it_begins_settles_too(tmp_path: Path, 
 
 
 async def test_a_killed_workers_rollouts_move_and_settle_once(tmp_path: Path, tiny_moe: Path) -> None:
-    async with serving(tmp_path, tiny_moe, "Counting", workers=2, latency_s=1.0) as server:
-        await server.all_up(2)
+    async with serving(tmp_path, tiny_moe, "Counting", workers=2) as server:
+        await server.until_up(2)
+        replies = server.hold_replies()
         for n in range(16):
             await server.run(f"r{n}", str(n))
         await server.engine.until_running(16)
         victim = server.workers()[0]
         lanes = victim.children(recursive=True)
         os.kill(victim.pid, signal.SIGKILL)
+        await server.receive(WorkerLost)
+        replies.set()
         outcomes = [await server.outcome(f"r{n}") for n in range(16)]
-        assert all(isinstance(one, Scored) for one in outcomes)
+        assert all(isinstance(outcome, Scored) for outcome in outcomes)
         assert sorted({ends[0].attempt for ends in server.settled.values()}) == [1, 2]
         assert all(len(ends) == 1 for ends in server.settled.values())
         assert [(lost.num_moved, lost.num_failed) for lost in server.lost] == [(8, 0)]
         psutil.wait_procs(lanes, timeout=10)
         assert not [lane for lane in lanes if lane.is_running()]
         server.stats.clear()
-        await server.all_up(2)
+        await server.until_up(2)
 
 
 async def test_a_task_that_kills_workers_fails_and_the_others_do_not(
@@ -281,25 +203,25 @@ async def test_a_task_that_kills_workers_fails_and_the_others_do_not(
             assert isinstance(await server.outcome(other), Scored)
 
 
-async def test_an_environment_that_blocks_is_named(tmp_path: Path, tiny_moe: Path) -> None:
+async def test_a_line_that_blocks_the_loop_is_named(tmp_path: Path, tiny_moe: Path) -> None:
     async with serving(tmp_path, tiny_moe, "Blocks") as server:
         await server.run("r", "0")
         await server.outcome("r")
         while not (stalls := [stall for stats in server.stats for stall in stats.stalls]):
-            await server.hear(ServerStats)
+            await server.receive(ServerStats)
         assert stalls[0].where.startswith(ENVS)
         assert stalls[0].function.endswith("Blocks.rollout")
         assert stalls[0].longest_s > 0.4
 
 
-async def test_a_reward_that_takes_long_is_named_and_holds_no_loop(
+async def test_a_slow_reward_is_named_and_does_not_block_the_loop(
     tmp_path: Path, tiny_moe: Path
 ) -> None:
     async with serving(tmp_path, tiny_moe, "Ponders") as server:
         await server.run("r", "1")
         assert isinstance(await server.outcome("r"), Scored)
         while not (stalls := [stall for stats in server.stats for stall in stats.stalls]):
-            await server.hear(ServerStats)
+            await server.receive(ServerStats)
         (stall,) = stalls
         assert (stall.kind, stall.call) == ("lane", "reward `Ponders.right`")
         assert stall.where.startswith(f"{ENVS}:")
@@ -311,10 +233,9 @@ async def test_a_reward_that_takes_long_is_named_and_holds_no_loop(
 
 async def test_bad_frames_do_not_end_the_router(tmp_path: Path, tiny_moe: Path) -> None:
     async with serving(tmp_path, tiny_moe, "Counting") as server:
-        address = server.client._wire.getsockopt(zmq.LAST_ENDPOINT).decode()
         with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
             stranger.setsockopt(zmq.LINGER, 1000)
-            stranger.connect(address)
+            stranger.connect(server.address)
             for frame in (b"", b"garbage", b"\x81\xa4type\xa3run", bytes(10_000)):
                 stranger.send(frame)
             stranger.send_multipart([b"a", b"b", b"c"])

@@ -1,4 +1,4 @@
-"""Clients that share a server, leave it, or ask too much of it; and the size of its pool."""
+"""Clients that share a server or leave it, the number of its workers, and its end."""
 
 import asyncio
 import os
@@ -7,56 +7,52 @@ from pathlib import Path
 
 import psutil
 import pytest
-import zmq
+from tests.doubles.env_server import UNRULY, Server, env_config, router_spec, serving, unruly
 from tests.doubles.parts import ROUTER, serving_part
-from tests.envserver.test_losses import UNRULY, unruly
-from tests.envserver.test_server import Server, router_spec, serving
 
-from rollway.config.sections import EnvConfig
+from rollway.config.specs import ServerLimits
 from rollway.envserver import client as envs
 from rollway.errors import ProtocolError
 from rollway.records.ids import RolloutId
-from rollway.records.rollout import Cancelled, Scored
+from rollway.records.rollout import Cancelled, Scored, Settled
 from rollway.wire.messages import Cancel, NextTasks, ServerStats, Tasks
 
 pytestmark = pytest.mark.anyio
 
 
-def address(server: Server) -> str:
-    found: str = server.client._wire.getsockopt(zmq.LAST_ENDPOINT).decode()
-    return found
+LEASE = ServerLimits(client_lease_s=5.0)
 
 
-async def hear_for_ever(client: envs.EnvClient) -> None:
+async def receive_forever(client: envs.EnvClient) -> None:
     while True:
         await client.receive()
 
 
 async def test_two_clients_use_the_same_ids(tmp_path: Path, tiny_moe: Path) -> None:
     async with (
-        unruly(tmp_path, tiny_moe, "Patient", latency_s=0.5) as one,
-        envs.connect(address(one)) as client,
+        unruly(tmp_path, tiny_moe, "Patient", latency_s=0.5) as first,
+        envs.connect(first.address) as client,
     ):
-        two = Server(client, one.engine, one.pid, tmp_path)
-        for server, task in ((one, "0"), (two, "1")):
+        second = Server(client, first.engine, first.pid, tmp_path)
+        for server, task in ((first, "0"), (second, "1")):
             await server.client.send(NextTasks(int(task), 1))
             for n in range(4):
                 await server.run(f"r{n}", task)
-        await two.client.send(Cancel(RolloutId("r0"), "mine alone"))
-        for server, task in ((one, "0"), (two, "1")):
-            assert [task.id for task in (await server.hear(Tasks)).tasks] == [task]
+        await second.client.send(Cancel(RolloutId("r0"), "only this one"))
+        for server, task in ((first, "0"), (second, "1")):
+            assert [task.id for task in (await server.receive(Tasks)).tasks] == [task]
             for n in range(4):
                 end = await server.outcome(f"r{n}")
-                if server is two and n == 0:
-                    assert end == Cancelled("mine alone")
+                if server is second and n == 0:
+                    assert end == Cancelled("only this one")
                 else:
                     assert isinstance(end, Scored)
             assert all(len(ends) == 1 for ends in server.settled.values())
 
 
 async def test_a_client_that_vanishes_leaves_nothing_running(tmp_path: Path, tiny_moe: Path) -> None:
-    async with unruly(tmp_path, tiny_moe, "Patient", latency_s=300, client_lease_s=5.0) as server:
-        async with envs.connect(address(server)) as client:
+    async with unruly(tmp_path, tiny_moe, "Patient", latency_s=300, limits=LEASE) as server:
+        async with envs.connect(server.address) as client:
             gone = Server(client, server.engine, server.pid, tmp_path)
             for n in range(12):  # 8 run, 4 wait
                 await gone.run(f"r{n}", "0")
@@ -64,7 +60,7 @@ async def test_a_client_that_vanishes_leaves_nothing_running(tmp_path: Path, tin
         await server.engine.until_running(0)
         assert server.engine.num_aborted == 8
         while server.stats[-1].in_flight or ".w" not in server.stats[-1].process:
-            await server.hear(ServerStats)
+            await server.receive(ServerStats)
 
 
 async def test_a_hundred_cancelled_rollouts_leave_nothing_running(
@@ -82,14 +78,17 @@ async def test_a_hundred_cancelled_rollouts_leave_nothing_running(
             await server.engine.until_running(0)
         assert server.engine.num_aborted == 100
         server.stats.clear()
-        while not any(one.in_flight == 0 and ".w" in one.process for one in server.stats):
-            await server.hear(ServerStats)
+        while not any(stats.in_flight == 0 and ".w" in stats.process for stats in server.stats):
+            await server.receive(ServerStats)
 
 
-async def test_workers_come_with_load_and_go_when_idle(tmp_path: Path, tiny_moe: Path) -> None:
-    size = {"workers": 3, "min_workers": 1, "concurrency": 1, "idle_s": 2.0}
+async def test_workers_are_started_under_load_and_ended_when_idle(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
+    limits = ServerLimits(idle_s=2.0)
+    size = {"workers": 3, "min_workers": 1, "concurrency": 1, "limits": limits}
     async with serving(tmp_path, tiny_moe, "Patient", file=UNRULY, latency_s=30, **size) as server:
-        await server.all_up(1)
+        await server.until_up(1)
         assert len(server.workers()) == 1
         for n in range(3):
             await server.run(f"r{n}", "0")
@@ -100,29 +99,37 @@ async def test_workers_come_with_load_and_go_when_idle(tmp_path: Path, tiny_moe:
         assert ends == [Cancelled("enough")] * 3
         assert len({ends[0].worker for ends in server.settled.values()}) == 3
         while len(server.workers()) > 1:
-            await server.hear(ServerStats)
-        assert not server.lost, "they ended because they were told to"
+            await server.receive(ServerStats)
+        assert not server.lost, "they were drained"
         await server.run("again", "0")
         await server.engine.until_running(1)
 
 
-async def test_sigterm_lets_rollouts_finish_and_takes_no_more(tmp_path: Path, tiny_moe: Path) -> None:
-    async with unruly(tmp_path, tiny_moe, "Patient", latency_s=3.0, concurrency=4) as server:
+async def test_after_sigterm_running_rollouts_finish_and_waiting_ones_are_cancelled(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
+    async with unruly(tmp_path, tiny_moe, "Patient", concurrency=4) as server:
+        replies = server.hold_replies()
         router = psutil.Process(server.pid)
         children = router.children(recursive=True)
         for n in range(8):
             await server.run(f"r{n}", "0")
         await server.engine.until_running(4)
         os.kill(server.pid, signal.SIGTERM)
+        while len(server.settled) < 4:
+            await server.receive(Settled)
+        replies.set()
         ends = [await server.outcome(f"r{n}") for n in range(8)]
-        assert sum(isinstance(one, Scored) for one in ends) == 4
+        assert sum(isinstance(end, Scored) for end in ends) == 4
         assert ends.count(Cancelled("the env server is ending")) == 4
         psutil.wait_procs(children, timeout=10)
-        assert not [one for one in children if one.is_running()]
+        assert not [child for child in children if child.is_running()]
 
 
-async def test_a_drain_has_an_end(tmp_path: Path, tiny_moe: Path) -> None:
-    async with unruly(tmp_path, tiny_moe, "Patient", latency_s=300, drain_s=1.0) as server:
+async def test_a_drain_ends_after_its_limit(tmp_path: Path, tiny_moe: Path) -> None:
+    async with unruly(
+        tmp_path, tiny_moe, "Patient", latency_s=300, limits=ServerLimits(drain_s=1.0)
+    ) as server:
         await server.run("r", "0")
         await server.engine.until_running(1)
         os.kill(server.pid, signal.SIGTERM)
@@ -130,24 +137,26 @@ async def test_a_drain_has_an_end(tmp_path: Path, tiny_moe: Path) -> None:
         await server.engine.until_running(0)
 
 
-async def test_a_server_that_ended_is_noticed(tmp_path: Path, tiny_moe: Path) -> None:
+async def test_a_client_notices_that_its_server_is_gone(tmp_path: Path, tiny_moe: Path) -> None:
     async with (
         unruly(tmp_path, tiny_moe, "Patient") as server,
-        envs.connect(address(server), silent_s=2.0) as client,
+        envs.connect(server.address, silent_s=2.0) as client,
     ):
         os.kill(server.pid, signal.SIGSTOP)
         try:
-            with pytest.raises(ProtocolError, match="has said nothing for 2 s"):
-                await hear_for_ever(client)
+            with pytest.raises(ProtocolError, match="has sent nothing for 2 s"):
+                await receive_forever(client)
         finally:
             os.kill(server.pid, signal.SIGCONT)
 
 
-async def test_connecting_says_what_is_missing(tmp_path: Path, tiny_moe: Path) -> None:
-    with pytest.raises(ProtocolError, match=r"no env server at tcp://127\.0\.0\.1:9: nobody is there"):
+async def test_an_error_says_why_a_client_cannot_connect(tmp_path: Path, tiny_moe: Path) -> None:
+    with pytest.raises(
+        ProtocolError, match=r"no env server at tcp://127\.0\.0\.1:9: nothing listens there"
+    ):
         async with envs.connect("tcp://127.0.0.1:9", hello_s=1.0):
             pass
-    env = EnvConfig(id=UNRULY, args={"kind": "NeverLoads"}, workers=1)
+    env = env_config(UNRULY, "NeverLoads")
     part = router_spec(env, tiny_moe, "http://127.0.0.1:9", tmp_path)
     async with serving_part("test.router", ROUTER, part, tmp_path / "router.log") as (_, at):
         with pytest.raises(ProtocolError, match="none of its workers has started within 3 s"):

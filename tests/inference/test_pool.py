@@ -10,6 +10,7 @@ from tests.doubles.versioned import VersionedEngine, versioned_engine
 
 from rollway.errors import EngineAway, EngineError
 from rollway.inference.engines.dialect import make_prompt
+from rollway.inference.engines.engine import PolicyState
 from rollway.inference.engines.link import EngineAccess
 from rollway.inference.engines.pool import EnginePool, PinnedEngine, PoolConfig, open_pool
 from rollway.records.turn import Sampling, Turn
@@ -27,7 +28,7 @@ async def pool_of(
         shape=None,
         patience_s=patience_s,
     )
-    async with open_pool(config, None, is_patient=is_patient) as pool:
+    async with open_pool(config, PolicyState(), None, is_patient=is_patient) as pool:
         yield pool
 
 
@@ -82,7 +83,7 @@ async def test_an_engine_that_never_comes_back_fails_the_request_with_its_url() 
 
 async def test_an_engine_that_comes_back_with_old_weights_gets_no_request_until_it_is_updated() -> None:
     async with versioned_engine() as engine, pool_of(engine) as pool:
-        engine.version, pool.version = "3", 3
+        engine.version, pool.policy.version = "3", 3
         pinned = pool.pin(0)
         assert (await ask(pinned, 0)).versions.tolist() == [3]
         await engine.stop()
@@ -100,12 +101,12 @@ async def test_an_engine_that_comes_back_with_old_weights_gets_no_request_until_
 async def test_a_connection_is_checked_once_for_each_version() -> None:
     """An engine that missed an update gets no request, even on a connection that was fine before."""
     async with versioned_engine() as engine, pool_of(engine) as pool:
-        engine.version, pool.version = "1", 1
+        engine.version, pool.policy.version = "1", 1
         pinned = pool.pin(0)
         for number in range(3):
             await ask(pinned, number)
         assert engine.calls == ["/weight_info"], "asked once on this connection"
-        pool.version = 2
+        pool.policy.version = 2
         turn = asyncio.create_task(ask(pinned, 3))
         await engine.wait_until(lambda: len(engine.calls) >= 3)
         assert not turn.done()
@@ -116,13 +117,13 @@ async def test_a_connection_is_checked_once_for_each_version() -> None:
 
 async def test_an_engine_may_have_a_later_version_than_expected() -> None:
     async with versioned_engine() as engine, pool_of(engine) as pool:
-        engine.version, pool.version = "5", 4
+        engine.version, pool.policy.version = "5", 4
         assert (await ask(pool.pin(0), 0)).versions.tolist() == [4]
 
 
 async def test_an_engine_that_does_not_report_its_version_gets_requests() -> None:
     async with versioned_engine(hides_version=True) as engine, pool_of(engine) as pool:
-        pool.version = 3
+        pool.policy.version = 3
         assert (await ask(pool.pin(0), 0)).versions.tolist() == [3]
 
 

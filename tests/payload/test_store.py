@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollway.payload.blob import Blob, build, parse
-from rollway.payload.store import ON_ITS_WAY, ByteWindow, FrameStore
+from rollway.payload.store import ByteWindow, FrameStore
 
 pytestmark = pytest.mark.anyio
 
@@ -17,20 +17,17 @@ def blob_of(size: int, value: int = 1) -> Blob:
     return build({"a": [np.full(size, value, np.uint8)]})
 
 
-async def test_a_frame_is_the_blob_and_is_handed_out_once() -> None:
-    store = FrameStore(1 << 20)
-    ref = await store.append(blob_of(100, 7))
-    assert ref.segment == ON_ITS_WAY
-    frame = store.frame_of(ref)
-    assert frame is not None
-    assert len(frame) == ref.length
-    assert parse(frame)["a"].tolist() == [7] * 100
-    assert store.frame_of(ref) is None
+async def test_a_stored_blob_comes_back_as_a_frame_beside_its_ref() -> None:
+    stored = await FrameStore(1 << 20).store(blob_of(100, 7))
+    assert stored.ref.is_frame
+    assert stored.frame is not None
+    assert len(stored.frame) == stored.ref.length
+    assert parse(stored.frame)["a"].tolist() == [7] * 100
 
 
 async def test_at_the_bound_appends_wait_for_the_receiver() -> None:
     store = FrameStore(3 * blob_of(1000).length)
-    waiting = [asyncio.create_task(store.append(blob_of(1000))) for _ in range(5)]
+    waiting = [asyncio.create_task(store.store(blob_of(1000))) for _ in range(5)]
     done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     while len(done) < 3:
         done |= (await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED))[0]
@@ -39,18 +36,18 @@ async def test_at_the_bound_appends_wait_for_the_receiver() -> None:
     fourth = await waiting[3]
     assert not waiting[4].done()
     waiting[4].cancel()
-    store.taken(3 * fourth.length)
-    await store.append(blob_of(2000))
+    store.taken(3 * fourth.ref.length)
+    await store.store(blob_of(2000))
 
 
 async def test_a_cancelled_append_gives_its_bytes_back() -> None:
     store = FrameStore(1000)
-    append = asyncio.create_task(store.append(blob_of(100_000)))
+    append = asyncio.create_task(store.store(blob_of(100_000)))
     await asyncio.sleep(0)
     append.cancel()
     with pytest.raises(asyncio.CancelledError):
         await append
-    await store.append(blob_of(200_000))  # passes only if nothing else is under way
+    await store.store(blob_of(200_000))  # more than the window: only if nothing else is on its way
 
 
 @given(

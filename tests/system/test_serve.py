@@ -70,7 +70,7 @@ async def line_with(process: "subprocess.Popen[str]", pattern: str) -> "re.Match
 
 async def scored(client: envs.EnvClient) -> Outcome:
     task = Task(id="5", prompt="5?", answer="6")
-    await client.send(Run(RolloutId("r"), 1, task, Sampling(8), PolicyVersion(0)))
+    await client.send(Run(RolloutId("r"), 1, task, Sampling(8), PolicyVersion(0), 0))
     while True:
         match await client.receive():
             case Settled(outcome=outcome):

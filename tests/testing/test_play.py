@@ -1,4 +1,4 @@
-"""What authors are promised of `rollway.testing`."""
+"""What `rollway.testing` does for authors of environments."""
 
 import asyncio
 import subprocess
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.anyio
 TASK = rw.Task(id="t", prompt="hello", answer="HELLO")
 
 
-def loud(asked: PolicyPrompt) -> str:
-    return asked.said.upper()
+def loud(prompt: PolicyPrompt) -> str:
+    return prompt.said.upper()
 
 
 class Base(rw.Environment):
@@ -57,10 +57,10 @@ class WithTools(Base):
         return [Desk()]
 
 
-async def test_a_rollout_and_all_there_is_to_know_of_it() -> None:
+async def test_a_played_rollout_has_rewards_messages_and_rows() -> None:
     played = await testing.play(Base(), TASK, loud)
     assert (played.reward, played.rewards, played.metrics) == (1.0, {"exact": 1.0}, {})
-    assert [(one.role, one.content) for one in played.messages] == [
+    assert [(message.role, message.content) for message in played.messages] == [
         ("user", "hello"), ("assistant", "HELLO")
     ]  # fmt: skip
     assert (played.last_text, played.stop) == ("HELLO", "stop")
@@ -70,26 +70,26 @@ async def test_a_rollout_and_all_there_is_to_know_of_it() -> None:
     assert len(drawn) == played.rollout.num_tokens == len("HELLO") + 1
 
 
-async def test_a_script_sees_the_conversation_as_it_was_held() -> None:
+async def test_a_script_gets_the_whole_conversation() -> None:
     seen: list[PolicyPrompt] = []
 
-    def answer(asked: PolicyPrompt) -> str:
-        seen.append(asked)
-        if asked.said == "hello":
+    def answer(prompt: PolicyPrompt) -> str:
+        seen.append(prompt)
+        if prompt.said == "hello":
             return "wait" + call("is_it_open") + call("copy", text="ab\n\n") + call("copy", texts="x")
         return "HELLO"
 
     played = await testing.play(WithTools(), TASK, answer)
     assert played.reward == 1.0
-    assert [one.tools for one in seen] == 2 * [("is_it_open", "copy")]
-    assert [one.first for one in seen] == ["hello", "hello"]
-    assert [(one.role, one.content) for one in seen[0].messages] == [
+    assert [prompt.tools for prompt in seen] == 2 * [("is_it_open", "copy")]
+    assert [prompt.first for prompt in seen] == ["hello", "hello"]
+    assert [(message.role, message.content) for message in seen[0].messages] == [
         ("system", "Be brief."), ("user", "hello")
     ]  # fmt: skip
     assert seen[1].results[:2] == ("true", "ab\n\nab\n\n")
     assert seen[1].results[2].startswith("error: the arguments of copy are wrong: Object")
     assert seen[1].messages[2].content.startswith("wait<tool_call>")
-    assert [one.role for one in seen[1].messages] == [
+    assert [message.role for message in seen[1].messages] == [
         "system",
         "user",
         "assistant",
@@ -100,9 +100,9 @@ async def test_a_script_sees_the_conversation_as_it_was_held() -> None:
 
 
 async def test_an_answer_may_be_async_and_may_be_cut_short() -> None:
-    async def slowly(asked: PolicyPrompt) -> str:
+    async def slowly(prompt: PolicyPrompt) -> str:
         await asyncio.sleep(0.001)
-        return loud(asked)
+        return loud(prompt)
 
     assert (await testing.play(Base(), TASK, slowly)).reward == 1.0
     cut = await testing.play(Base(), TASK, slowly, max_tokens=3)
@@ -123,11 +123,11 @@ class Plain(WithTools):
         chat.act("hello")
 
 
-async def test_plain_code_has_its_chat_too() -> None:
-    def answer(asked: PolicyPrompt) -> str:
-        if asked.said == "child":
+async def test_plain_code_can_use_its_chat() -> None:
+    def answer(prompt: PolicyPrompt) -> str:
+        if prompt.said == "child":
             return call("copy", text="ab")
-        return loud(asked)
+        return loud(prompt)
 
     played = await testing.play(Plain(), TASK, answer)
     assert played.rollout.info == {"tools": ["Desk"], "child": ["ABAB", 4]}
@@ -146,8 +146,8 @@ async def test_limits_end_plain_code() -> None:
 class Ranked(Base):
     @rw.group_reward(weight=0.5)
     def longest(self, task: rw.Task, rollouts: list[rw.Rollout]) -> list[float]:
-        most = max(len(one.last_text) for one in rollouts)
-        return [float(len(one.last_text) == most) for one in rollouts]
+        most = max(len(rollout.reply) for rollout in rollouts)
+        return [float(len(rollout.reply) == most) for rollout in rollouts]
 
     @rw.group_reward
     async def size(self, task: rw.Task, rollouts: list[rw.Rollout]) -> list[float]:
@@ -155,9 +155,9 @@ class Ranked(Base):
 
 
 async def test_a_group_is_scored_together() -> None:
-    one, two = await testing.play_group(Ranked(), TASK, [loud, lambda asked: "longer words"])
-    assert (one.rewards, one.reward) == ({"exact": 1.0, "longest": 0.0, "size": 2.0}, 3.0)
-    assert (two.rewards, two.reward) == ({"exact": 0.0, "longest": 1.0, "size": 2.0}, 2.5)
+    first, second = await testing.play_group(Ranked(), TASK, [loud, lambda prompt: "longer words"])
+    assert (first.rewards, first.reward) == ({"exact": 1.0, "longest": 0.0, "size": 2.0}, 3.0)
+    assert (second.rewards, second.reward) == ({"exact": 0.0, "longest": 1.0, "size": 2.0}, 2.5)
     assert (await testing.play(Ranked(), TASK, loud)).rewards["size"] == 1.0
 
 
@@ -175,10 +175,56 @@ class Notes(Base):
         return float(self.noted)
 
 
-async def test_plain_rewards_have_their_own_copy_as_in_a_worker() -> None:
+async def test_plain_rewards_have_their_own_copy_of_the_environment_as_in_a_worker() -> None:
     env = Notes()
     assert (await testing.play(env, TASK, loud)).metrics == {"sees_note": 0.0}
     assert env.noted
+
+
+class Uncopyable(Notes):
+    def __deepcopy__(self, memo: object) -> "Uncopyable":
+        raise TypeError("a connection exists once")
+
+
+async def test_an_author_is_warned_of_an_environment_that_cannot_be_copied() -> None:
+    with pytest.warns(UserWarning, match=r"Uncopyable cannot be copied .*a connection exists once"):
+        played = await testing.play(Uncopyable(), TASK, loud)
+    assert played.metrics == {"sees_note": 1.0}, "plain code shares the environment"
+
+
+async def test_a_stage_restores_the_loops_task_factory() -> None:
+    loop = asyncio.get_running_loop()
+    first, second = testing.Stage(Base()), testing.Stage(Base())
+    await first.__aenter__()
+    await second.__aenter__()
+    await first.__aexit__(None, None, None)
+    assert loop.get_task_factory() is not None, "the other stage is still open"
+    await second.__aexit__(None, None, None)
+    assert loop.get_task_factory() is None
+
+
+async def test_a_stage_leaves_another_task_factory_alone() -> None:
+    def factory(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> "asyncio.Task[Any]":
+        return asyncio.Task(coro, loop=loop, **options)
+
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(factory)
+    try:
+        async with testing.Stage(Base()):
+            assert loop.get_task_factory() is factory
+        assert loop.get_task_factory() is factory
+    finally:
+        loop.set_task_factory(None)
+
+
+async def test_a_played_rollout_prints_in_a_few_lines() -> None:
+    played = await testing.play(Base(), TASK, lambda prompt: "HELLO" + 500 * "!")
+    assert len(repr(played)) < 300
+    assert "reward=0, rewards={'exact': 0.0}" in repr(played)
+    assert "1 turns, 506 tokens drawn, 1 rows, stop='stop', last_text='HELLO!!!" in repr(played)
+    (row,) = played.rows
+    assert len(repr(row)) < 150
+    assert f"{len(row.token_ids)} tokens, 506 drawn by the policy, '<|im_start|>user" in repr(row)
 
 
 class Unsendable(Base):
@@ -187,7 +233,7 @@ class Unsendable(Base):
         chat.info["later"] = lambda: 1
 
 
-async def test_notes_that_could_not_reach_a_reward_in_a_worker_are_refused_here_too() -> None:
+async def test_notes_that_cannot_be_pickled_are_refused_as_in_a_worker() -> None:
     with pytest.raises(testing.RolloutFailed, match="pickle"):
         await testing.play(Unsendable(), TASK, loud)
 
@@ -256,7 +302,7 @@ class Sleeps(Base):
 
 
 @pytest.mark.parametrize(
-    ("env", "boundary", "said"),
+    ("env", "boundary", "text"),
     [
         (Raises(), "env", "task 't': KeyError('no such thing')"),
         (RaisesPlain(), "env", "task 't': KeyError: 'no such thing'"),
@@ -264,9 +310,11 @@ class Sleeps(Base):
         (SlowReward(), "scorer", "ran longer than 0.1 s"),
         (Sleeps(), "deadline", "task 't' ran longer than 0.1 s; it was at " + __file__),
     ],
-    ids=lambda one: type(one).__name__ if isinstance(one, rw.Environment) else None,
+    ids=lambda value: type(value).__name__ if isinstance(value, rw.Environment) else None,
 )
-async def test_failures_say_whose_they_are(env: rw.Environment, boundary: str, said: str) -> None:
+async def test_a_failure_names_its_boundary_and_its_error(
+    env: rw.Environment, boundary: str, text: str
+) -> None:
     limits = {
         "scoring_deadline_s": 0.1 if isinstance(env, SlowReward) else 30,
         "rollout_deadline_s": 0.1 if isinstance(env, Sleeps) else 30,
@@ -274,16 +322,16 @@ async def test_failures_say_whose_they_are(env: rw.Environment, boundary: str, s
     with pytest.raises(testing.RolloutFailed) as failure:
         await testing.play(env, TASK, loud, **limits)
     assert failure.value.boundary == boundary
-    assert said in str(failure.value)
-    if "KeyError" in said:
+    assert text in str(failure.value)
+    if "KeyError" in text:
         assert "test_play.py" in failure.value.traceback
 
 
-async def test_an_error_of_the_script_is_raised_as_it_is() -> None:
+async def test_an_error_of_the_script_is_raised_unchanged() -> None:
     with pytest.raises(ZeroDivisionError):
-        await testing.play(Base(), TASK, lambda asked: str(1 / 0))
+        await testing.play(Base(), TASK, lambda prompt: str(1 / 0))
     with pytest.raises(TypeError, match="the answer to 'hello' is 3, not a string"):
-        await testing.play(Base(), TASK, lambda asked: 3)  # type: ignore[arg-type,return-value]
+        await testing.play(Base(), TASK, lambda prompt: 3)  # type: ignore[arg-type,return-value]
 
 
 class NoReward(rw.Environment):
@@ -291,20 +339,20 @@ class NoReward(rw.Environment):
         return iter([])
 
 
-async def test_what_cannot_be_played_is_refused() -> None:
-    with pytest.raises(EnvironmentInvalid, match="has no reward; mark"):
+async def test_a_bad_environment_or_limit_is_refused() -> None:
+    with pytest.raises(EnvironmentInvalid, match=r"no method marked @rw\.reward"):
         await testing.play(NoReward(), TASK, loud)
     with pytest.raises(ValueError, match="unknown field `rollout_deadline`"):
         await testing.play(Base(), TASK, loud, rollout_deadline=1.0)
 
 
-def test_it_needs_neither_torch_nor_an_event_loop_of_its_own() -> None:
+def test_it_needs_neither_torch_nor_a_running_event_loop() -> None:
     code = (
         "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
         "import asyncio, rollway as rw; assert 'rollway.testing' not in sys.modules\n"
         "from rollway import testing\n"
         "env = rw.load_environment('rollway.envs.builtin.reverse_text')\n"
-        "answer = lambda asked: asked.said.split()[-1][::-1]\n"
+        "answer = lambda prompt: prompt.said.split()[-1][::-1]\n"
         "print(asyncio.run(testing.play(env, next(env.tasks()), answer)).reward)"
     )
     result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)

@@ -36,7 +36,7 @@ from rollway.wire.messages import (
 )
 
 TASK = Task("1", "say", answer={"a": [1, None, 2.5]}, info={"n": 1})
-RUN = Run(RolloutId("g1.2"), 1, TASK, Sampling(8), PolicyVersion(3))
+RUN = Run(RolloutId("g1.2"), 1, TASK, Sampling(8), PolicyVersion(3), 0)
 SETTLED = Settled(RolloutId("r"), 1, WorkerName("w"), Cancelled(""))
 CLIENT = [Hello("c"), NextTasks(0, 5), RUN, RunGroup((RUN, RUN)), Cancel(RolloutId("r"), "why"), Ping(),
           NewPolicy(PolicyVersion(1)), FrameTaken(WorkerName("w"), 5)]  # fmt: skip

@@ -106,13 +106,22 @@ class RouterSpec(Struct, frozen=True):
 class WorkerSpec(Struct, frozen=True):
     """One worker of an environment's server."""
 
-    name: str
+    place: int
+    """The worker's number among those that run at the same time. Its successor gets the same place."""
+    place_name: str
+    """The name of the place, such as `math.w0`."""
+    life: int
+    """How many workers had this place before."""
     address: str
     board_fd: int
     """An inherited file in which the worker shows whose code is running."""
     server: RouterSpec
     is_patient: bool = False
     """Wait for an engine that does not answer. The first worker does not: it reports the mistake."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.place_name}.{self.life}"
 
     @property
     def watch(self) -> WatchSpec:

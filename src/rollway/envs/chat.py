@@ -1,6 +1,6 @@
 """The conversation an environment holds with the policy."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..records.task import Message
@@ -8,8 +8,8 @@ from .rollout import Reply
 from .toolbox import Toolbox
 from .tools import Toolset
 
-MaybeStop = Callable[["Chat"], Awaitable[str]]
-"""The name of the first stop condition that holds, or an empty string."""
+StopReason = Callable[["Chat"], str]
+"""Says why a chat must stop before its next turn: the name of a stop condition or limit, or ""."""
 
 
 class Stopped(Exception):
@@ -21,53 +21,54 @@ class Stopped(Exception):
 
 
 def stop_in(error: Exception) -> str:
-    """The name of the stop that an exception stands for, also where it came through a task group with
-    others of its kind; empty for any other exception."""
+    """Return the name of the stop that an exception stands for, or "" for any other exception.
+
+    A group of exceptions, as task groups raise it, stands for a stop if all its members do.
+    """
     if isinstance(error, Stopped):
         return error.name
     if isinstance(error, ExceptionGroup):
-        names = [stop_in(one) for one in error.exceptions]
+        names = [stop_in(member) for member in error.exceptions]
         return names[0] if all(names) else ""
     return ""
 
 
 class Speaker(Protocol):
-    """Whoever answers: one dialogue with the engine."""
+    """Answers for the policy in one conversation."""
 
-    async def generate(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> Reply: ...
+    async def generate(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> Reply:
+        """Return the policy's reply to `messages`, and record the turn."""
 
     def child(self) -> "Speaker":
-        """Another dialogue; its rows go where this one's go."""
+        """Return a speaker for another conversation that is recorded in the same rollout."""
+
+    def aside(self) -> "Speaker":
+        """Return a speaker for another conversation that is recorded nowhere."""
 
 
-class Limits(Protocol):
-    """How far a rollout may go, children included."""
-
-    def count(self, reply: Reply) -> None: ...
-
-    def reached(self) -> str:
-        """The name of a limit that is reached, or an empty string."""
+def never_stop(chat: "Chat") -> str:
+    return ""
 
 
 class Chat:
     """One conversation of a rollout. Every turn of the policy is recorded token by token.
 
-    `messages` may be edited: what was sampled before stays in a row of its own, and the next turn
-    begins a new one. `info` is the environment's notebook for this rollout: JSON-like values that
-    rewards find in `rollout.info`.
+    `messages` may be edited: what was sampled before stays in its row, and the next turn begins a new
+    row. `info` is the environment's notebook for this rollout: JSON-like values that rewards find in
+    `rollout.info`.
     """
 
     def __init__(
-        self, speaker: Speaker, toolbox: Toolbox, limits: Limits, *, system_prompt: str = "",
-        info: dict[str, Any] | None = None, maybe_stop: MaybeStop | None = None,
+        self, speaker: Speaker, toolbox: Toolbox, stop_reason: StopReason = never_stop, *,
+        system_prompt: str = "", is_child: bool = False,
     ) -> None:  # fmt: skip
         self._speaker = speaker
         self._toolbox = toolbox
-        self._limits = limits
-        self._maybe_stop = maybe_stop
+        self._stop_reason = stop_reason
+        self.is_child = is_child
         self.messages: list[Message] = []
         self.replies: list[Reply] = []
-        self.info: dict[str, Any] = {} if info is None else info
+        self.info: dict[str, Any] = {}
         if system_prompt:
             self.messages.append(Message("system", system_prompt))
 
@@ -78,24 +79,24 @@ class Chat:
 
     @property
     def last_text(self) -> str:
-        """The text of the policy's last reply."""
+        """The text of the policy's last reply, or "" before the first one."""
         return self.replies[-1].text if self.replies else ""
 
     async def say(self, content: str) -> Reply:
-        """Say something as the user and return the policy's answer: one turn."""
+        """Say something as the user and return the policy's reply: one turn."""
         if not isinstance(content, str):
             raise TypeError(f"chat.say takes a string, not {type(content).__name__}")
-        await self._stop_if_due()
+        self._stop_if_due()
         self.messages.append(Message("user", content))
-        return await self._turn()
+        return await self._take_turn()
 
     async def go_on(self) -> Reply:
-        """Let the policy speak to `messages` as they are: after tools answered, or after an edit."""
-        await self._stop_if_due()
-        return await self._turn()
+        """Let the policy reply to `messages` as they are: after tools answered, or after an edit."""
+        self._stop_if_due()
+        return await self._take_turn()
 
     async def act(self, content: str) -> Reply:
-        """Say something and run the tools that the policy asks for, until it asks for none."""
+        """Say something and run the tools that the policy calls, until a reply calls none."""
         reply = await self.say(content)
         while reply.wants_tools and not reply.truncated:
             await self.call_tools()
@@ -114,29 +115,31 @@ class Chat:
     async def child(
         self, prompt: str, *, tools: Sequence[Toolset] = (), system_prompt: str = ""
     ) -> "Chat":
-        """A conversation of its own with the same policy: acts on `prompt` and returns the whole chat.
+        """Hold another conversation with the same policy: act on `prompt` and return the whole chat.
 
         `tools` are borrowed from this chat (`chat.tools`): they stay open, and children that run at the
-        same time share them. Rows of children of the rollout and of updates join the rollout, those of
+        same time share them. Rows of children of the rollout and of updates join the rollout, rows of
         children of rewards do not.
         """
         child = Chat(
-            self._speaker.child(), self._toolbox.only(tools), self._limits, system_prompt=system_prompt
-        )
+            self._speaker.child(), self._toolbox.only(tools), self._stop_reason,
+            system_prompt=system_prompt, is_child=True,
+        )  # fmt: skip
         await child.act(prompt)
         return child
 
-    async def _turn(self) -> Reply:
+    def aside(self) -> "Chat":
+        """Open a chat with the same tools and notes for rewards: no limits, and recorded nowhere."""
+        aside = Chat(self._speaker.aside(), self._toolbox)
+        aside.info = dict(self.info)
+        return aside
+
+    async def _take_turn(self) -> Reply:
         reply = await self._speaker.generate(self.messages, self._toolbox.schemas)
-        self._limits.count(reply)
         self.messages.append(reply.message)
         self.replies.append(reply)
         return reply
 
-    async def _stop_if_due(self) -> None:
-        """A condition of the environment's says more than a limit, so it is asked first."""
-        name = ""
-        if self._maybe_stop is not None and self.replies:
-            name = await self._maybe_stop(self)
-        if name := name or self._limits.reached():
+    def _stop_if_due(self) -> None:
+        if name := self._stop_reason(self):
             raise Stopped(name)

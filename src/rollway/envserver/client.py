@@ -1,4 +1,4 @@
-"""A client of one env server: what the orchestrator speaks through."""
+"""The client of one env server: the orchestrator and evaluations send rollouts through it."""
 
 import asyncio
 import logging
@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import zmq
 import zmq.asyncio
+from msgspec import Struct
 
 from ..errors import KeysError, PayloadError, ProtocolError
 from ..loop.coroutines import FairLoop
 from ..loop.watch.rarely import Rarely
-from ..payload.store import ON_ITS_WAY
 from ..payload.writer import SegmentWriter
 from ..records.payload import PayloadRef
 from ..records.rollout import Failed, Scored, Settled
@@ -45,28 +45,32 @@ HELLO_DEADLINE_S = 120.0
 """A worker may take long to load its environment."""
 PING_EVERY_S = 2.0
 SILENT_S = 60.0
-"""A server says something every second, if only how it does. One that does not is gone."""
+"""A server sends statistics every second. One that sends nothing for this long is gone."""
+
+
+class PayloadLanding(Struct, frozen=True):
+    """Where a client writes payload that arrives as raw frames. If it `must_land`, a ref to a file is a
+    failure, because the file is in a folder of the server that this client cannot open."""
+
+    writer: SegmentWriter | None = None
+    must_land: bool = False
 
 
 class EnvClient:
-    """Sends runs and reads what comes back; who waits for what is the caller's business.
-
-    Payload that comes as frames is written to `landing` before its Settled is passed on, one at a
-    time; only then may its worker send more. With `whole_groups` the environment wants the rollouts of
-    a task in one RunGroup.
-    """
+    """Sends runs and receives what the server answers. The caller matches answers to runs. Payload that
+    arrives as a frame is written before its Settled is returned, one frame at a time. Only then may the
+    worker send more."""
 
     def __init__(
-        self, env: str, address: str, wire: Any, landing: SegmentWriter | None, *,
-        must_land: bool = False, whole_groups: bool = False, silent_s: float = SILENT_S,
+        self, wire: zmq.asyncio.Socket, address: str, welcome: Welcome, landing: PayloadLanding,
+        silent_s: float = SILENT_S,
     ) -> None:  # fmt: skip
-        self.env = env
-        self.whole_groups = whole_groups
+        self.env = welcome.env
+        self.whole_groups = welcome.whole_groups
         """Whether rollouts of a group must be sent as one RunGroup."""
-        self._address = address
         self._wire = wire
+        self._address = address
         self._landing = landing
-        self._must_land = must_land
         self._silent_s = silent_s
         self._fair = FairLoop()
         self.bad_frames = Rarely()
@@ -75,15 +79,16 @@ class EnvClient:
         frame = encode(message)
         if len(frame) > MAX_CLIENT_BYTES:
             raise ProtocolError(
-                f"a {type(message).__name__} of {len(frame) / 1e6:.1f} MB to '{self.env}': servers take "
-                f"{MAX_CLIENT_BYTES >> 20} MB; keep what is large in files, and their names in tasks"
+                f"a {type(message).__name__} of {len(frame) / 1e6:.1f} MB to '{self.env}' is too large: "
+                f"servers take up to {MAX_CLIENT_BYTES >> 20} MB; keep large data in files and put the "
+                "file names into tasks"
             )
         await self._wire.send(frame)
 
     async def receive(self) -> ToClient:
-        """The next message. What is none is counted and dropped."""
+        """Return the next message. Frames that do not decode are counted and dropped."""
         while True:
-            frames = await self._next()
+            frames = await self._next_frames()
             try:
                 message, frame = split_frames(frames, for_client)
                 break
@@ -94,14 +99,13 @@ class EnvClient:
         if not isinstance(message, Settled):
             return message
         try:
-            came = None if frame is None else frame.buffer
-            return await land(message, came, self._landing, must_land=self._must_land)
+            return await land(message, None if frame is None else frame.buffer, self._landing)
         finally:
             if frame is not None:
                 await self.send(FrameTaken(message.worker, len(frame)))
 
-    async def _next(self) -> Any:
-        """The next message. Waiting takes none away, so that one that came too late is not lost."""
+    async def _next_frames(self) -> Any:
+        """Wait for the next message. A wait that is cancelled takes no message off the socket."""
         await self._fair.breathe()
         is_silent = False
         while True:
@@ -109,7 +113,7 @@ class EnvClient:
                 return await self._wire.recv_multipart(zmq.NOBLOCK, copy=False)
             if is_silent:
                 raise ProtocolError(
-                    f"the env server at {self._address} has said nothing for {self._silent_s:g} s: it "
+                    f"the env server at {self._address} has sent nothing for {self._silent_s:g} s: it "
                     "has ended, or cannot be reached"
                 )
             is_silent = not await self._wire.poll(self._silent_s * 1000)
@@ -120,9 +124,9 @@ async def connect(
     address: str, landing: SegmentWriter | None = None, keys: ClientKeys | None = None, *,
     must_land: bool = False, hello_s: float = HELLO_DEADLINE_S, silent_s: float = SILENT_S,
 ) -> AsyncIterator[EnvClient]:  # fmt: skip
-    """A client that the server has welcomed within `hello_s`; `landing` is for payload of workers that
-    share no file system with it, `keys` for a server that requires them. With `must_land` a ref to a
-    file of the server's is a failure: nobody here could open it."""
+    """Connect to an env server, which must send its welcome within `hello_s`. `landing` writes payload
+    of workers that share no file system with this client. With `must_land` all payload has to arrive
+    that way. `keys` are for a server that requires them."""
     with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as wire:
         wire.setsockopt(zmq.IDENTITY, f"client-{uuid.uuid4().hex[:12]}".encode())
         wire.setsockopt(zmq.LINGER, 0)
@@ -133,49 +137,49 @@ async def connect(
         try:
             with Handshake(wire, has_keys=keys is not None) as handshake:
                 wire.connect(address)
-                welcome = await _answer(wire, handshake, address, hello_s)
-            yield EnvClient(
-                welcome.env, address, wire, landing,
-                must_land=must_land, whole_groups=welcome.whole_groups, silent_s=silent_s,
-            )  # fmt: skip
+                welcome = await _shake_hands(wire, handshake, address, hello_s)
+            yield EnvClient(wire, address, welcome, PayloadLanding(landing, must_land), silent_s)
         finally:
             pinging.cancel()
 
 
-async def _ping(wire: Any) -> None:
-    """Say that there is somebody, also while waiting to be welcomed."""
+async def _ping(wire: zmq.asyncio.Socket) -> None:
+    """Tell the server that this client is alive, also while it waits for its welcome."""
     while True:
         await asyncio.sleep(PING_EVERY_S)
         await wire.send(encode(Ping()))
 
 
-async def _answer(wire: Any, handshake: Handshake, address: str, limit_s: float) -> Welcome:
-    """The server's welcome, or why there is none."""
-    heard: list[ToClient] = []
-    answered = asyncio.ensure_future(_welcomed(wire, address, heard))
+async def _shake_hands(
+    wire: zmq.asyncio.Socket, handshake: Handshake, address: str, limit_s: float
+) -> Welcome:
+    """Say Hello and return the server's welcome. An error says why there is none."""
+    received: list[ToClient] = []
+    welcomed = asyncio.ensure_future(_wait_for_welcome(wire, address, received))
     refused = asyncio.ensure_future(handshake.wait_until_refused())
     try:
-        await asyncio.wait([answered, refused], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-        if answered.done():
-            return answered.result()
+        await asyncio.wait([welcomed, refused], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if welcomed.done():
+            return welcomed.result()
         if refused.done():
             raise KeysError(f"the env server at {address} refused: {refused.result()}")
-        if heard:
+        if received:
             raise ProtocolError(
                 f"the env server at {address} answers, but none of its workers has started within "
                 f"{limit_s:g} s: their logs say why"
             )
-        is_there = handshake.has_connected
-        met = "something answers there, but says no welcome" if is_there else "nobody is there"
-        raise ProtocolError(f"no env server at {address}: {met} ({limit_s:g} s)")
+        found = "something else answers there" if handshake.has_connected else "nothing listens there"
+        raise ProtocolError(f"no env server at {address}: {found} ({limit_s:g} s)")
     finally:
-        answered.cancel()
+        welcomed.cancel()
         refused.cancel()
 
 
-async def _welcomed(wire: Any, address: str, heard: list[ToClient]) -> Welcome:
-    """The server's welcome, which it gives once it has a worker. What else it says is `heard`."""
-    await wire.send(encode(Hello("client", protocol=PROTOCOL)))  # for ever, if it was refused before
+async def _wait_for_welcome(wire: zmq.asyncio.Socket, address: str, received: list[ToClient]) -> Welcome:
+    """Return the server's welcome, which it sends once it has a worker. `received` holds the last other
+    message, which shows that an env server is there."""
+    # This send never returns if the connection was refused before. The caller then cancels it.
+    await wire.send(encode(Hello("client", protocol=PROTOCOL)))
     while True:
         match for_client(await wire.recv()):
             case Welcome() as welcome:
@@ -183,39 +187,34 @@ async def _welcomed(wire: Any, address: str, heard: list[ToClient]) -> Welcome:
             case Refused(reason=reason):
                 raise ProtocolError(f"the env server at {address} refused: {reason}")
             case other:
-                heard[:] = [other]
+                received[:] = [other]
 
 
-async def land(
-    settled: Settled, frame: memoryview | None, landing: SegmentWriter | None, *, must_land: bool = False
-) -> Settled:
-    """The same end with a ref that can be opened here. One whose columns did not arrive, or cannot be
-    written, failed. The frame is written as it is, in the thread lane, never decoded. With `must_land`
-    columns that stayed in a file of the worker's did not arrive."""
+async def land(settled: Settled, frame: memoryview | None, landing: PayloadLanding) -> Settled:
+    """Return the same Settled with a ref that can be opened here. A rollout fails if its columns did not
+    arrive or cannot be written. The frame is written as it is, in the thread lane, and never decoded."""
     outcome = settled.outcome
     if not isinstance(outcome, Scored):
         return settled
     try:
-        if must_land and outcome.ref.segment != ON_ITS_WAY:
-            raise PayloadError(
-                f"its server wrote it to {outcome.ref.segment} in a folder of its own; start it with "
-                "'--payload frames', or in the run's payload folder and set 'env.shares_payload'"
-            )
-        ref = await _written(outcome.ref, frame, landing)
+        ref = await _write(outcome.ref, frame, landing)
     except PayloadError as error:
         failed = Failed("worker", f"payload of {settled.worker}: {error}")
         return msgspec.structs.replace(settled, outcome=failed)
     return msgspec.structs.replace(settled, outcome=msgspec.structs.replace(outcome, ref=ref))
 
 
-async def _written(
-    ref: PayloadRef, frame: memoryview | None, landing: SegmentWriter | None
-) -> PayloadRef:
-    if ref.segment != ON_ITS_WAY:
+async def _write(ref: PayloadRef, frame: memoryview | None, landing: PayloadLanding) -> PayloadRef:
+    if not ref.is_frame:
+        if landing.must_land:
+            raise PayloadError(
+                f"its server wrote it to {ref.segment} in its own folder; start the server with "
+                "'--payload frames', or in the run's payload folder and set 'env.shares_payload'"
+            )
         return ref
     if frame is None or len(frame) != ref.length:
-        came = "nothing" if frame is None else f"{len(frame)} bytes"
-        raise PayloadError(f"{came} arrived beside the record instead of {ref.length} bytes")
-    if landing is None:
+        arrived = "nothing" if frame is None else f"{len(frame)} bytes"
+        raise PayloadError(f"{arrived} arrived beside the record instead of {ref.length} bytes")
+    if landing.writer is None:
         raise PayloadError("it came as a frame, and this client was given no place to write it to")
-    return await landing.append_frame(frame)
+    return await landing.writer.append_frame(frame)

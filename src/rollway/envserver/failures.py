@@ -1,4 +1,4 @@
-"""Turns what was raised while a rollout ran into a failure that says whose it is and where."""
+"""Turns what was raised while a rollout ran into a failure with its boundary and its line."""
 
 import logging
 import traceback
@@ -18,7 +18,7 @@ OUR_CODE = str(Path(__file__).resolve().parent.parent)
 
 
 def failed(task: Task, error: BaseException, boundary: Boundary) -> Failed:
-    """The failure of user code at `boundary`, unless the error says that it is not the user's."""
+    """Return a failure at `boundary`, unless the error shows that the engine is to blame."""
     match error:
         case EngineError() | TraceError():
             return Failed("engine", short(error))
@@ -32,23 +32,23 @@ def failed(task: Task, error: BaseException, boundary: Boundary) -> Failed:
 
 
 def too_late(task: Task, error: Exception, limit_s: float) -> Failed:
-    """The failure of a rollout that passed its deadline, with the line it was at."""
+    """Return the failure of a rollout that passed its deadline, with the line it was at."""
     if isinstance(error, LaneTimeout):
         return Failed("deadline", f"task '{task.id}': {short(error)}")
     cut_short = error.__cause__ or error
     where = stacks.find_user_line(stacks.from_traceback(cut_short.__traceback__)).where
-    said = f"task '{task.id}' ran longer than {limit_s:g} s; it was at {where}"
-    return Failed("deadline", said, user_traceback(cut_short))
+    text = f"task '{task.id}' ran longer than {limit_s:g} s; it was at {where}"
+    return Failed("deadline", text, user_traceback(cut_short))
 
 
 def short(error: BaseException) -> str:
-    """What went wrong, in a record's size."""
+    """Return what went wrong, cut to the size of a record."""
     text = str(error) if isinstance(error, RollwayError) else repr(error)
     return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}…"
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback from the user's first frame on."""
+    """Return the traceback from the user's first frame on."""
     frame: TracebackType | None = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(OUR_CODE):
         frame = frame.tb_next
@@ -58,21 +58,22 @@ def user_traceback(error: BaseException) -> str:
 log = logging.getLogger(__name__)
 
 IN_FULL = 10
+"""Failures of one boundary that are all logged. Later ones are logged more and more rarely."""
 
 
 class FailureLog:
-    """The first failures of a boundary in full, then ever fewer: a log stays readable and bounded."""
+    """Logs failures by boundary: first all of them, then fewer, so that the log stays readable."""
 
     def __init__(self) -> None:
         self._seen: dict[str, Rarely] = {}
 
-    def add(self, id: RolloutId, failed: Failed, whose: str) -> None:
-        """`whose` says which attempt of what it was."""
+    def add(self, rollout_id: RolloutId, failed: Failed, origin: str) -> None:
+        """Log a failure. `origin` names the environment, the task and the attempt."""
         seen = self._seen.setdefault(failed.boundary, Rarely())
         is_worth_a_line = seen.add()
         if is_worth_a_line or seen.count <= IN_FULL:
             traceback = f"\n{failed.traceback}" if failed.traceback else ""
             log.warning(
                 "%s failed: boundary %s (number %d), %s: %s%s",
-                id, failed.boundary, seen.count, whose, failed.error, traceback,
+                rollout_id, failed.boundary, seen.count, origin, failed.error, traceback,
             )  # fmt: skip

@@ -80,7 +80,7 @@ class EvalDriver:
             await self._slots.acquire()
             rollout_id = RolloutId(f"t{position}.{number}")
             self._running[rollout_id] = ((position, number), task)
-            runs.append(Run(rollout_id, 1, task, self._spec.sampling, PolicyVersion(0)))
+            runs.append(Run(rollout_id, 1, task, self._spec.sampling, PolicyVersion(0), position))
         await self._client.send(RunGroup(tuple(runs)) if self._client.whole_groups else runs[0])
 
     def _check_same_task(self, position: int, task: Task) -> None:

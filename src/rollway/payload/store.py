@@ -8,20 +8,25 @@ it to a segment. Readers find segments either way (`SegmentReader`).
 import asyncio
 from typing import Protocol
 
+from msgspec import Struct
+
 from ..loop.lanes.lanes import thread_to_the_end
-from ..records.payload import PayloadRef
+from ..records.payload import PayloadRef, frame_ref
 from .blob import Blob, join
 
 
+class Stored(Struct, frozen=True):
+    """A blob's ref, and the raw frame that must travel with the ref if no file holds the bytes."""
+
+    ref: PayloadRef
+    frame: memoryview | None = None
+
+
 class PayloadStore(Protocol):
-    """The worker's side. A ref is returned only once its bytes no longer need the rollout."""
+    """The worker's side. A blob that is stored no longer needs the memory of its rollout."""
 
-    async def append(self, blob: Blob) -> PayloadRef:
-        """Keep a blob; waits while the store is at its bound, PayloadError if it cannot."""
-        ...
-
-    def frame_of(self, ref: PayloadRef) -> memoryview | None:
-        """The bytes that must travel with a ref, once; None if the ref is enough."""
+    async def store(self, blob: Blob) -> Stored:
+        """Keep a blob. Wait while the store is at its bound; raise PayloadError if it cannot."""
         ...
 
     def taken(self, num_bytes: int) -> None:
@@ -29,19 +34,13 @@ class PayloadStore(Protocol):
         ...
 
 
-ON_ITS_WAY = ""
-"""The segment of a ref whose bytes travel beside it."""
-
-
 class FrameStore:
-    """Frames that wait to be sent, and the window they count against until they are taken."""
+    """Makes frames, which count against a window until their receiver has taken them."""
 
     def __init__(self, window_bytes: int) -> None:
         self._window = ByteWindow(window_bytes)
-        self._frames: dict[int, memoryview] = {}
-        self._next = 0
 
-    async def append(self, blob: Blob) -> PayloadRef:
+    async def store(self, blob: Blob) -> Stored:
         """Make a frame as soon as the window has room for it."""
         await self._window.take(blob.length)
         try:
@@ -49,13 +48,7 @@ class FrameStore:
         except BaseException:  # cancelled, or out of memory
             self._window.give(blob.length)
             raise
-        ref = PayloadRef(ON_ITS_WAY, self._next, blob.length)
-        self._next += 1
-        self._frames[ref.offset] = frame
-        return ref
-
-    def frame_of(self, ref: PayloadRef) -> memoryview | None:
-        return self._frames.pop(ref.offset, None)
+        return Stored(frame_ref(blob.length), frame)
 
     def taken(self, num_bytes: int) -> None:
         self._window.give(num_bytes)

@@ -12,6 +12,7 @@ from ..loop.lanes.lanes import thread_to_the_end
 from ..records.payload import PayloadRef, SegmentName
 from .blob import Blob, Buffer, check_data, relabel, seal
 from .segment import OpenSegment
+from .store import Stored
 
 Durability = Literal["process", "host"]
 Parts = Callable[[str], Sequence[Buffer]]
@@ -47,9 +48,9 @@ class SegmentWriter:
         """Write a blob that another process sealed, if its checksum is right."""
         return await self._append(partial(_check_and_relabel, frame), len(frame))
 
-    def frame_of(self, ref: PayloadRef) -> memoryview | None:
-        """Return None: the bytes are in the file that the ref names."""
-        return None
+    async def store(self, blob: Blob) -> Stored:
+        """Append a blob. Its ref is enough to find the bytes in the file, so no frame travels."""
+        return Stored(await self.append(blob))
 
     def taken(self, num_bytes: int) -> None:
         """Do nothing: no append waits for the receiver, because the bytes are in a file."""

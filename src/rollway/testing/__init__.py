@@ -1,18 +1,18 @@
-"""For tests of environments: the policy is a script that answers by what it is asked.
+"""Tests environments without a model: the policy is a function from the conversation to a reply.
 
     from rollway import testing
 
-    def answer(asked: testing.PolicyPrompt) -> str:
-        return "ada, bob" if "Sort" in asked.said else "?"
+    def answer(prompt: testing.PolicyPrompt) -> str:
+        return "ada, bob" if "Sort" in prompt.said else "?"
 
     async def test_it_sorts() -> None:
         played = await testing.play(MyEnv(), task, answer)
         assert played.reward == 1.0
 
 A rollout is played by the same code as in a worker: real turns over HTTP, tools, stops, updates,
-children, rewards, rows. One thing differs: an environment made in a test cannot be built again in
-another process, so plain (not async) code runs in threads of this one, on a copy of the environment if
-it can be copied. A deadline ends its rollout, but kills nothing.
+children, rewards, rows. One thing differs. A test's environment cannot be built again in another
+process, so plain (not async) code runs in threads of this process, on a copy of the environment. A
+deadline ends the rollout then, but cannot kill the code.
 """
 
 from ..errors import RolloutFailed
@@ -23,9 +23,9 @@ from .script import Answer, PolicyPrompt, call
 
 __all__ = [
     "Answer",
-    "PolicyPrompt",
     "Played",
     "PlayedRow",
+    "PolicyPrompt",
     "RolloutFailed",
     "ScriptedEngine",
     "Stage",

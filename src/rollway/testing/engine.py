@@ -1,7 +1,7 @@
-"""An engine that is not a model: a real HTTP server that answers by what it is asked.
+"""An engine without a model: a real HTTP server whose replies come from a script.
 
 It speaks vLLM's dialect over token ids. The reply is a function of the conversation, and each token's
-routes are a function of the tokens up to it, so that any interleaving gives the same.
+routes are a function of the tokens up to it, so that requests may arrive in any order.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ LAYERS, TOPK, EXPERTS = 2, 2, 8
 
 
 def routes_of(ids: list[int]) -> Routes:
-    """Expert choices of every token, each a hash of all tokens up to it."""
+    """Return the expert choices of every token, each a hash of all tokens up to it."""
     seen = np.cumsum(np.array(ids, np.uint64) * 2654435761 + 1)
     grid = seen[:, None, None] + np.arange(LAYERS * TOPK).reshape(LAYERS, TOPK)
     return (grid % EXPERTS).astype(np.uint8)
 
 
 class ScriptedEngine:
-    """Remembers what it was asked and drew; `errors` are exceptions of the script's own."""
+    """Remembers the prompts and replies of all requests, and the `errors` that the script raised."""
 
     def __init__(self, script: Script, latency_s: float) -> None:
         self._script = script
@@ -49,11 +49,11 @@ class ScriptedEngine:
 
     @answer.setter
     def answer(self, answer: Answer) -> None:
-        """From the next request on."""
+        """Use another script from the next request on."""
         self._script.answer = answer
 
     async def until_running(self, count: int) -> None:
-        """Until so many requests are in flight."""
+        """Wait until exactly this many requests are in flight."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.num_running == count)
 
@@ -61,43 +61,43 @@ class ScriptedEngine:
         return web.json_response({"object": "list", "data": [{"id": "scripted"}]})
 
     async def completions(self, request: web.Request) -> web.Response:
-        asked = await request.json()
-        await self._running_changes(+1)
+        body = await request.json()
+        await self._change_running(+1)
         try:
             await asyncio.sleep(self._latency_s)
-            drawn = await self._script.draw(
-                asked["prompt"], asked["max_tokens"], asked["stop_token_ids"][0]
+            reply = await self._script.draw(
+                body["prompt"], body["max_tokens"], body["stop_token_ids"][0]
             )
         except asyncio.CancelledError:
             self.num_aborted += 1
             raise
-        except Exception as error:  # whatever the test's own script raises
+        except Exception as error:  # a test's script raises what it likes
             self.errors.append(error)
             message = f"the script raised {error!r}"
             return web.json_response({"error": {"message": message}}, status=500)
         finally:
-            await self._running_changes(-1)
-        self.prompts.append(asked["prompt"])
-        self.replies.append(drawn.token_ids)
-        return web.json_response({"choices": [_choice(asked, drawn)]})
+            await self._change_running(-1)
+        self.prompts.append(body["prompt"])
+        self.replies.append(reply.token_ids)
+        return web.json_response({"choices": [_choice(body, reply)]})
 
-    async def _running_changes(self, by: int) -> None:
+    async def _change_running(self, by: int) -> None:
         async with self._changed:
             self.num_running += by
             self._changed.notify_all()
 
 
-def _choice(asked: dict[str, Any], drawn: ScriptedReply) -> dict[str, Any]:
+def _choice(body: dict[str, Any], reply: ScriptedReply) -> dict[str, Any]:
     choice = {
         "index": 0,
-        "finish_reason": drawn.finish_reason,
-        "token_ids": drawn.token_ids,
-        "logprobs": {"token_logprobs": [-0.5] * len(drawn.token_ids)},
+        "finish_reason": reply.finish_reason,
+        "token_ids": reply.token_ids,
+        "logprobs": {"token_logprobs": [-0.5] * len(reply.token_ids)},
     }
-    start = asked.get("routed_experts_prompt_start")
+    start = body.get("routed_experts_prompt_start")
     if start is None:
         return choice
-    routes = routes_of(asked["prompt"] + drawn.token_ids)[start:-1]
+    routes = routes_of(body["prompt"] + reply.token_ids)[start:-1]
     return {**choice, "routed_experts": encode_npy(routes)}
 
 
@@ -105,8 +105,8 @@ def _choice(asked: dict[str, Any], drawn: ScriptedReply) -> dict[str, Any]:
 async def scripted_engine(
     answer: Answer, *, latency_s: float = 0.0, folder: Path | None = None
 ) -> AsyncIterator[ScriptedEngine]:
-    """The server on a free port of this host. `folder` holds the tokenizer of the model it stands for;
-    without one it is that of `model_folder()`."""
+    """Serve a scripted engine on a free port of this host. `folder` holds the tokenizer of the model
+    that the engine stands for; by default `model_folder()`."""
     tokenizer = Tokenizer(str(folder or model_folder()))
     engine = ScriptedEngine(Script(tokenizer, answer), latency_s)
     app = web.Application(client_max_size=1 << 30)
@@ -118,8 +118,8 @@ async def scripted_engine(
 
 @asynccontextmanager
 async def served(app: web.Application) -> AsyncIterator[str]:
-    """Its address on a free port of this host. A client that hangs up cancels its request; the block's
-    end cuts off those that still run."""
+    """Serve an app on a free port of this host, and yield its address. A client that hangs up cancels
+    its request. Requests that still run when the block ends are cut off."""
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:

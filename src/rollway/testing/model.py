@@ -1,4 +1,4 @@
-"""The model that tests pretend to have: a tokenizer of bytes and a renderer, no weights."""
+"""The model that tests pretend to have: a tokenizer of bytes and a renderer, but no weights."""
 
 import atexit
 import shutil
@@ -14,7 +14,7 @@ from ..model.tiny import write_tokenizer
 
 @cache
 def model_folder() -> Path:
-    """A folder with the tokenizer, written once and removed when this process ends."""
+    """Return a folder with the tokenizer. It is written once and removed when this process ends."""
     folder = Path(tempfile.mkdtemp(prefix="rollway-testing-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     write_tokenizer(folder)
@@ -23,7 +23,7 @@ def model_folder() -> Path:
 
 @cache
 def model() -> ModelConfig:
-    """As a run file would name it."""
+    """Return the model as a run file would name it."""
     return ModelConfig(path=str(model_folder()), renderer="qwen3", template={"enable_thinking": False})
 
 

@@ -2,8 +2,11 @@
 
 import asyncio
 import copy
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+import itertools
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 
 import msgspec
 from msgspec import Struct
@@ -14,28 +17,33 @@ from ..envs.environment import Environment, check, needs_whole_groups
 from ..envs.in_lane import EnvSpec
 from ..envs.rewards import split_scores, total
 from ..envs.rollout import Rollout
-from ..envserver.worker.attempt import Attempt, Finished
 from ..envserver.worker.group import LiveGroup
-from ..envserver.worker.plain_code import PlainCode
-from ..envserver.worker.record import Record
-from ..envserver.worker.rewards import Scoring
+from ..envserver.worker.kit import build_kit
+from ..envserver.worker.live_rollout import Finished, LiveRollout
+from ..envserver.worker.rollout import play as play_rollout
 from ..envserver.worker.token_speaker import TokenSpeaker
-from ..envserver.worker.toolsets import OpenToolsets
 from ..errors import RolloutFailed
 from ..inference.engines.engine import Engine, open_engine
 from ..inference.engines.link import EngineAccess
 from ..inference.rendering.rendering import Renderer
-from ..records.ids import RolloutId
+from ..records.ids import PolicyVersion, RolloutId
 from ..records.rollout import Failed
 from ..records.task import Message, Task
 from ..records.turn import Sampling
 from ..trace.row import Row
+from ..wire.messages import Run
 from .engine import ScriptedEngine, scripted_engine
 from .lane import ThreadLane
 from .model import model, rendering, tokenizer
 from .script import Answer
 
 ENGINE_DEADLINE_S = 60.0
+SHOWN_CHARS = 60
+"""Characters of a text that a repr shows."""
+
+
+def _shorten(text: str) -> str:
+    return repr(text) if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]!r}…"
 
 
 class PlayedRow(Struct, frozen=True):
@@ -49,9 +57,13 @@ class PlayedRow(Struct, frozen=True):
     def text(self) -> str:
         return tokenizer().decode(self.token_ids)
 
+    def __repr__(self) -> str:
+        num_tokens, num_drawn = len(self.token_ids), sum(self.loss_mask)
+        return f"PlayedRow({num_tokens} tokens, {num_drawn} drawn by the policy, {_shorten(self.text)})"
+
 
 class Played(Struct, frozen=True):
-    """A rollout that came to its end, with all there is to know of it."""
+    """A rollout that ended and was scored."""
 
     reward: float
     rewards: dict[str, float]
@@ -70,12 +82,19 @@ class Played(Struct, frozen=True):
 
     @property
     def stop(self) -> str:
-        """Why it ended: a limit, a stop condition, or how the last turn ended."""
+        """Why the rollout ended: a limit, a stop condition, or how the last turn ended."""
         return self.rollout.stop
 
+    def __repr__(self) -> str:
+        return (
+            f"Played(reward={self.reward:g}, rewards={self.rewards}, metrics={self.metrics}, "
+            f"{self.rollout.num_turns} turns, {self.rollout.num_tokens} tokens drawn, "
+            f"{len(self.rows)} rows, stop={self.stop!r}, last_text={_shorten(self.last_text)})"
+        )
 
-class _Given(EnvSpec, frozen=True):
-    """An environment that exists already, for code that asks for this process's copy."""
+
+class _GivenEnv(EnvSpec, frozen=True):
+    """An environment that exists already, for code that asks for its process's copy."""
 
     env: Environment
 
@@ -83,12 +102,53 @@ class _Given(EnvSpec, frozen=True):
         return self.env
 
 
-def _copied(env: Environment) -> Environment:
-    """What plain code sees: not what async code notes on its own, as in a worker."""
+def _copy_for_plain_code(env: Environment) -> Environment:
+    """Copy the environment: as in a worker, plain code does not see what async code notes on `self`."""
     try:
         return copy.deepcopy(env)
-    except Exception:  # it holds something that exists once, such as a connection
+    except Exception as error:  # the environment holds something that exists once, such as a connection
+        warnings.warn(
+            f"{type(env).__name__} cannot be copied ({error!r}), so plain (not async) code of this test "
+            "shares it with async code. In a worker, plain code has its own copy of the environment.",
+            stacklevel=3,
+        )
         return env
+
+
+_tracking_stages: Counter[asyncio.AbstractEventLoop] = Counter()
+"""Open stages by the loop whose tasks they track. Stages may overlap, so the last one to close restores
+the loop."""
+
+
+@contextmanager
+def _tracked_tasks() -> Iterator[None]:
+    """Let rollouts end the tasks they start, as in a worker, unless the loop has a task factory."""
+    loop = asyncio.get_running_loop()
+    if loop.get_task_factory() is None:
+        keep_track(loop)
+    elif not _tracking_stages[loop]:
+        yield
+        return
+    _tracking_stages[loop] += 1
+    try:
+        yield
+    finally:
+        _tracking_stages[loop] -= 1
+        if not _tracking_stages[loop]:
+            del _tracking_stages[loop]
+            loop.set_task_factory(None)
+
+
+class _StageSpeakers:
+    """Gives each rollout a speaker for the engine it is played with."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self.engines: dict[int, Engine] = {}
+        """By the serial number of the rollout."""
+
+    def speaker_for(self, live: LiveRollout) -> TokenSpeaker:
+        return TokenSpeaker(self.engines[live.run.serial], self._renderer, live)
 
 
 class Stage:
@@ -99,85 +159,81 @@ class Stage:
     """
 
     def __init__(self, env: Environment, *, max_tokens: int = 1024, **limits: float) -> None:
-        self._env = check(env, type(env).__name__)
-        self._config = msgspec.convert(limits, ServerConfig)
-        spec, lane = _Given(type(env).__name__, b"{}", env.seed, _copied(env)), ThreadLane()
+        name = type(env).__name__
+        check(env, name)
+        config = msgspec.convert(limits, ServerConfig)
+        spec = _GivenEnv(name, b"{}", env.seed, _copy_for_plain_code(env))
+        lane = ThreadLane()
         self._sampling = Sampling(max_tokens)
-        self._renderer = Renderer(rendering(), model(), lane)
-        self._plain = PlainCode(spec, lane, self._config.rollout_deadline_s)
-        self._scoring = Scoring(self._config, spec, env, lane)
-        self._keeper = OpenToolsets()
+        self._speakers = _StageSpeakers(Renderer(rendering(), model(), lane))
+        self._kit = build_kit(config, spec, env, self._speakers, lane, lane)
+        self._serials = itertools.count(1)
+        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Stage":
-        loop = asyncio.get_running_loop()
-        if loop.get_task_factory() is None:
-            keep_track(loop)  # which does nothing to tasks outside of rollouts
+        self._stack.enter_context(_tracked_tasks())
+        await self._stack.enter_async_context(self._kit.toolsets)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._keeper.__aexit__(*exc)
+        await self._stack.aclose()
 
     async def play(self, task: Task, engine: Engine) -> Played:
-        """One rollout; RolloutFailed says why it has no end."""
+        """Play one rollout. RolloutFailed says why a rollout failed."""
         (played,) = await self.play_group(task, [engine])
         return played
 
     async def play_group(self, task: Task, engines: Sequence[Engine]) -> list[Played]:
-        """Rollouts of one task at the same time, one with each engine."""
-        members = {RolloutId(f"{task.id}.{index}"): one for index, one in enumerate(engines)}
+        """Play rollouts of one task at the same time, one with each engine."""
+        runs = [self._run(task) for _ in engines]
         group = None
-        if needs_whole_groups(self._env):
-            group = LiveGroup(task, frozenset(members), self._scoring)
-        ended = await asyncio.gather(
-            *(self._settled(id, task, engine, group) for id, engine in members.items())
+        if needs_whole_groups(self._kit.env):
+            members = frozenset(run.rollout_id for run in runs)
+            group = LiveGroup(task, members, self._kit.scoring)
+        ends = await asyncio.gather(
+            *(self._play_member(run, engine, group) for run, engine in zip(runs, engines, strict=True))
         )
-        for one in ended:
-            if isinstance(one, Failed):
-                raise RolloutFailed(f"{one.boundary}: {one.error}", one.boundary, one.traceback)
-        return [one for one in ended if isinstance(one, Played)]
+        for end in ends:
+            if isinstance(end, Failed):
+                raise RolloutFailed(f"{end.boundary}: {end.error}", end.boundary, end.traceback)
+        return [end for end in ends if isinstance(end, Played)]
 
-    async def _settled(
-        self, id: RolloutId, task: Task, engine: Engine, group: LiveGroup | None
-    ) -> Played | Failed:
+    def _run(self, task: Task) -> Run:
+        serial = next(self._serials)
+        rollout_id, version = RolloutId(f"{task.id}#{serial}"), PolicyVersion(0)
+        return Run(rollout_id, 1, task, self._sampling, version, group=0, serial=serial)
+
+    async def _play_member(self, run: Run, engine: Engine, group: LiveGroup | None) -> Played | Failed:
+        live, engines = LiveRollout(run), self._speakers.engines
+        engines[run.serial] = engine
         try:
-            return await self._run(id, task, engine, group)
+            finished = await play_rollout(self._kit, live, group)
         finally:
+            del engines[run.serial]
             if group is not None:
-                group.leave(id)
-
-    async def _run(
-        self, id: RolloutId, task: Task, engine: Engine, group: LiveGroup | None
-    ) -> Played | Failed:
-        record = Record()
-        conversation = TokenSpeaker(engine, self._renderer, self._sampling, record)
-        done = await Attempt(
-            self._config, self._env, task, conversation, self._plain, self._scoring, self._keeper,
-            group.key if group else None,
-        ).run()  # fmt: skip
-        if group is not None and isinstance(done, Finished):
-            done = await group.joined(id, done)
-        return done if isinstance(done, Failed) else _played(type(self._env), done, record)
+                group.leave(run.rollout_id)
+        return finished if isinstance(finished, Failed) else _played(type(self._kit.env), live, finished)
 
 
-def _played(kind: type, done: Finished, record: Record) -> Played:
-    rewards, metrics = split_scores(kind, done.scores)
+def _played(kind: type, live: LiveRollout, finished: Finished) -> Played:
+    rewards, metrics = split_scores(kind, finished.scores)
     return Played(
         reward=total(kind, rewards),
         rewards=rewards,
         metrics=metrics,
-        rollout=done.rollout,
-        rows=tuple(_row(one) for one in record.rows()),
+        rollout=finished.rollout,
+        rows=tuple(_played_row(row) for row in live.trace.finish()),
     )
 
 
-def _row(row: Row) -> PlayedRow:
+def _played_row(row: Row) -> PlayedRow:
     return PlayedRow(tuple(row.token_ids.tolist()), tuple(row.loss_mask.tolist()))
 
 
 async def play(
     env: Environment, task: Task, answer: Answer, *, max_tokens: int = 1024, **limits: float
 ) -> Played:
-    """One rollout of `task` with a policy that answers by script.
+    """Play one rollout of `task` with a policy that answers by script.
 
     Raises RolloutFailed with the failure's `boundary` and `traceback`, or what the script itself raised.
     """
@@ -188,7 +244,7 @@ async def play(
 async def play_group(
     env: Environment, task: Task, answers: Sequence[Answer], *, max_tokens: int = 1024, **limits: float
 ) -> list[Played]:
-    """A rollout of `task` for each answer, all at the same time, scored as a group."""
+    """Play a rollout of `task` for each answer, all at the same time, and score them as a group."""
     scripted: list[ScriptedEngine] = []
     engines: list[Engine] = []
     async with AsyncExitStack() as stack:
@@ -200,7 +256,7 @@ async def play_group(
         try:
             return await stage.play_group(task, engines)
         except RolloutFailed as failure:
-            for error in (error for one in scripted for error in one.errors):
+            for error in (error for engine in scripted for error in engine.errors):
                 raise error from failure
             raise
     raise AssertionError("unreachable")

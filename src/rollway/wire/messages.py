@@ -1,9 +1,10 @@
-"""The env server's protocol: what client, router and worker say to each other.
+"""The env server's protocol: the messages between client, router and worker.
 
-Every message is one msgpack frame. A Settled whose columns do not lie on a shared file system has a
-raw frame behind it: the blob, which nobody decodes on its way. `PROTOCOL` is checked in Hello; a peer
-of another version is told so and dropped. Numbers have bounds and texts have lengths, checked where a
-message is decoded; what only a worker may say is not decoded from a client, and the reverse.
+Every message is one msgpack frame. A Settled whose columns do not lie on a shared file system is
+followed by a raw frame: the blob, which no process decodes on its way. The router checks `PROTOCOL` in
+a client's Hello and refuses a client of another version. Numbers have bounds and texts have lengths,
+which are checked where a message is decoded. A client's message is decoded only if clients may send
+it, and the same holds for workers.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,13 +20,13 @@ from ..records.rollout import Settled
 from ..records.task import Split, Task
 from ..records.turn import Sampling
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_CLIENT_BYTES = 16 << 20
-"""A message to a server. Nobody reads more: the connection of a peer that sends more is closed."""
+"""The largest message to a server. ZMQ closes the connection of a peer that sends more."""
 MAX_TASKS = 100_000
 MAX_GROUP = 10_000
 MAX_REASON = 200
-"""Characters of what is said about a bad message: parts of it may be the peer's."""
+"""Characters of the reason why a message is bad. The reason may quote the peer."""
 
 RolloutLabel = Annotated[RolloutId, Meta(pattern=ID_PATTERN)]
 Version = Annotated[PolicyVersion, Meta(ge=0, le=2**53)]
@@ -36,8 +37,8 @@ Phase = Literal["starting", "engine", "env", "tool", "update", "scoring", "commi
 
 
 class Hello(Struct, frozen=True, tag="hello"):
-    """A client or worker introduces itself; a worker offers `credits` rollouts at a time, and says
-    whether its environment needs all rollouts of a group in one place."""
+    """A client or worker introduces itself. A worker offers to run `credits` rollouts at a time. It says
+    whether its environment needs all rollouts of a group in one worker."""
 
     name: Label
     credits: Natural = 0
@@ -46,8 +47,8 @@ class Hello(Struct, frozen=True, tag="hello"):
 
 
 class Welcome(Struct, frozen=True, tag="welcome"):
-    """The router's answer to a client's Hello, once it has a worker: only workers know the environment.
-    With `whole_groups` the client sends RunGroup instead of Run."""
+    """The router's answer to a client's Hello. It waits for the first worker, because only workers know
+    the environment. With `whole_groups` the client sends RunGroup instead of Run."""
 
     env: str
     workers: int
@@ -70,7 +71,7 @@ class NextTasks(Struct, frozen=True, tag="next_tasks"):
 
 
 class Tasks(Struct, frozen=True, tag="tasks"):
-    """The tasks from `start`; fewer than asked for when the environment has no more."""
+    """The tasks from `start`: fewer than requested when the environment has no more."""
 
     start: int
     tasks: tuple[Task, ...]
@@ -80,21 +81,26 @@ class Tasks(Struct, frozen=True, tag="tasks"):
 
 
 class Run(Struct, frozen=True, tag="run"):
-    """Run one rollout. The task travels along, so that any worker can run it. A client chooses ids that
-    differ among its own; towards workers the router makes them unique in the server."""
+    """Run one rollout. The task travels along, so that any worker can run it. A client's ids differ from
+    each other. Before the router passes a run on to a worker, it makes the id unique in the server and
+    sets `serial` and `queued_s`."""
 
     rollout_id: RolloutLabel
     attempt: Count
     task: Task
     sampling: Sampling
     version: Version
+    group: Natural
+    """A number that the client chooses: rollouts with the same number share an engine and its cache."""
+    serial: Natural = 0
+    """The rollout's number in this server, from 1."""
     queued_s: Seconds = 0.0
-    """How long the router has kept it; only the router knows."""
+    """How long the router has kept the rollout."""
 
 
 class RunGroup(Struct, frozen=True, tag="run_group"):
     """Run these rollouts of one task in one worker: they share tools, or are scored together. Each
-    settles on its own."""
+    rollout still has its own Settled."""
 
     runs: Annotated[tuple[Run, ...], Meta(min_length=1, max_length=MAX_GROUP)]
 
@@ -107,19 +113,19 @@ class Cancel(Struct, frozen=True, tag="cancel"):
 
 
 class Ping(Struct, frozen=True, tag="ping"):
-    """A client is there. One that is silent for long is taken for gone, and its rollouts end."""
+    """A client is alive. The rollouts of a client that is silent for too long are cancelled."""
 
 
 class Drain(Struct, frozen=True, tag="drain"):
-    """Finish what you have, take nothing more, then end."""
+    """The worker must finish the rollouts it has, and then end."""
 
 
 class Drained(Struct, frozen=True, tag="drained"):
-    """A worker that was told to has finished: nothing follows, it ends."""
+    """The last message of a worker that the router has drained."""
 
 
 class RolloutProgress(Struct, frozen=True):
-    """Where a running rollout is: its phase, since when, and how far it got."""
+    """Where a running rollout is: its phase, for how long, and how many turns it has taken."""
 
     rollout_id: RolloutId
     phase: Phase
@@ -130,7 +136,7 @@ class RolloutProgress(Struct, frozen=True):
 
 
 class WorkerProgress(Struct, frozen=True, tag="progress"):
-    """Rollouts of one worker, those that are longest in their phase first; at most one a second."""
+    """Where the rollouts of one worker are, the longest in their phase first. Sent once a second."""
 
     worker: WorkerName
     rollouts: tuple[RolloutProgress, ...]
@@ -143,20 +149,20 @@ class NewPolicy(Struct, frozen=True, tag="new_policy"):
 
 
 class FrameTaken(Struct, frozen=True, tag="frame_taken"):
-    """`num_bytes` of raw frames of `worker` are written or refused: it may send as many more."""
+    """The client has written or refused `num_bytes` of raw frames, so `worker` may send as many more."""
 
     worker: WorkerLabel
     num_bytes: Natural
 
 
 class ServerStats(Struct, frozen=True, tag="stats"):
-    """What one process of the server says of itself."""
+    """Statistics of one process of the server: lag, memory, rollouts in flight."""
 
     stats: ProcessStats
 
 
 class WorkerLost(Struct, frozen=True, tag="worker_lost"):
-    """A worker died; `num_moved` rollouts run again elsewhere, `num_failed` have settled as failed."""
+    """A worker died: `num_moved` of its rollouts run again elsewhere, `num_failed` have failed."""
 
     worker: WorkerName
     num_moved: int
@@ -164,7 +170,7 @@ class WorkerLost(Struct, frozen=True, tag="worker_lost"):
 
 
 class _PassedTask(Task, frozen=True, omit_defaults=True):
-    """A task on its way through the router, which builds no objects of what only workers need."""
+    """A task on its way through the router, which does not decode what only workers need."""
 
     answer: msgspec.Raw = msgspec.Raw(b"\xc0")
     info: msgspec.Raw = msgspec.Raw(b"\x80")  # type: ignore[assignment]
@@ -179,7 +185,7 @@ class _PassedGroup(RunGroup, frozen=True, tag="run_group"):
 
 
 class _RunHead(Struct, frozen=True, tag="run"):
-    """Whose rollout it is, where the rest of a Run cannot be read."""
+    """What must be read of a Run to settle it, even if its task cannot be read."""
 
     rollout_id: RolloutId
     attempt: int
@@ -209,7 +215,10 @@ def encode(message: Struct) -> bytes:
     return _encoder.encode(message)
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | memoryview) -> Any:
+M = TypeVar("M")
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[M], frame: bytes | memoryview) -> M:
     try:
         return decoder.decode(frame)
     except UNREADABLE as error:
@@ -217,47 +226,45 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | memoryview) ->
         raise ProtocolError(f"bad frame of {len(frame)} bytes: {why}") from None
 
 
-M = TypeVar("M")
-
-
 def split_frames(frames: Sequence[Any], decode: Callable[[memoryview], M]) -> tuple[M, Any]:
-    """A message as it came from a ZMQ socket without a copy: the header, decoded, and the raw frame
-    beside it or None. Only a Settled may have one."""
-    if not 1 <= len(frames) <= 2:
-        raise ProtocolError(f"a message of {len(frames)} frames; it has a header and at most one more")
-    message = decode(frames[0].buffer)
-    if len(frames) == 1:
-        return message, None
-    if not isinstance(message, Settled):
-        raise ProtocolError(f"a raw frame of {len(frames[1])} bytes beside {type(message).__name__}")
-    return message, frames[1]
+    """Decode a message that ZMQ received without a copy. Return it with the raw frame beside it, if any.
+    Only a Settled may have a raw frame."""
+    match frames:
+        case [header]:
+            return decode(header.buffer), None
+        case [header, raw]:
+            message = decode(header.buffer)
+            if not isinstance(message, Settled):
+                raise ProtocolError(f"a raw frame of {len(raw)} bytes beside {type(message).__name__}")
+            return message, raw
+    raise ProtocolError(f"a message of {len(frames)} frames; it has a header and at most one more")
 
 
 def from_client(frame: bytes | memoryview) -> FromClient:
-    message: FromClient = _decode(_from_client, frame)
-    return message
+    return _decode(_from_client, frame)
 
 
 def from_worker(frame: bytes | memoryview) -> FromWorker:
-    message: FromWorker = _decode(_from_worker, frame)
-    return message
+    return _decode(_from_worker, frame)
 
 
 def for_worker(frame: bytes | memoryview) -> ToWorker:
-    message: ToWorker = _decode(_to_worker, frame)
-    return message
+    return _decode(_to_worker, frame)
 
 
 def unread_runs(frame: bytes | memoryview) -> list[tuple[RolloutId, int]]:
-    """RolloutLabel and attempt of the rollouts in a frame that `for_worker` could not read: the router passes
-    tasks on unread, and every rollout must settle."""
+    """Return id and attempt of the rollouts in a frame that `for_worker` could not read. The router
+    passes tasks on without reading them, and every rollout must settle."""
     try:
         head = _decode(_heads, frame)
     except ProtocolError:
         return []
-    return [(one.rollout_id, one.attempt) for one in getattr(head, "runs", (head,))]
+    match head:
+        case _GroupHead(runs=runs):
+            return [(run.rollout_id, run.attempt) for run in runs]
+        case run:
+            return [(run.rollout_id, run.attempt)]
 
 
 def for_client(frame: bytes | memoryview) -> ToClient:
-    message: ToClient = _decode(_to_client, frame)
-    return message
+    return _decode(_to_client, frame)

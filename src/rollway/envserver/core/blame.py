@@ -1,4 +1,4 @@
-"""Whose fault the loss of a worker is. Pure.
+"""Decides which rollout is to blame for the loss of a worker. Pure.
 
 A worker's board shows the rollout whose code was running. If the worker was silent, that rollout held
 its loop. If it died, that rollout probably killed it: a crash is believed the second time, a SIGKILL,
@@ -7,22 +7,22 @@ which may have come from anywhere, the third.
 
 from ...records.rollout import Failed
 from .events import WorkerDied, WorkerSilent
-from .open_runs import OpenRun, serial_of
+from .open_runs import OpenRun
 
 MAX_CRASHES = 2
 MAX_KILLS = 3
 MAX_ATTEMPTS = 10
-"""A rollout that lost so many workers fails, even if nobody ever saw it do anything."""
+"""A rollout that has lost this many workers fails, even if its code was never seen running."""
 HELD_SHARE = 0.5
-"""A rollout that ran for less of the silence is not what silenced the worker."""
+"""Code that ran for a smaller share of the silence is not the reason why the worker was silent."""
 
 Loss = WorkerDied | WorkerSilent
 
 
-def is_marked(entry: OpenRun, loss: Loss) -> bool:
-    """Whether the board accuses this rollout."""
+def is_marked(open_run: OpenRun, loss: Loss) -> bool:
+    """Return whether the board accuses this rollout."""
     mark = loss.mark
-    if mark is None or mark.serial != serial_of(entry.key):
+    if mark is None or mark.serial != open_run.run.serial:
         return False
     match loss:
         case WorkerSilent(was_stopped=was_stopped, silent_s=silent_s):
@@ -31,40 +31,42 @@ def is_marked(entry: OpenRun, loss: Loss) -> bool:
             return True
 
 
-def verdict(entry: OpenRun, loss: Loss) -> Failed | None:
-    """The rollout's failure, or None if another worker may try it. Counts what it is blamed for."""
-    if is_marked(entry, loss):
+def verdict(open_run: OpenRun, loss: Loss) -> Failed | None:
+    """Count what a rollout is blamed for. Return its failure, or None if another worker may try it."""
+    if is_marked(open_run, loss):
         match loss:
             case WorkerSilent():
-                return Failed("env", _held(entry, loss))
+                return Failed("env", _explain_held(open_run, loss))
             case WorkerDied(by_sigkill=True):
-                entry.num_kills += 1
+                open_run.num_kills += 1
             case _:
-                entry.num_crashes += 1
-        if entry.num_crashes >= MAX_CRASHES or entry.num_crashes + entry.num_kills >= MAX_KILLS:
-            return Failed("worker", _killed(entry, loss))
-    if entry.run.attempt >= MAX_ATTEMPTS:
+                open_run.num_crashes += 1
+        num_blamed = open_run.num_crashes + open_run.num_kills
+        if open_run.num_crashes >= MAX_CRASHES or num_blamed >= MAX_KILLS:
+            return Failed("worker", _explain_killed(open_run, loss, num_blamed))
+    if open_run.run.attempt >= MAX_ATTEMPTS:
         return Failed(
-            "worker", f"{entry.where}: its worker was lost {MAX_ATTEMPTS} times, last {loss.worker}"
+            "worker", f"{open_run.where}: its worker was lost {MAX_ATTEMPTS} times, last {loss.worker}"
         )
     return None
 
 
-def _held(entry: OpenRun, loss: WorkerSilent) -> str:
+def _place(loss: Loss) -> str:
+    """Say at which line the code was, if that was seen."""
+    return f" at {loss.mark.where}" if loss.mark and loss.mark.where else ""
+
+
+def _explain_held(open_run: OpenRun, loss: WorkerSilent) -> str:
     assert loss.mark is not None
-    at = f" at {loss.mark.where}" if loss.mark.where else ""
     return (
-        f"{entry.where}: it held the event loop of {loss.worker} for {loss.mark.held_s:.0f} s{at}, and "
-        "the worker was killed; await what takes long, or move it to a plain reward"
+        f"{open_run.where}: it held the event loop of {loss.worker} for {loss.mark.held_s:.0f} s"
+        f"{_place(loss)}, and the worker was killed; await what takes long, or move it to a plain reward"
     )
 
 
-def _killed(entry: OpenRun, loss: Loss) -> str:
-    assert loss.mark is not None
-    at = f" at {loss.mark.where}" if loss.mark.where else ""
-    count = entry.num_crashes + entry.num_kills
+def _explain_killed(open_run: OpenRun, loss: Loss, num_blamed: int) -> str:
     how = loss.how if isinstance(loss, WorkerDied) else "was silent"
     return (
-        f"{entry.where}: its code was running when its worker died, {count} times; last {loss.worker} "
-        + (f"{how}{at}")
+        f"{open_run.where}: its code was running when its worker died, {num_blamed} times; "
+        f"last {loss.worker} {how}{_place(loss)}"
     )

@@ -1,20 +1,20 @@
-"""The clients of one server: who is welcome, who listens, who is gone. Pure."""
+"""The clients of one server: which are connected, which read news, which are away. Pure."""
 
 from collections import OrderedDict
 
 from ...records.rollout import Settled
 from ...wire.messages import Tasks, Welcome
-from .events import TellClient
+from .events import SendToClient
 from .leases import Leases
 
 LISTENING_S = 5.0
-"""A client not heard of for longer is not told what is only news: it would pile up unread."""
+"""A client that was silent for longer is sent no news, which would pile up unread."""
 MAX_AWAY = 1_000
+"""How many clients are remembered after their lease ran out."""
 
 
 class Clients:
-    """Those that said Hello. One that was taken for gone and speaks again is there again, without
-    another Hello; the last thousand of those are remembered."""
+    """The clients that said Hello. A client whose lease ran out may return without another Hello."""
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
@@ -30,20 +30,21 @@ class Clients:
         self._leases.renew(client)
 
     def heard(self, client: bytes) -> bool:
-        """Whether this is one of ours; renews its lease."""
+        """Renew a client's lease. Return False for a stranger, which never said Hello."""
         if client not in self._here and client not in self._away:
             return False
         self.hello(client)
         return True
 
     def unreachable(self, client: bytes) -> bool:
-        """It has no connection, and is told no news until it is heard again. Whether it is ours."""
+        """Note that a client has no connection: it gets no news until it is heard again. Return False if
+        it is not one of the connected clients."""
         if client in self._here:
             self._unreachable.add(client)
         return client in self._here
 
     def away(self, client: bytes) -> None:
-        """It has been silent for too long."""
+        """Note that a client's lease has run out."""
         if client not in self._here:
             return
         self._here.discard(client)
@@ -57,23 +58,23 @@ class Clients:
         self._leases.tick(now_s)
 
     def silent(self) -> list[bytes]:
-        """Those whose lease has run out."""
+        """Return the clients whose lease has run out."""
         return sorted(self._leases.silent(self._lease_s))
 
     def listening(self) -> list[bytes]:
-        """Those that would read news now."""
+        """Return the clients that would read news now."""
         return sorted(set(self._leases.heard_within(LISTENING_S)) - self._unreachable)
 
 
 class Undelivered:
-    """Answers wait until their client is heard again; what is only news does not."""
+    """Answers that wait until their client is heard again. News is not kept."""
 
     def __init__(self) -> None:
-        self._kept: dict[bytes, list[TellClient]] = {}
+        self._by_client: dict[bytes, list[SendToClient]] = {}
 
-    def keep(self, told: TellClient) -> None:
-        if isinstance(told.message, Settled | Tasks | Welcome):
-            self._kept.setdefault(told.client, []).append(told)
+    def keep(self, unsent: SendToClient) -> None:
+        if isinstance(unsent.message, Settled | Tasks | Welcome):
+            self._by_client.setdefault(unsent.client, []).append(unsent)
 
-    def take(self, client: bytes) -> list[TellClient]:
-        return self._kept.pop(client, [])
+    def take(self, client: bytes) -> list[SendToClient]:
+        return self._by_client.pop(client, [])

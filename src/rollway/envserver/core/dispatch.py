@@ -1,6 +1,6 @@
-"""Rollouts and the workers that run them. Pure.
+"""Gives rollouts to workers, and answers each rollout exactly once. Pure.
 
-What is taken in is answered once: by the worker that finished it, or here.
+The answer comes from the worker that finished the rollout, or from here.
 """
 
 from collections.abc import Iterable
@@ -12,8 +12,8 @@ from ...records.ids import RolloutId, WorkerName
 from ...records.rollout import Cancelled, Failed, Settled
 from ...wire.messages import Cancel, FrameTaken, RolloutProgress, Run, RunGroup
 from .blame import Loss, verdict
-from .events import LogNote, RouterCommand, TellClient, TellWorker, WorkerSays
-from .open_runs import NO_WORKER, OpenRun, OpenRuns, serial_of
+from .events import LogNote, RouterCommand, SendToClient, SendToWorker, WorkerMessage
+from .open_runs import OpenRun, OpenRuns
 from .run_queue import RunQueue
 from .worker_pool import WorkerPool
 
@@ -29,162 +29,165 @@ class LossResult(Struct, frozen=True):
 
 
 class RouterDispatch:
-    """Who is owed what, what waits, what runs where."""
+    """The open rollouts: which wait, and which run in which worker."""
 
     def __init__(self, pool: WorkerPool, max_waiting: int) -> None:
         self._pool = pool
         self._max_waiting = max_waiting
         self._frames = FramesInTransit()
         self._now_s = 0.0
-        self.owed = OpenRuns()
+        self.open_runs = OpenRuns()
         self.waiting = RunQueue()
         self.whole_groups = False
         self.is_stopping = False
         self.num_late = 0
-        """Ends of attempts that were given up before they came."""
+        """Ends that came after their attempt was given up."""
         self.num_twice = 0
-        """Runs of rollouts that were owed already."""
+        """Runs of rollouts that were open already."""
 
     def at(self, now_s: float) -> None:
-        """Time passes; 0 is for events that do not say."""
+        """Let time pass. Events that carry no time pass 0."""
         self._now_s = max(self._now_s, now_s)
 
     def take(self, client: bytes, runs: tuple[Run, ...]) -> list[RouterCommand]:
-        """Runs that go to one worker together. One that is owed already is not taken twice."""
-        entries = self.owed.add(client, runs, self._now_s)
-        self.num_twice += len(runs) - len(entries)
+        """Take runs that go to one worker together. A run that is open already is not taken twice."""
+        added = self.open_runs.add(client, runs, self._now_s)
+        self.num_twice += len(runs) - len(added)
         if self.is_stopping:
-            return [self._end(entry, ENDING) for entry in entries]
+            return [self._end(open_run, ENDING) for open_run in added]
         limit = self._max_waiting
-        if self.waiting.count(client) + len(entries) > limit:
-            text = f"this client has {limit} rollouts waiting already, the most it may (env.max_waiting)"
-            return [self._end(entry, Failed("worker", text)) for entry in entries]
-        if entries:
-            self.waiting.add(client, [entry.key for entry in entries])
+        if self.waiting.count(client) + len(added) > limit:
+            text = f"this client has {limit} rollouts waiting already, the most a server keeps for one"
+            return [self._end(open_run, Failed("worker", text)) for open_run in added]
+        if added:
+            self.waiting.add(client, [open_run.key for open_run in added])
         return self.assign()
 
     def assign(self) -> list[RouterCommand]:
-        """Give what waits to the workers with most room. Nobody overtakes a group that waits for it."""
+        """Give waiting runs to the workers with the most room. None overtakes a group that waits for
+        room."""
         commands: list[RouterCommand] = []
         while size := self.waiting.next_size():
             worker = self._pool.freest(size)
             if worker is None:
                 break
-            entries = [self.owed[key] for key in self.waiting.take()]
-            for entry in entries:
-                self._pool.give(worker, entry.key)
-            runs = tuple(entry.given(worker, self._now_s) for entry in entries)
+            taken = [self.open_runs[key] for key in self.waiting.take()]
+            for open_run in taken:
+                self._pool.give(worker, open_run.key)
+            runs = tuple(open_run.assign(worker, self._now_s) for open_run in taken)
             message = RunGroup(runs) if self.whole_groups or size > 1 else runs[0]
-            commands.append(TellWorker(worker, message))
+            commands.append(SendToWorker(worker, message))
         return commands
 
-    def cancel(self, client: bytes, id: RolloutId, reason: str) -> list[RouterCommand]:
-        """A waiting one ends here. A running one ends when its worker says so, or is lost."""
-        entry = self.owed.find(client, id)
-        if entry is None:
+    def cancel(self, client: bytes, rollout_id: RolloutId, reason: str) -> list[RouterCommand]:
+        """Cancel a rollout. One that waits ends here; one that runs ends when its worker says so, or is
+        lost."""
+        open_run = self.open_runs.find(client, rollout_id)
+        if open_run is None:
             return []
-        if entry.worker == NO_WORKER:
-            return [self._end(entry, Cancelled(reason)), *self.assign()]
-        entry.cancelled = reason or "cancelled"
-        return [TellWorker(entry.worker, Cancel(entry.key, reason))]
+        if open_run.worker is None:
+            return [self._end(open_run, Cancelled(reason)), *self.assign()]
+        open_run.cancel_reason = reason or "cancelled"
+        return [SendToWorker(open_run.worker, Cancel(open_run.key, reason))]
 
-    def leave(self, client: bytes, why: str) -> list[RouterCommand]:
-        """A client seems gone: its rollouts end, and are answered in case it is still there."""
+    def leave(self, client: bytes, reason: str) -> list[RouterCommand]:
+        """Cancel the rollouts of a client that seems gone, and answer them in case it is still there."""
         commands: list[RouterCommand] = []
-        for entry in self.owed.of(client):
-            if entry.worker != NO_WORKER and not entry.cancelled:
-                commands.append(TellWorker(entry.worker, Cancel(entry.key, why)))
-            commands.append(self._end(entry, Cancelled(why)))
+        for open_run in self.open_runs.of(client):
+            if open_run.worker is not None and not open_run.cancel_reason:
+                commands.append(SendToWorker(open_run.worker, Cancel(open_run.key, reason)))
+            commands.append(self._end(open_run, Cancelled(reason)))
         lost = self._frames.lost_with(client)
-        commands += [TellWorker(worker, FrameTaken(worker, size)) for worker, size in lost]
+        commands += [SendToWorker(worker, FrameTaken(worker, size)) for worker, size in lost]
         return commands + self.assign()
 
-    def settle(self, said: WorkerSays, settled: Settled) -> list[RouterCommand]:
-        """Pass an end on, once. Nobody waits for that of a lost attempt, or of a client that left."""
-        worker, size, key = said.worker, said.num_bytes, settled.rollout_id
+    def settle(self, event: WorkerMessage, settled: Settled) -> list[RouterCommand]:
+        """Pass an end on to its client, once. The end of a lost attempt, or for a client that left, is
+        dropped."""
+        worker, size, key = event.worker, event.num_bytes, settled.rollout_id
         was_running = self._pool.give_back(worker, key)
-        entry = self.owed.get(key)
-        if entry is None or entry.worker != worker or entry.run.attempt != settled.attempt:
-            self.num_late += not was_running
-            told: list[RouterCommand] = [TellWorker(worker, FrameTaken(worker, size))] if size else []
-            return told + self.assign()
-        self._frames.sent(entry.client, worker, size)
-        self.owed.forget(entry)
-        theirs = msgspec.structs.replace(settled, rollout_id=entry.id)
-        return [TellClient(entry.client, theirs, said.frame), *self.assign()]
+        open_run = self.open_runs.get(key)
+        if open_run is None or open_run.worker != worker or open_run.run.attempt != settled.attempt:
+            if not was_running:
+                self.num_late += 1
+            dropped: list[RouterCommand] = []
+            if size:
+                dropped.append(SendToWorker(worker, FrameTaken(worker, size)))
+            return dropped + self.assign()
+        self._frames.sent(open_run.client, worker, size)
+        self.open_runs.remove(open_run)
+        answer = msgspec.structs.replace(settled, rollout_id=open_run.rollout_id)
+        return [SendToClient(open_run.client, answer, event.frame), *self.assign()]
 
     def frame_taken(self, client: bytes, worker: WorkerName, num_bytes: int) -> list[RouterCommand]:
         taken = self._frames.taken(client, worker, num_bytes)
-        return [TellWorker(worker, FrameTaken(worker, taken))] if taken else []
+        return [SendToWorker(worker, FrameTaken(worker, taken))] if taken else []
 
-    def bury(self, keys: Iterable[RolloutId], loss: Loss) -> LossResult:
-        """Move a lost worker's rollouts to others, members of a group together. One that is to blame,
-        or has lost too many workers, fails."""
+    def lose_worker(self, keys: Iterable[RolloutId], loss: Loss) -> LossResult:
+        """Move a lost worker's rollouts to others, members of a group together. A rollout that is to
+        blame, or has lost too many workers, fails."""
         self._frames.forget(loss.worker)
         commands: list[RouterCommand] = []
-        groups: dict[tuple[bytes, int], list[RolloutId]] = {}
+        units: dict[tuple[bytes, int], list[RolloutId]] = {}
         num_failed = 0
-        for entry in sorted(self._of(keys), key=lambda entry: serial_of(entry.key)):
-            ended = self._fate(entry, loss)
-            if ended is None:
-                entry.leave()
-                groups.setdefault((entry.client, entry.group), []).append(entry.key)
+        still_open = [open_run for key in keys if (open_run := self.open_runs.get(key)) is not None]
+        for open_run in sorted(still_open, key=lambda open_run: open_run.run.serial):
+            end = self._end_after_loss(open_run, loss)
+            if end is None:
+                open_run.unassign()
+                units.setdefault((open_run.client, open_run.unit), []).append(open_run.key)
                 continue
-            if isinstance(ended, Failed):
+            if isinstance(end, Failed):
                 num_failed += 1
-                commands.append(_accusation(entry, ended))
-            commands.append(self._end(entry, ended))
-        for (client, _), group in reversed(groups.items()):
-            self.waiting.add(client, group, first=True)
-        num_moved = sum(len(group) for group in groups.values())
+                commands.append(_note_failure(open_run, end))
+            commands.append(self._end(open_run, end))
+        for (client, _), unit in reversed(units.items()):
+            self.waiting.add(client, unit, first=True)
+        num_moved = sum(len(unit) for unit in units.values())
         return LossResult(commands + self.assign(), num_moved, num_failed)
 
     def progress(
         self, worker: WorkerName, rollouts: Iterable[RolloutProgress]
     ) -> dict[bytes, list[RolloutProgress]]:
-        """Each client's own rollouts of a worker, under its own ids."""
-        mine: dict[bytes, list[RolloutProgress]] = {}
-        for one in rollouts:
-            entry = self.owed.get(one.rollout_id)
-            if entry is not None and entry.worker == worker:
-                theirs = msgspec.structs.replace(one, rollout_id=entry.id)
-                mine.setdefault(entry.client, []).append(theirs)
-        return mine
+        """Return a worker's rollouts by client, each under the id that its client chose."""
+        by_client: dict[bytes, list[RolloutProgress]] = {}
+        for rollout in rollouts:
+            open_run = self.open_runs.get(rollout.rollout_id)
+            if open_run is not None and open_run.worker == worker:
+                renamed = msgspec.structs.replace(rollout, rollout_id=open_run.rollout_id)
+                by_client.setdefault(open_run.client, []).append(renamed)
+        return by_client
 
     def stop(self) -> list[RouterCommand]:
-        """Nothing more is taken; what waits ends."""
+        """Take no more runs, and end those that wait."""
         self.is_stopping = True
-        return [self._end(entry, ENDING) for entry in self.owed.all() if entry.worker == NO_WORKER]
+        return [self._end(run, ENDING) for run in self.open_runs.all() if run.worker is None]
 
     def end(self) -> list[RouterCommand]:
-        """Everything that is still owed ends here."""
-        return [self._end(entry, ENDING) for entry in self.owed.all()]
+        """End everything that is still open."""
+        return [self._end(open_run, ENDING) for open_run in self.open_runs.all()]
 
-    def _of(self, keys: Iterable[RolloutId]) -> list[OpenRun]:
-        """What is still owed of `keys`."""
-        return [entry for key in keys if (entry := self.owed.get(key)) is not None]
+    def _end_after_loss(self, open_run: OpenRun, loss: Loss) -> Cancelled | Failed | None:
+        """Return how a lost worker's rollout ends, or None if it may run again."""
+        if open_run.cancel_reason:
+            return Cancelled(open_run.cancel_reason)
+        return verdict(open_run, loss) or (ENDING if self.is_stopping else None)
 
-    def _fate(self, entry: OpenRun, loss: Loss) -> Cancelled | Failed | None:
-        """How a lost worker's rollout ends; None if it may run again."""
-        if entry.cancelled:
-            return Cancelled(entry.cancelled)
-        return verdict(entry, loss) or (ENDING if self.is_stopping else None)
-
-    def _end(self, entry: OpenRun, outcome: Cancelled | Failed) -> RouterCommand:
-        self.waiting.remove(entry.key)
-        self.owed.forget(entry)
-        return TellClient(entry.client, entry.settled(outcome))
+    def _end(self, open_run: OpenRun, outcome: Cancelled | Failed) -> RouterCommand:
+        self.waiting.remove(open_run.key)
+        self.open_runs.remove(open_run)
+        return SendToClient(open_run.client, open_run.settled(outcome))
 
 
-def _accusation(entry: OpenRun, failed: Failed) -> RouterCommand:
-    """No worker will log this failure."""
+def _note_failure(open_run: OpenRun, failed: Failed) -> RouterCommand:
+    """Log a failure here, because no worker will."""
     return LogNote(
-        f"{entry.key} failed ({failed.boundary}, attempt {entry.run.attempt}): {failed.error}"
+        f"{open_run.key} failed ({failed.boundary}, attempt {open_run.run.attempt}): {failed.error}"
     )
 
 
 class FramesInTransit:
-    """Sums by client and worker; what is not on its way has no entry."""
+    """Bytes of raw frames that were sent and not yet taken, by client and worker."""
 
     def __init__(self) -> None:
         self._bytes: dict[tuple[bytes, WorkerName], int] = {}
@@ -194,18 +197,18 @@ class FramesInTransit:
             self._bytes[client, worker] = self._bytes.get((client, worker), 0) + num_bytes
 
     def taken(self, client: bytes, worker: WorkerName, num_bytes: int) -> int:
-        """How much of what a client says it took had been sent to it."""
+        """Return how many of the bytes that a client says it took had been sent to it."""
         sent = self._bytes.pop((client, worker), 0)
         if num_bytes < sent:
             self._bytes[client, worker] = sent - num_bytes
         return min(sent, num_bytes)
 
     def lost_with(self, client: bytes) -> list[tuple[WorkerName, int]]:
-        """What was on its way to a client that is gone."""
-        ways = [way for way in self._bytes if way[0] == client]
-        return [(way[1], self._bytes.pop(way)) for way in ways]
+        """Return, by worker, the bytes that were on their way to a client that is gone."""
+        keys = [key for key in self._bytes if key[0] == client]
+        return [(key[1], self._bytes.pop(key)) for key in keys]
 
     def forget(self, worker: WorkerName) -> None:
-        """A worker that is gone waits for nothing."""
-        for way in [way for way in self._bytes if way[1] == worker]:
-            del self._bytes[way]
+        """Forget the frames of a worker that is gone."""
+        for key in [key for key in self._bytes if key[1] == worker]:
+            del self._bytes[key]

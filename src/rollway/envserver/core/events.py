@@ -1,17 +1,18 @@
-"""What the router's core is told, and what it commands."""
+"""The events that the router's core receives, and the commands it returns."""
 
 from typing import Any
 
 from msgspec import Struct
 
 from ...records.ids import WorkerName
+from ...records.lag import ProcessStats
 from ...wire.messages import ToClient, ToRouter, ToWorker
 
 Frame = Any
-"""Raw bytes beside a message: passed on as they came, never looked at. None where there are none."""
+"""A raw frame beside a message. The router passes it on as it came. None if there is none."""
 
 
-class TellClient(Struct, frozen=True):
+class SendToClient(Struct, frozen=True):
     client: bytes
     message: ToClient
     frame: Frame = None
@@ -22,28 +23,34 @@ class RunningCode(Struct, frozen=True):
 
     serial: int
     held_s: float
-    """For how long it had been running without a pause."""
+    """For how long the code had been running without a pause."""
     where: str = ""
     """file:line, if it was seen."""
 
 
-class ClientSays(Struct, frozen=True):
+class ClientMessage(Struct, frozen=True):
     client: bytes
     message: ToRouter
     now_s: float = 0.0
 
 
-class WorkerSays(Struct, frozen=True):
+class WorkerMessage(Struct, frozen=True):
     worker: WorkerName
     message: ToRouter
     frame: Frame = None
     num_bytes: int = 0
-    """Of the frame."""
+    """The size of the frame."""
     now_s: float = 0.0
 
 
+class RouterStats(Struct, frozen=True):
+    """The router's own statistics."""
+
+    stats: ProcessStats
+
+
 class WorkerDied(Struct, frozen=True):
-    """A worker's process ended; `by_sigkill` says that somebody outside ended it."""
+    """A worker's process ended. With `by_sigkill` it was killed from outside."""
 
     worker: WorkerName
     how: str = "died"
@@ -52,8 +59,7 @@ class WorkerDied(Struct, frozen=True):
 
 
 class WorkerSilent(Struct, frozen=True):
-    """A worker that was to be killed for its silence, and what was seen of it before. One that was
-    stopped from outside held nothing by itself."""
+    """A worker was killed for its silence. If it was stopped from outside, no rollout is to blame."""
 
     worker: WorkerName
     silent_s: float
@@ -62,9 +68,9 @@ class WorkerSilent(Struct, frozen=True):
 
 
 class ClientUnreachable(Struct, frozen=True):
-    """A client could not be reached with this."""
+    """This message could not be sent to its client."""
 
-    told: TellClient
+    unsent: SendToClient
 
 
 class RouterTick(Struct, frozen=True):
@@ -74,16 +80,17 @@ class RouterTick(Struct, frozen=True):
 
 
 class StopServer(Struct, frozen=True):
-    """Take nothing more, let workers finish what they have."""
+    """Take no more rollouts, and let workers finish those they have."""
 
 
 class EndServer(Struct, frozen=True):
-    """The server ends now: whatever is still owed is answered."""
+    """The server ends now. Rollouts that are still open are cancelled."""
 
 
 RouterEvent = (
-    ClientSays
-    | WorkerSays
+    ClientMessage
+    | WorkerMessage
+    | RouterStats
     | WorkerDied
     | WorkerSilent
     | ClientUnreachable
@@ -93,32 +100,32 @@ RouterEvent = (
 )
 
 
-class TellWorker(Struct, frozen=True):
+class SendToWorker(Struct, frozen=True):
     worker: WorkerName
     message: ToWorker
 
 
 class KillWorker(Struct, frozen=True):
-    """Look at its board, kill it, and say WorkerSilent."""
+    """Look at the worker's board, kill it, and answer with WorkerSilent."""
 
     worker: WorkerName
     silent_s: float
 
 
 class StartWorker(Struct, frozen=True):
-    """Open one more place for a worker and keep it alive."""
+    """Open one more place and keep a worker alive in it."""
 
 
 class RetireWorker(Struct, frozen=True):
-    """Its place closes when it ends: it is not started again."""
+    """Start no other worker in this one's place when it ends."""
 
     worker: WorkerName
 
 
 class LogNote(Struct, frozen=True):
-    """A line for the server's log."""
+    """Write a line to the server's log."""
 
     text: str
 
 
-RouterCommand = TellClient | TellWorker | KillWorker | StartWorker | RetireWorker | LogNote
+RouterCommand = SendToClient | SendToWorker | KillWorker | StartWorker | RetireWorker | LogNote

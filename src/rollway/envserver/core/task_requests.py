@@ -1,58 +1,59 @@
-"""Tasks that clients wait for. Pure."""
+"""Requests for tasks that are not answered yet. Pure."""
 
 from msgspec import Struct
 
 from ...records.ids import WorkerName
 from ...records.task import Split
 from ...wire.messages import NextTasks, Tasks
-from .open_runs import NO_WORKER
 from .worker_pool import WorkerPool
 
 MAX_OPEN = 64
-"""Questions of one client that may wait for an answer."""
+"""Requests of one client that may be open at the same time."""
 
-_Question = tuple[bytes, Split, int]
+_RequestKey = tuple[bytes, Split, int]
+"""The client, the split, and the position of the first task."""
 
 
 class _OpenRequest(Struct):
-    wanted: NextTasks
-    worker: WorkerName = NO_WORKER
+    message: NextTasks
+    worker: WorkerName | None = None
 
 
 class TaskRequests:
-    """One worker, always the same while it lives, walks through the tasks: going back costs."""
+    """Gives all requests to one worker while it lives, because going back in the tasks is slow."""
 
     def __init__(self) -> None:
-        self._asked: dict[_Question, _OpenRequest] = {}
+        self._open: dict[_RequestKey, _OpenRequest] = {}
 
-    def add(self, client: bytes, wanted: NextTasks) -> bool:
-        """Take a question; False if its client has too many open already."""
-        question = client, wanted.split, wanted.start
-        if question not in self._asked and sum(one[0] == client for one in self._asked) >= MAX_OPEN:
+    def add(self, client: bytes, request: NextTasks) -> bool:
+        """Add a request. Return False if its client has too many open already."""
+        key = client, request.split, request.start
+        if key not in self._open and sum(other == client for other, _, _ in self._open) >= MAX_OPEN:
             return False
-        self._asked[question] = _OpenRequest(wanted)
+        self._open[key] = _OpenRequest(request)
         return True
 
     def forget(self, client: bytes) -> None:
-        for question in [one for one in self._asked if one[0] == client]:
-            del self._asked[question]
+        for key in [key for key in self._open if key[0] == client]:
+            del self._open[key]
 
-    def ask(self, pool: WorkerPool) -> list[tuple[WorkerName, NextTasks]]:
-        """Questions no living worker was asked yet."""
+    def assign(self, pool: WorkerPool) -> list[tuple[WorkerName, NextTasks]]:
+        """Return the requests that no living worker has, with the worker to send them to."""
         if not pool.open:
             return []
-        walker = min(pool.open)
-        orders = []
-        for asked in self._asked.values():
-            if asked.worker not in pool:
-                asked.worker = walker
-                orders.append((walker, asked.wanted))
-        return orders
+        worker = min(pool.open)
+        assigned = []
+        for request in self._open.values():
+            if request.worker is None or request.worker not in pool:
+                request.worker = worker
+                assigned.append((worker, request.message))
+        return assigned
 
     def answered(self, worker: WorkerName, tasks: Tasks) -> bytes | None:
-        """The client whose question this answers: of several that are alike, the first."""
-        for question, asked in self._asked.items():
-            if question[1:] == (tasks.split, tasks.start) and asked.worker == worker:
-                del self._asked[question]
-                return question[0]
+        """Return the client whose request a worker has answered: the first of several equal requests."""
+        for key, request in self._open.items():
+            client, split, start = key
+            if (split, start) == (tasks.split, tasks.start) and request.worker == worker:
+                del self._open[key]
+                return client
         return None

@@ -1,4 +1,4 @@
-"""The workers that are up: how much room each has, and which is next. Pure."""
+"""The workers that are up: how much room each has, and which gets the next rollout. Pure."""
 
 import statistics
 from collections.abc import Iterator
@@ -9,27 +9,27 @@ from ...records.ids import RolloutId, WorkerName
 from ...records.lag import ProcessStats
 
 LATE_S, LATE_TIMES = 0.050, 4.0
-"""A worker is far later than the others if its lag p99 is above both."""
+"""A worker is late if its lag p99 is above LATE_S and above LATE_TIMES the median of all workers."""
 BIG_BYTES, BIG_TIMES = 512 << 20, 2.0
-"""A worker is far bigger than the others if its memory is above theirs by both."""
+"""A worker is big if its memory is BIG_BYTES above the median of all workers, and BIG_TIMES as much."""
 
 
 class PooledWorker(Struct):
-    """One worker: what it offered, what it runs, what it last said of itself."""
+    """One worker: its credits, what it runs, and its last statistics."""
 
     credits: int
     running: set[RolloutId]
     lag_s: float = 0.0
     rss_bytes: int = 0
     share: float = 1.0
-    """How much of its credits it gets: less while it does worse than the others."""
+    """How much of its credits the worker may use: less while it does worse than the others."""
     is_draining: bool = False
-    is_condemned: bool = False
-    """To be killed for its silence."""
+    is_being_killed: bool = False
+    """The worker is killed for its silence."""
 
     @property
     def takes_more(self) -> bool:
-        return not (self.is_draining or self.is_condemned)
+        return not (self.is_draining or self.is_being_killed)
 
     @property
     def limit(self) -> int:
@@ -58,67 +58,68 @@ class WorkerPool:
     def add(self, name: WorkerName, credits: int) -> None:
         self._workers[name] = PooledWorker(credits, set())
 
-    def get(self, name: WorkerName) -> PooledWorker | None:
-        return self._workers.get(name)
-
     def remove(self, name: WorkerName) -> PooledWorker | None:
         removed = self._workers.pop(name, None)
-        self._judge()
+        self._update_shares()
         return removed
 
     def give(self, name: WorkerName, key: RolloutId) -> None:
         self._workers[name].running.add(key)
 
     def give_back(self, name: WorkerName, key: RolloutId) -> bool:
-        """A rollout ended there; whether it was running there."""
-        one = self._workers.get(name)
-        if one is None or key not in one.running:
+        """Note that a rollout ended in a worker. Return False if it did not run there."""
+        worker = self._workers.get(name)
+        if worker is None or key not in worker.running:
             return False
-        one.running.remove(key)
+        worker.running.remove(key)
         return True
 
     def drain(self, name: WorkerName) -> None:
-        """It finishes what it has."""
+        """Give a worker nothing more: it finishes what it has."""
         self._workers[name].is_draining = True
 
-    def condemn(self, name: WorkerName) -> None:
-        self._workers[name].is_condemned = True
+    def mark_for_kill(self, name: WorkerName) -> None:
+        self._workers[name].is_being_killed = True
 
     @property
     def open(self) -> dict[WorkerName, PooledWorker]:
-        """Those that take more."""
-        return {name: one for name, one in self._workers.items() if one.takes_more}
+        """The workers that take more rollouts."""
+        return {name: worker for name, worker in self._workers.items() if worker.takes_more}
 
     def freest(self, size: int) -> WorkerName | None:
-        """The worker with most room, if it has it for so many at once. More than any worker ever has
-        room for go to an empty one. Among equals the more punctual, then the smaller one."""
+        """Return the worker with the most room, if it has room for `size` rollouts at once. Among equals
+        the one with less lag is better, then the one with less memory. A group that is larger than the
+        limit of every worker goes to the best worker once that is empty."""
         best: tuple[tuple[int, float, int], WorkerName] | None = None
-        most = 0
-        for name, one in self._workers.items():
-            if one.takes_more:
-                most = max(most, one.limit)
-                rank = (one.room, -one.lag_s, -one.rss_bytes)
+        largest_limit = 0
+        for name, worker in self._workers.items():
+            if worker.takes_more:
+                largest_limit = max(largest_limit, worker.limit)
+                rank = (worker.room, -worker.lag_s, -worker.rss_bytes)
                 if best is None or rank > best[0]:
                     best = rank, name
         if best is None:
             return None
-        is_empty = not self._workers[best[1]].running
-        return best[1] if best[0][0] >= size or (size > most and is_empty) else None
+        (room, _, _), name = best
+        if room >= size:
+            return name
+        return name if size > largest_limit and not self._workers[name].running else None
 
     def note(self, name: WorkerName, stats: ProcessStats) -> None:
-        """What it says of itself. Lag is smoothed: one late second is nobody's character."""
-        one = self._workers[name]
-        one.lag_s = (one.lag_s + stats.lag.p99) / 2
-        one.rss_bytes = stats.rss_bytes
-        self._judge()
+        """Take in a worker's statistics. Lag is smoothed, because one late second says little."""
+        worker = self._workers[name]
+        worker.lag_s = (worker.lag_s + stats.lag.p99) / 2
+        worker.rss_bytes = stats.rss_bytes
+        self._update_shares()
 
-    def _judge(self) -> None:
-        """Half the credits for one that is far later than the others, and half for one far bigger."""
-        if not self._workers:
+    def _update_shares(self) -> None:
+        """Halve the credits of workers far later than the others, and of workers far bigger."""
+        workers = self._workers.values()
+        if not workers:
             return
-        lag_s = statistics.median_low(one.lag_s for one in self._workers.values())
-        size = statistics.median_low(one.rss_bytes for one in self._workers.values())
-        for one in self._workers.values():
-            is_late = one.lag_s > max(LATE_S, LATE_TIMES * lag_s)
-            is_big = one.rss_bytes > max(size + BIG_BYTES, BIG_TIMES * size)
-            one.share = (0.5 if is_late else 1.0) * (0.5 if is_big else 1.0)
+        lag_s = statistics.median_low(worker.lag_s for worker in workers)
+        size = statistics.median_low(worker.rss_bytes for worker in workers)
+        for worker in workers:
+            is_late = worker.lag_s > max(LATE_S, LATE_TIMES * lag_s)
+            is_big = worker.rss_bytes > max(size + BIG_BYTES, BIG_TIMES * size)
+            worker.share = (0.5 if is_late else 1.0) * (0.5 if is_big else 1.0)

@@ -1,1 +1,1 @@
-"""The router process: one address for clients, one for workers, and the decisions of `core` between."""
+"""The router process: passes messages between clients and workers, and keeps workers alive."""

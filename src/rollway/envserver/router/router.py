@@ -1,4 +1,4 @@
-"""The router: one address for clients, one for workers, and the decisions of `core.routing` between."""
+"""The router: passes messages between clients and workers, as `core.routing` decides."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ from ...wire.messages import (
 )
 from ...wire.port import BoundPort, PortBounds, open_port, open_router, private_address
 from ..core.events import (
-    ClientSays,
+    ClientMessage,
     ClientUnreachable,
     EndServer,
     Frame,
@@ -40,31 +40,32 @@ from ..core.events import (
     RetireWorker,
     RouterCommand,
     RouterEvent,
+    RouterStats,
     RouterTick,
+    SendToClient,
+    SendToWorker,
     StartWorker,
     StopServer,
-    TellClient,
-    TellWorker,
-    WorkerSays,
+    WorkerMessage,
 )
-from ..core.routing import Bounds, Routing
+from ..core.routing import Routing
 from .supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
-LAST_WORDS_MS = 1000
-"""How long answers may take to leave once the server has ended."""
+LINGER_MS = 1000
+"""How long the last answers may take to leave once the server has ended."""
 
 
 class Router:
-    """Performs what the core decides. Bad frames are counted, logged and dropped."""
+    """Performs what the core decides. Bad frames are counted, logged and dropped. `listener` is a parent
+    process that cannot receive statistics as a client."""
 
     def __init__(
-        self, core: Routing, clients: Any, workers: Any, supervisor: Supervisor,
-        listener: Parent | None = None,
+        self, core: Routing, clients: zmq.asyncio.Socket, workers: zmq.asyncio.Socket,
+        supervisor: Supervisor, listener: Parent | None = None,
     ) -> None:  # fmt: skip
-        """`listener` is a parent that has no wire to hear of this server's processes."""
         self._core = core
         self._listener = listener
         self._clients = clients
@@ -73,23 +74,23 @@ class Router:
         self._bad_frames, self._gone_peers = Rarely(), Rarely()
         self._dropped, self._late = Rarely(), Rarely()
         self._changed = asyncio.Event()
-        self._in_order = asyncio.Lock()
-        """What an event commands is performed before the next event is looked at."""
+        self._lock = asyncio.Lock()
+        """All commands of one event are performed before the core sees the next event."""
         self._fair = FairLoop()
 
     @property
-    def num_owed(self) -> int:
-        return self._core.num_owed
+    def num_open(self) -> int:
+        return self._core.num_open
 
     async def on(self, event: RouterEvent) -> None:
-        async with self._in_order:
-            await self._do(event)
+        async with self._lock:
+            await self._handle(event)
         self._changed.set()
 
-    async def _do(self, event: RouterEvent) -> None:
+    async def _handle(self, event: RouterEvent) -> None:
         commands = self._core.on_event(event)
         if self._dropped.rise_to(self._core.num_dropped):
-            log.warning("dropped message %d that nobody expected", self._core.num_dropped)
+            log.warning("dropped unexpected message %d", self._core.num_dropped)
         if self._late.rise_to(self._core.num_late):
             log.info("dropped late end %d of an attempt that was given up", self._core.num_late)
         for command in commands:
@@ -98,19 +99,19 @@ class Router:
 
     async def _perform(self, command: RouterCommand) -> None:
         match command:
-            case TellClient(client=client, message=message, frame=frame):
+            case SendToClient(client=client, message=message, frame=frame):
                 if not await self._send(self._clients, client, encode(message), frame):
-                    await self._do(ClientUnreachable(command))
-            case TellWorker(worker=worker, message=message):
+                    await self._handle(ClientUnreachable(command))
+            case SendToWorker(worker=worker, message=message):
                 await self._send(self._workers, worker.encode(), encode(message))
             case KillWorker(worker=worker, silent_s=silent_s):
-                log.warning("%s was silent for %.1f s and is killed", worker, silent_s)
-                await self._do(self._supervisor.kill(worker, silent_s))
+                log.warning("%s was silent for %.1f s: killing it", worker, silent_s)
+                await self._handle(self._supervisor.kill(worker, silent_s))
             case StartWorker():
-                log.info("work waits and every worker is full: one more is started")
+                log.info("rollouts wait and every worker is full: starting one more worker")
                 self._supervisor.open_place()
             case RetireWorker(worker=worker):
-                log.info("%s has been idle for long and is ended", worker)
+                log.info("%s has been idle for long: ending it", worker)
                 self._supervisor.close_place(worker)
             case LogNote(text=text):
                 log.warning("%s", text)
@@ -118,7 +119,7 @@ class Router:
     async def serve_clients(self) -> None:
         while True:
             sender, message, _ = await self._receive(self._clients, from_client)
-            await self.on(ClientSays(sender, message, time.monotonic()))
+            await self.on(ClientMessage(sender, message, time.monotonic()))
             await self._fair.breathe()
 
     async def serve_workers(self) -> None:
@@ -126,9 +127,9 @@ class Router:
             sender, message, frame = await self._receive(self._workers, from_worker)
             size = 0 if frame is None else len(frame)
             if isinstance(message, ServerStats):
-                await self.overhear(message.stats)
+                await self._report_to_parent(message.stats)
             name = WorkerName(sender.decode(errors="replace"))
-            await self.on(WorkerSays(name, message, frame, size, time.monotonic()))
+            await self.on(WorkerMessage(name, message, frame, size, time.monotonic()))
             await self._fair.breathe()
 
     async def hear_deaths(self) -> None:
@@ -141,8 +142,8 @@ class Router:
             await asyncio.sleep(TICK_S)
 
     async def drain(self, limit_s: float) -> None:
-        """Take nothing more, let rollouts finish, answer for those that do not."""
-        log.info("told to end: %d rollouts may take up to %g s more", self.num_owed, limit_s)
+        """Take no more rollouts, let running ones finish, and cancel those that take too long."""
+        log.info("ending: %d rollouts may take up to %g s more", self.num_open, limit_s)
         self._supervisor.close_all()
         await self.on(StopServer())
         with suppress(TimeoutError):
@@ -151,23 +152,22 @@ class Router:
                     self._changed.clear()
                     await self._changed.wait()
         await self.on(EndServer())
-        self._clients.setsockopt(zmq.LINGER, LAST_WORDS_MS)
+        self._clients.setsockopt(zmq.LINGER, LINGER_MS)
 
-    async def tell_stats(self, stats: ProcessStats) -> None:
-        """This router's own statistics, for its clients."""
-        await self.overhear(stats)
-        await self.on(WorkerSays(WorkerName(""), ServerStats(stats)))
+    async def send_stats(self, stats: ProcessStats) -> None:
+        """Send this router's own statistics to its clients and to its parent."""
+        await self._report_to_parent(stats)
+        await self.on(RouterStats(stats))
 
-    async def overhear(self, stats: ProcessStats) -> None:
-        """Statistics of this server's processes, for the parent if it listens."""
+    async def _report_to_parent(self, stats: ProcessStats) -> None:
         if self._listener is not None:
-            with suppress(ConnectionError):  # it is gone, and this server ends with it
+            with suppress(ConnectionError):  # the parent is gone, and this server ends with it
                 await self._listener.report_stats(stats)
 
     async def _receive(
-        self, wire: Any, decode: Callable[[memoryview], ToRouter]
+        self, wire: zmq.asyncio.Socket, decode: Callable[[memoryview], ToRouter]
     ) -> tuple[bytes, Any, Frame]:
-        """Who speaks, what it says, and the raw frame beside it, neither copied nor looked at."""
+        """Return the sender, its message, and the raw frame beside it, which is not copied."""
         while True:
             sender, *frames = await wire.recv_multipart(copy=False)
             await self._fair.breathe()
@@ -177,8 +177,10 @@ class Router:
                 if self._bad_frames.add():
                     log.warning("dropped bad frame %d: %s", self._bad_frames.count, error)
 
-    async def _send(self, wire: Any, peer: bytes, message: bytes, frame: Frame = None) -> bool:
-        """Whether there is still somebody to send to."""
+    async def _send(
+        self, wire: zmq.asyncio.Socket, peer: bytes, message: bytes, frame: Frame = None
+    ) -> bool:
+        """Send a message. Return False if the peer is gone."""
         parts = [peer, message] if frame is None else [peer, message, frame]
         try:
             await wire.send_multipart(parts, copy=frame is None, flags=zmq.NOBLOCK)
@@ -191,66 +193,54 @@ class Router:
         return True
 
 
-def bounds(spec: RouterSpec) -> Bounds:
-    server, limits = spec.env.local, spec.limits
-    return Bounds(
-        lease_s=server.lease_s,
-        client_lease_s=limits.client_lease_s,
-        max_waiting=limits.max_waiting,
-        min_workers=server.min_workers or server.workers,
-        max_workers=server.workers,
-        idle_s=limits.idle_s,
-    )
-
-
 async def router(part: RouterSpec, parent: Parent) -> None:
-    """Bind, start the workers, pass messages until the parent is gone or a signal says so."""
+    """Bind, start the workers, and pass messages until the parent is gone or a signal arrives."""
     signals: asyncio.Queue[None] = asyncio.Queue()
-    for one in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(one, signals.put_nowait, None)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, None)
     with ExitStack() as stack:
         context = stack.enter_context(zmq.asyncio.Context())
         clients = open_clients(context, stack, part.bind, part.keys)
         workers = open_workers(context, stack)
-        supervisor, limits = Supervisor(part, workers.address), bounds(part)
+        supervisor = Supervisor(part, workers.address)
         listener = parent if part.reports_to_parent else None
-        core = Routing(part.env.id, limits)
-        me = Router(core, clients.wire, workers.wire, supervisor, listener)
-        parent.in_flight, parent.on_stats = lambda: me.num_owed, me.tell_stats
+        core = Routing(part.env.id, part.env.local, part.limits)
+        serving = Router(core, clients.wire, workers.wire, supervisor, listener)
+        parent.in_flight, parent.on_stats = lambda: serving.num_open, serving.send_stats
         async with asyncio.TaskGroup() as tasks:
             jobs = [
-                me.serve_clients(),
-                me.serve_workers(),
-                me.hear_deaths(),
-                me.tick(),
+                serving.serve_clients(),
+                serving.serve_workers(),
+                serving.hear_deaths(),
+                serving.tick(),
                 supervisor.run(),
                 *(guard() for guard in clients.guards),
             ]
             running = [tasks.create_task(job) for job in jobs]
-            for _ in range(limits.min_workers):
+            for _ in range(core.min_workers):
                 supervisor.open_place()
             await parent.report_ready(clients.address)
-            await _until_told_to_end(me, parent, signals, part.limits.drain_s)
+            await _serve_until_end(serving, parent, signals, part.limits.drain_s)
             for task in running:
                 task.cancel()
 
 
-async def _until_told_to_end(
-    me: Router, parent: Parent, signals: "asyncio.Queue[None]", drain_s: float
+async def _serve_until_end(
+    serving: Router, parent: Parent, signals: "asyncio.Queue[None]", drain_s: float
 ) -> None:
-    """A signal lets rollouts finish; a second one, or the parent's end, does not wait for that."""
+    """Wait for a signal, then let rollouts finish. A second signal or the parent's end cuts it short."""
     async with asyncio.TaskGroup() as tasks:
         gone = tasks.create_task(parent.wait_until_gone())
-        told = tasks.create_task(signals.get())
-        await asyncio.wait([gone, told], return_when=asyncio.FIRST_COMPLETED)
+        signalled = tasks.create_task(signals.get())
+        await asyncio.wait([gone, signalled], return_when=asyncio.FIRST_COMPLETED)
         if not gone.done():
-            draining = tasks.create_task(me.drain(drain_s))
-            again = tasks.create_task(signals.get())
-            await asyncio.wait([gone, draining, again], return_when=asyncio.FIRST_COMPLETED)
+            draining = tasks.create_task(serving.drain(drain_s))
+            signalled_again = tasks.create_task(signals.get())
+            await asyncio.wait([gone, draining, signalled_again], return_when=asyncio.FIRST_COMPLETED)
             draining.cancel()
-            again.cancel()
+            signalled_again.cancel()
         gone.cancel()
-        told.cancel()
+        signalled.cancel()
 
 
 def main(name: str, sock: socket.socket) -> None:
@@ -258,13 +248,14 @@ def main(name: str, sock: socket.socket) -> None:
 
 
 MAX_UNREAD = 100
-"""Messages of one client that lie here unread; its further ones wait with it."""
+"""Messages of one client that the router may hold unread. Further ones wait at the client."""
 MAX_UNSENT = 65_536
-"""Messages that wait for one client; one that leaves so many unread is taken for gone."""
+"""Messages that may wait for one client. A client that leaves more unread counts as gone."""
 
 
 def open_workers(context: Any, stack: ExitStack) -> BoundPort:
-    """Where workers connect, and nobody else can. It never drops for being full: credits bound it."""
+    """Open the socket that workers connect to, in a folder that only this user can reach. It has no
+    limit at which it drops messages, because credits bound their number."""
     wire = open_router(context, stack)
     wire.setsockopt(zmq.SNDHWM, 0)
     address = stack.enter_context(private_address("workers"))
@@ -273,8 +264,8 @@ def open_workers(context: Any, stack: ExitStack) -> BoundPort:
 
 
 def open_clients(context: Any, stack: ExitStack, bind: str, keys: str | None) -> BoundPort:
-    """Where clients connect. What one may send, and what may wait for it, is bounded; beyond this
-    machine there must be keys."""
+    """Open the socket that clients connect to. An address that other machines can reach requires keys.
+    The socket bounds what a client may send and what may wait for it."""
     check_bind(bind, keys)
     bounds = PortBounds(MAX_CLIENT_BYTES, MAX_UNREAD, MAX_UNSENT)
     return open_port(context, stack, bind, keys, bounds)

@@ -9,15 +9,16 @@ from ...envs.rollout import Rollout
 from ...records.ids import RolloutId
 from ...records.rollout import Failed
 from ...records.task import Task
-from .attempt import Finished
+from .live_rollout import Finished
 from .rewards import Scores, Scoring
 
 
 class LiveGroup:
-    """Where members meet: the last to arrive, or to leave, lets the group be scored."""
+    """Where the members of a group meet. The group is scored when the last member arrives or leaves."""
 
     def __init__(self, task: Task, members: frozenset[RolloutId], scoring: Scoring) -> None:
         self.key = min(members)
+        """Names the group among those of this worker."""
         self._task = task
         self._scoring = scoring
         self._missing = set(members)
@@ -25,20 +26,20 @@ class LiveGroup:
         self._complete = asyncio.Event()
         self._scored: asyncio.Task[dict[RolloutId, Scores] | Failed] | None = None
 
-    async def joined(self, id: RolloutId, done: Finished) -> Finished | Failed:
-        """A member with what the group rewards give it, once every other has arrived or left."""
-        self._arrived[id] = done.rollout
-        self.leave(id)
+    async def join(self, rollout_id: RolloutId, finished: Finished) -> Finished | Failed:
+        """Wait until every other member has arrived or left, and add the group rewards' scores."""
+        self._arrived[rollout_id] = finished.rollout
+        self.leave(rollout_id)
         await self._complete.wait()
         assert self._scored is not None
         scored = await asyncio.shield(self._scored)
         if isinstance(scored, Failed):
             return scored
-        return structs.replace(done, scores={**done.scores, **scored[id]})
+        return structs.replace(finished, scores={**finished.scores, **scored[rollout_id]})
 
-    def leave(self, id: RolloutId) -> None:
-        """A member that failed, was cancelled, or has arrived: nobody waits for it."""
-        self._missing.discard(id)
+    def leave(self, rollout_id: RolloutId) -> None:
+        """Wait no longer for a member: it failed, was cancelled, or has arrived."""
+        self._missing.discard(rollout_id)
         if self._arrived and not self._missing and self._scored is None:
             scoring = self._score(dict(self._arrived))
             self._scored = asyncio.get_running_loop().create_task(scoring, context=Context())

@@ -1,4 +1,4 @@
-"""What a worker does for one turn of a chat where the engine speaks messages: no tokens, no rows."""
+"""Turns of a chat with an endpoint that answers with messages: no tokens, so no rows."""
 
 import time
 from collections.abc import Sequence
@@ -6,38 +6,51 @@ from typing import Any
 
 from ...envs.rollout import Reply
 from ...inference.chat.client import ChatClient
+from ...inference.engines.engine import PolicyState
 from ...records.task import Message
-from ...records.turn import Sampling
-from .record import Record
+from .live_rollout import LiveRollout
 
 
 class MessageSpeaker:
-    """One dialogue with a chat endpoint. Tokens are as many as the endpoint says."""
+    """One conversation with a chat endpoint, which says itself how many tokens a reply has."""
 
-    def __init__(self, client: ChatClient, sampling: Sampling, version: int, record: Record) -> None:
+    def __init__(self, client: ChatClient, version: int, live: LiveRollout) -> None:
         self._client = client
-        self._sampling = sampling
         self._version = version
-        self.record = record
+        self._live = live
 
     def child(self) -> "MessageSpeaker":
-        return MessageSpeaker(self._client, self._sampling, self._version, self.record)
+        """Return a speaker for another conversation of the same rollout."""
+        return MessageSpeaker(self._client, self._version, self._live)
 
     def aside(self) -> "MessageSpeaker":
-        return MessageSpeaker(self._client, self._sampling, self._version, Record())
+        """Return a speaker for another conversation that is recorded nowhere."""
+        return MessageSpeaker(self._client, self._version, LiveRollout(self._live.run))
 
     async def generate(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """The policy's reply to `messages`."""
+        """Return the policy's reply to `messages`, and count the turn."""
+        live = self._live
         start_s = time.monotonic()
-        with self.record.track.within("engine"):
-            drawn = await self._client.complete(messages, self._sampling, tools)
+        with live.within("engine"):
+            answer = await self._client.complete(messages, live.run.sampling, tools)
         reply = Reply(
-            text=drawn.content,
-            reasoning=drawn.reasoning_content,
-            finish_reason=drawn.finish_reason,
-            num_tokens=drawn.num_completion_tokens,
-            tool_calls=drawn.tool_calls,
+            text=answer.content,
+            reasoning=answer.reasoning_content,
+            finish_reason=answer.finish_reason,
+            num_tokens=answer.num_completion_tokens,
+            tool_calls=answer.tool_calls,
         )
-        self.record.versions.append(self._version)
-        self.record.count(reply, time.monotonic() - start_s)
+        live.versions.append(self._version)
+        live.count(reply, time.monotonic() - start_s)
         return reply
+
+
+class MessageSpeakers:
+    """Speakers for a chat endpoint: good for evaluation, useless for training."""
+
+    def __init__(self, client: ChatClient, policy: PolicyState) -> None:
+        self._client = client
+        self._policy = policy
+
+    def speaker_for(self, live: LiveRollout) -> MessageSpeaker:
+        return MessageSpeaker(self._client, self._policy.version, live)

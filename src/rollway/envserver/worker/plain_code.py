@@ -1,4 +1,4 @@
-"""Plain (not async) user code, run in a process of its own with the chat of its rollout."""
+"""Runs plain (not async) user code in separate processes, with the chat of its rollout."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def run_in_lane(spec: EnvSpec, method: str, task: Task, state: ChatState) -> Cha
 
 
 class PlainCode:
-    """Where a worker runs what is written without `async`."""
+    """Runs rollouts, updates and tools that are written without `async`."""
 
     def __init__(self, spec: EnvSpec, lane: Lane, queue_s: float) -> None:
         self._spec = spec
@@ -24,7 +24,7 @@ class PlainCode:
         self._queue_s = queue_s
 
     async def run(self, method: str, task: Task, chat: Chat, deadline_s: float) -> None:
-        """A plain `rollout` or update, with the real chat answering what it asks."""
+        """Run a plain `rollout` or update. The real chat answers what it asks for."""
         host = _ChatHost(chat)
         try:
             state = await self._lane.call(
@@ -49,12 +49,12 @@ class PlainCode:
 
 
 class _ChatHost:
-    """The worker's side: the real chat, doing what plain code asks of its own."""
+    """The worker's side of a plain chat: calls the methods of the real chat that plain code asks for."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
         self.error: Exception | None = None
-        """What ended the conversation; plain code is told to end, and this is raised in its place."""
+        """What ended the conversation. Plain code must end then, and this is raised instead."""
 
     def state(self) -> ChatState:
         return _state_of(self._chat)
@@ -63,11 +63,11 @@ class _ChatHost:
         self._chat.messages[:] = state.messages
         self._chat.info = state.info
 
-    async def answer(self, asked: PlainCall) -> ChatState | None:
-        self.take(asked.state)
+    async def answer(self, call: PlainCall) -> ChatState | None:
+        self.take(call.state)
         chat = self._chat
         try:
-            match asked.method, asked.args:
+            match call.method, call.args:
                 case "say", (content,):
                     await chat.say(content)
                 case "act", (content,):
@@ -77,15 +77,15 @@ class _ChatHost:
                 case "call_tools", ():
                     await chat.call_tools()
                 case "child", (prompt, names, system_prompt):
-                    borrowed = [one for one in chat.tools if type(one).__name__ in names]
+                    borrowed = [toolset for toolset in chat.tools if type(toolset).__name__ in names]
                     child = await chat.child(prompt, tools=borrowed, system_prompt=system_prompt)
                     return _state_of(child)
-        except Exception as error:  # a stop, an engine's, a tool's: raised again in the worker
+        except Exception as error:  # of a stop, an engine or a tool: `run` raises it again
             self.error = error
             return None
         return self.state()
 
 
 def _state_of(chat: Chat) -> ChatState:
-    names = tuple(type(one).__name__ for one in chat.tools)
+    names = tuple(type(toolset).__name__ for toolset in chat.tools)
     return ChatState(tuple(chat.messages), tuple(chat.replies), chat.info, names)

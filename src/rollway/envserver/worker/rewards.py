@@ -28,13 +28,13 @@ class Scoring:
         self._spec = spec
         self._env = env
         self._lane = lane
-        own = [one for one in scorers(type(env)) if not one.is_group]
-        self._own_here = [one for one in own if one.is_async]
-        self._has_plain = len(own) > len(self._own_here)
-        self._of_groups = [one for one in scorers(type(env)) if one.is_group]
+        single = [scorer for scorer in scorers(type(env)) if not scorer.is_group]
+        self._async_scorers = [scorer for scorer in single if scorer.is_async]
+        self._has_plain = len(single) > len(self._async_scorers)
+        self._group_scorers = [scorer for scorer in scorers(type(env)) if scorer.is_group]
 
     async def score(self, task: Task, rollout: Rollout, chat: Chat) -> Scores | Failed:
-        """One rollout's own rewards and metrics, by name; `chat` is for those that ask for it."""
+        """Return one rollout's own rewards and metrics by name. `chat` is for rewards that take one."""
         scores: Scores = {}
         try:
             if self._has_plain:
@@ -42,31 +42,35 @@ class Scoring:
                     score, self._spec, task, rollout, deadline_s=self._limit_s, queue_s=self._queue_s
                 )
             async with asyncio.timeout(self._limit_s):
-                for one in self._own_here:
-                    value = await self._ask(one, task, rollout, chat)
-                    scores[one.name] = finite_number(one.name, value)
+                for scorer in self._async_scorers:
+                    value = await self._call(scorer, task, rollout, chat)
+                    scores[scorer.name] = finite_number(scorer.name, value)
         except (Exception, asyncio.CancelledError) as error:
             return self._failed(task, error)
         return scores
 
-    async def _ask(self, one: Scorer, task: Task, rollout: Rollout, chat: Chat) -> object:
-        method = getattr(self._env, one.name)
-        return await (method(task, rollout, chat=chat) if one.wants_chat else method(task, rollout))
+    async def _call(self, scorer: Scorer, task: Task, rollout: Rollout, chat: Chat) -> object:
+        method = getattr(self._env, scorer.name)
+        if scorer.wants_chat:
+            return await method(task, rollout, chat=chat)
+        return await method(task, rollout)
 
     async def score_group(self, task: Task, rollouts: Sequence[Rollout]) -> list[Scores] | Failed:
-        """What the group rewards give each of these rollouts of one task."""
+        """Return the scores that group rewards give each of these rollouts of one task."""
         columns: dict[str, list[float]] = {}
         try:
-            if any(not one.is_async for one in self._of_groups):
+            if any(not scorer.is_async for scorer in self._group_scorers):
                 columns = await self._lane.call(
                     score_group, self._spec, task, tuple(rollouts),
                     deadline_s=self._limit_s, queue_s=self._queue_s,
                 )  # fmt: skip
             async with asyncio.timeout(self._limit_s):
-                for one in self._of_groups:
-                    if one.is_async:
-                        values = await getattr(self._env, one.name)(task, list(rollouts))
-                        columns[one.name] = one_for_each(one.name, values, len(rollouts), "rewards")
+                for scorer in self._group_scorers:
+                    if scorer.is_async:
+                        values = await getattr(self._env, scorer.name)(task, list(rollouts))
+                        columns[scorer.name] = one_for_each(
+                            scorer.name, values, len(rollouts), "rewards"
+                        )
         except (Exception, asyncio.CancelledError) as error:
             return self._failed(task, error)
         return [

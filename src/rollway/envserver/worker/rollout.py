@@ -1,90 +1,168 @@
-"""Runs one rollout from its task to its outcome: conversation, rewards, payload."""
+"""Plays one rollout from its task to its scores, and commits its columns to the payload store."""
+
+import asyncio
+import inspect
+import time
+from contextlib import AsyncExitStack
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
-from ...config.sections import ServerConfig
-from ...envs.environment import Environment
+from ...envs.background_tasks import cancel_leftover_tasks
+from ...envs.chat import Chat, stop_in
+from ...envs.marks import hooks
 from ...envs.rewards import split_scores, total
 from ...envs.rollout import Rollout
-from ...errors import PayloadError
+from ...envs.toolbox import Toolbox
+from ...envs.tools import Toolset
+from ...errors import LaneTimeout, PayloadError
+from ...loop.coroutines import is_cancelled
 from ...payload.blob import Blob, build, row_columns
 from ...payload.store import PayloadStore
 from ...records.ids import PolicyVersion
-from ...records.rollout import Failed, Outcome, Scored
+from ...records.rollout import Failed, Outcome, Scored, Timing
 from ...trace.row import Row
-from ...wire.messages import Run
-from ..core.open_runs import group_number
-from .attempt import Attempt, Finished
+from ..failures import failed, too_late
 from .group import LiveGroup
-from .plain_code import PlainCode
-from .record import Record
-from .rewards import Scoring
-from .speakers import SpeakerFactory
-from .toolsets import OpenToolsets
-from .track import Track
+from .kit import Kit
+from .live_rollout import Finished, LiveRollout
+
+PLAIN_MARGIN_S = 2.0
+"""Plain code is ended this long before the rollout's deadline, so that its lane can name the line."""
 
 
-class RolloutRunner:
-    """What rollouts of one worker share: the environment, the policy, the lanes, tools, the store."""
+async def play(kit: Kit, live: LiveRollout, group: LiveGroup | None) -> Finished | Failed:
+    """Play a rollout and score it. Only cancellation and our own bugs come out as exceptions. Toolsets
+    are open from the first turn to the last reward of the rollout. They are closed before the rollout
+    waits for the other members of its group."""
+    task, start_s = live.run.task, time.monotonic()
+    try:
+        async with AsyncExitStack() as stack:
+            chat = await _converse(kit, live, stack, group.key if group else None)
+            if isinstance(chat, Failed):
+                return chat
+            rollout_s = time.monotonic() - start_s
+            rollout = Rollout(
+                tuple(chat.messages), live.num_turns, live.num_tokens, live.stop, chat.info
+            )
+            live.enter("scoring")
+            async with cancel_leftover_tasks():
+                scores = await kit.scoring.score(task, rollout, chat.aside())
+    except asyncio.CancelledError as error:
+        if is_cancelled():
+            raise
+        return failed(task, error, "env")
+    except Exception as error:  # a toolset that cannot be closed
+        return failed(task, error, "env")
+    if isinstance(scores, Failed):
+        return scores
+    total_s, engine_s = time.monotonic() - start_s, live.engine_s
+    timing = Timing(engine_s, max(0.0, rollout_s - engine_s), total_s - rollout_s, total_s)
+    finished = Finished(rollout, scores, timing)
+    return finished if group is None else await group.join(live.run.rollout_id, finished)
 
-    def __init__(
-        self, config: ServerConfig, env: Environment, policy: SpeakerFactory,
-        plain: PlainCode, scoring: Scoring, keeper: OpenToolsets, store: PayloadStore,
-    ) -> None:  # fmt: skip
-        self._config = config
-        self._env = env
-        self._policy = policy
-        self._plain = plain
-        self._scoring = scoring
-        self._keeper = keeper
-        self._store = store
 
-    def group_of(self, runs: tuple[Run, ...]) -> LiveGroup:
-        """For rollouts that are told to run together."""
-        members = frozenset(run.rollout_id for run in runs)
-        return LiveGroup(runs[0].task, members, self._scoring)
+async def _converse(
+    kit: Kit, live: LiveRollout, stack: AsyncExitStack, group_key: str | None
+) -> Chat | Failed:
+    """Open the toolsets, then run the environment's rollout and its updates, all within the deadline. A
+    stop condition or a limit ends the rollout. Updates run in any case."""
+    task, env, limit_s = live.run.task, kit.env, kit.config.rollout_deadline_s
+    until_s = time.monotonic() + limit_s
+    try:
+        async with asyncio.timeout(limit_s) as deadline:
+            toolsets = await stack.enter_async_context(kit.toolsets.opened(env.tools(task), group_key))
+            chat = _open_chat(kit, live, toolsets)
+            async with cancel_leftover_tasks():
+                for name in ("rollout", *hooks(type(env), "update")):
+                    live.enter("env" if name == "rollout" else "update")
+                    method = getattr(env, name)
+                    try:
+                        if inspect.iscoroutinefunction(method):
+                            await method(task, chat)
+                        else:
+                            await kit.plain.run(name, task, chat, _seconds_for_plain_code(until_s))
+                    except Exception as error:  # of user code, which may raise a stop in a group
+                        if not (stop := stop_in(error)):
+                            raise
+                        live.stopped_by = live.stopped_by or stop
+    except asyncio.CancelledError as error:
+        if is_cancelled():
+            raise
+        return failed(task, error, "env")
+    except Exception as error:  # of user code
+        if deadline.expired() or isinstance(error, LaneTimeout):
+            return too_late(task, error, limit_s)
+        return failed(task, error, "env")
+    if not live.num_turns:
+        return Failed("env", f"rollout() of task '{task.id}' never spoke to the policy")
+    return chat
 
-    async def run(self, run: Run, track: Track, group: LiveGroup | None = None) -> Outcome:
-        """The rollout's end. Only cancellation and bugs of ours come out as exceptions."""
-        talk = self._policy.talk(run.sampling, track, group_number(run.rollout_id))
-        attempt = Attempt(
-            self._config, self._env, run.task, talk, self._plain, self._scoring, self._keeper,
-            group.key if group else None,
-        )  # fmt: skip
-        done = await attempt.run()
-        if group is not None and isinstance(done, Finished):
-            done = await group.joined(run.rollout_id, done)
-        if isinstance(done, Failed):
-            return done
-        track.enter("committing")
-        return await self._commit(talk.record, done, run.queued_s)
 
-    async def _commit(self, record: Record, done: Finished, queue_s: float) -> Outcome:
-        """Write the columns, then speak of them."""
-        rows = record.rows()
-        try:
-            ref = await self._store.append(_blob(rows, done.rollout))
-        except PayloadError as error:
-            return Failed("worker", str(error))
-        kind = type(self._env)
-        rewards, metrics = split_scores(kind, done.scores)
-        return Scored(
-            reward=total(kind, rewards),
-            rewards=rewards,
-            metrics=metrics,
-            rows=tuple(row.summary() for row in rows),
-            ref=ref,
-            num_turns=done.rollout.num_turns,
-            stop=done.rollout.stop,
-            first_version=PolicyVersion(record.versions[0]),
-            last_version=PolicyVersion(record.versions[-1]),
-            timing=msgspec.structs.replace(done.timing, queue_s=queue_s),
-            num_sampled=record.num_sampled,
-        )
+def _seconds_for_plain_code(until_s: float) -> float:
+    left_s = max(0.0, until_s - time.monotonic())
+    return left_s - min(PLAIN_MARGIN_S, left_s / 10)
+
+
+def _open_chat(kit: Kit, live: LiveRollout, toolsets: tuple[Toolset, ...]) -> Chat:
+    env, task = kit.env, live.run.task
+
+    def stop_reason(chat: Chat) -> str:
+        """A stop condition says more than a limit, so it is asked first. Children have limits only."""
+        if chat.replies and not chat.is_child:
+            for name in hooks(type(env), "stop"):
+                if getattr(env, name)(task, chat):
+                    return name
+        return live.limit_reached(env)
+
+    speaker, toolbox = kit.speakers.speaker_for(live), _toolbox(kit, live, toolsets)
+    return Chat(speaker, toolbox, stop_reason, system_prompt=env.system_prompt)
+
+
+def _toolbox(kit: Kit, live: LiveRollout, toolsets: tuple[Toolset, ...]) -> Toolbox:
+    task, deadline_s = live.run.task, kit.config.tool_deadline_s
+
+    async def call_plain(name: str, arguments: dict[str, object]) -> object:
+        return await kit.plain.call_tool(task, name, arguments, deadline_s)
+
+    return Toolbox(toolsets, call_plain, deadline_s, live.within)
+
+
+class RolloutEnd(Struct, frozen=True):
+    """A rollout's outcome, and the raw frame with its columns if they travel beside it."""
+
+    outcome: Outcome
+    frame: memoryview | None = None
+
+
+async def commit(kit: Kit, live: LiveRollout, finished: Finished, store: PayloadStore) -> RolloutEnd:
+    """Write the rollout's columns, and only then return that it is scored."""
+    live.enter("committing")
+    rows = live.trace.finish()
+    try:
+        stored = await store.store(_blob(rows, finished.rollout))
+    except PayloadError as error:
+        return RolloutEnd(Failed("worker", str(error)))
+    kind = type(kit.env)
+    rewards, metrics = split_scores(kind, finished.scores)
+    scored = Scored(
+        reward=total(kind, rewards),
+        rewards=rewards,
+        metrics=metrics,
+        rows=tuple(row.summary() for row in rows),
+        ref=stored.ref,
+        num_turns=finished.rollout.num_turns,
+        stop=finished.rollout.stop,
+        first_version=PolicyVersion(live.versions[0]),
+        last_version=PolicyVersion(live.versions[-1]),
+        timing=msgspec.structs.replace(finished.timing, queue_s=live.run.queued_s),
+        num_sampled=live.num_tokens,
+    )
+    return RolloutEnd(scored, stored.frame)
 
 
 def _blob(rows: tuple[Row, ...], rollout: Rollout) -> Blob:
-    """The rows' columns, and the transcript as JSON for whoever wants to read it."""
+    """Return the rows' columns, and the transcript as JSON for people who want to read it."""
     transcript = np.frombuffer(msgspec.json.encode(rollout.messages), np.uint8)
     return build({**row_columns(row.columns() for row in rows), "transcript": (transcript,)})

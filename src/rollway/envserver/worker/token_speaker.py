@@ -1,4 +1,4 @@
-"""What a worker does for one turn of a chat: render, ask the engine, trace what it drew."""
+"""Turns of a chat with an engine of tokens: render the prompt, ask the engine, trace its reply."""
 
 import time
 from collections.abc import Sequence
@@ -9,55 +9,54 @@ import numpy as np
 from ...envs.rollout import Reply
 from ...inference.engines.dialect import EMPTY_PROMPT, make_prompt
 from ...inference.engines.engine import Completer
+from ...inference.engines.pool import EnginePool
 from ...inference.rendering.rendering import Renderer
 from ...records.task import Message
-from ...records.turn import Ints, Sampling, Turn
-from .record import Record
+from ...records.turn import Ints, Turn
+from .live_rollout import LiveRollout
 
 Tools = Sequence[dict[str, Any]]
 
 
 class TokenSpeaker:
-    """One dialogue with the engine. A prompt repeats what was sampled id by id."""
+    """One conversation with the engine. A prompt repeats what was sampled before, id by id."""
 
-    def __init__(
-        self, engine: Completer, renderer: Renderer, sampling: Sampling, record: Record
-    ) -> None:
+    def __init__(self, engine: Completer, renderer: Renderer, live: LiveRollout) -> None:
         self._engine = engine
         self._renderer = renderer
-        self._sampling = sampling
-        self._said: list[Message] = []
-        self._last: Turn | None = None
-        self._asked = EMPTY_PROMPT
-        self.record = record
+        self._live = live
+        self._history: list[Message] = []
+        """The messages up to and including the last reply."""
+        self._last_turn: Turn | None = None
+        self._last_prompt = EMPTY_PROMPT
 
     def child(self) -> "TokenSpeaker":
-        """Another dialogue whose rows join the same record."""
-        return TokenSpeaker(self._engine, self._renderer, self._sampling, self.record)
+        """Return a speaker for another conversation whose rows join the same rollout."""
+        return TokenSpeaker(self._engine, self._renderer, self._live)
 
     def aside(self) -> "TokenSpeaker":
-        """Another dialogue of which nothing is kept."""
-        return TokenSpeaker(self._engine, self._renderer, self._sampling, Record())
+        """Return a speaker for another conversation that is recorded nowhere."""
+        return TokenSpeaker(self._engine, self._renderer, LiveRollout(self._live.run))
 
     async def generate(self, messages: list[Message], tools: Tools) -> Reply:
-        """The policy's reply to `messages`."""
-        record = self.record
-        ids = await self._prompt(messages, tools)
-        prompt = self._asked = make_prompt(ids, self._asked)
+        """Return the policy's reply to `messages`, and record the turn."""
+        live = self._live
+        ids = await self._prompt_ids(messages, tools)
+        prompt = self._last_prompt = make_prompt(ids, self._last_prompt)
         start_s = time.monotonic()
-        with record.trace.place_for(ids) as place, record.track.within("engine"):
+        with live.trace.place_for(ids) as place, live.within("engine"):
             turn = await self._engine.complete(
-                prompt, self._sampling, self._renderer.stop_ids, place.routes_start
+                prompt, live.run.sampling, self._renderer.stop_ids, place.routes_start
             )
-            record.trace.add(turn, place)
-        record.versions += [int(turn.versions[0]), int(turn.versions[-1])]
-        reply = await self._reply(turn, tools)
-        record.count(reply, time.monotonic() - start_s)
-        self._last = turn
-        self._said = [*messages, reply.message]
+            live.trace.add(turn, place)
+        live.versions += [int(turn.versions[0]), int(turn.versions[-1])]
+        reply = await self._parse(turn, tools)
+        live.count(reply, time.monotonic() - start_s)
+        self._last_turn = turn
+        self._history = [*messages, reply.message]
         return reply
 
-    async def _reply(self, turn: Turn, tools: Tools) -> Reply:
+    async def _parse(self, turn: Turn, tools: Tools) -> Reply:
         parsed = await self._renderer.parse(turn.completion_ids.tolist(), tools)
         return Reply(
             text=parsed.content,
@@ -68,14 +67,25 @@ class TokenSpeaker:
             malformed_calls=parsed.malformed_calls,
         )
 
-    async def _prompt(self, messages: Sequence[Message], tools: Tools) -> Ints:
-        """Extend the last turn where the history is untouched, else render everything anew."""
-        known = len(self._said)
-        if self._last is not None and list(messages[:known]) == self._said:
-            last = self._last
+    async def _prompt_ids(self, messages: Sequence[Message], tools: Tools) -> Ints:
+        """Extend the last turn if the history is untouched, else render all messages again."""
+        num_old = len(self._history)
+        if self._last_turn is not None and list(messages[:num_old]) == self._history:
+            last = self._last_turn
             extended = await self._renderer.extend(
-                last.prompt_ids, last.completion_ids, messages[known:], tools
+                last.prompt_ids, last.completion_ids, messages[num_old:], tools
             )
             if extended is not None:
                 return extended
         return np.array(await self._renderer.prompt(messages, tools), np.int32)
+
+
+class TokenSpeakers:
+    """Speakers for engines that take and return token ids: every turn is traced."""
+
+    def __init__(self, engines: EnginePool, renderer: Renderer) -> None:
+        self._engines = engines
+        self._renderer = renderer
+
+    def speaker_for(self, live: LiveRollout) -> TokenSpeaker:
+        return TokenSpeaker(self._engines.pin(live.run.group), self._renderer, live)

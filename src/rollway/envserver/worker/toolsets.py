@@ -12,11 +12,12 @@ from ...envs.tools import Toolset
 log = logging.getLogger(__name__)
 
 CLOSE_DEADLINE_S = 30.0
-"""A toolset that takes longer to close is left to itself."""
+"""Rollouts do not wait longer for a toolset to close."""
 
 
 class _SharedToolset:
-    """A toolset that several rollouts share. One task opens and closes it, as context managers want."""
+    """A toolset that several rollouts share. The same asyncio task opens and closes it, because context
+    managers may depend on that."""
 
     def __init__(self, toolset: Toolset) -> None:
         loop = asyncio.get_running_loop()
@@ -35,7 +36,7 @@ class _SharedToolset:
             if self._opened.done():
                 raise
             self._opened.set_exception(error)
-            self._opened.exception()  # whoever waits for it hears of it
+            self._opened.exception()  # mark it as retrieved: rollouts that wait get it from `opened`
 
     async def opened(self) -> None:
         await asyncio.shield(self._opened)
@@ -49,62 +50,69 @@ class OpenToolsets:
     """A worker's toolsets. Leaving its block closes those of scope `worker`."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, type[Toolset]], _SharedToolset] = {}
+        self._shared: dict[tuple[str, type[Toolset]], _SharedToolset] = {}
+        """By group and class. The group is empty for scope `worker`."""
 
     @asynccontextmanager
     async def opened(
         self, toolsets: Sequence[Toolset], group: str | None
     ) -> AsyncIterator[tuple[Toolset, ...]]:
-        """These toolsets, open. Of those with a wider scope, the one that is open already."""
+        """Open these toolsets for the length of the block. Shared ones may be open already."""
         async with AsyncExitStack() as stack:
             live = []
             for toolset in toolsets:
                 if toolset.scope == "rollout":
                     live.append(await stack.enter_async_context(_bounded(toolset)))
                 else:
-                    live.append(await stack.enter_async_context(self._shared(toolset, group)))
+                    live.append(await stack.enter_async_context(self._open_shared(toolset, group)))
             yield tuple(live)
 
     @asynccontextmanager
-    async def _shared(self, toolset: Toolset, group: str | None) -> AsyncIterator[Toolset]:
-        if toolset.scope == "group" and group is None:
+    async def _open_shared(self, toolset: Toolset, group: str | None) -> AsyncIterator[Toolset]:
+        key = self._key(toolset, group)
+        shared = self._shared.get(key)
+        if shared is None:
+            shared = self._shared[key] = _SharedToolset(toolset)
+        shared.num_users += 1
+        try:
+            try:
+                await shared.opened()
+            except Exception:  # of user code
+                if self._shared.get(key) is shared:
+                    del self._shared[key]  # the next rollout tries again
+                raise
+            yield shared.toolset
+        finally:
+            shared.num_users -= 1
+            is_unused = not shared.num_users and self._shared.get(key) is shared
+            if toolset.scope == "group" and is_unused:
+                del self._shared[key]
+                await shared.close()
+
+    def _key(self, toolset: Toolset, group: str | None) -> tuple[str, type[Toolset]]:
+        if toolset.scope == "worker":
+            return "", type(toolset)
+        if group is None:
             raise RuntimeError(
                 f"{type(toolset).__name__} has scope 'group': set needs_whole_groups = True in its "
                 "environment, so that rollouts of a group run in one worker"
             )
-        key = group or "" if toolset.scope == "group" else "", type(toolset)
-        held = self._held.get(key)
-        if held is None:
-            held = self._held[key] = _SharedToolset(toolset)
-        held.num_users += 1
-        try:
-            try:
-                await held.opened()
-            except Exception:  # of user code
-                if self._held.get(key) is held:
-                    del self._held[key]  # the next rollout tries anew
-                raise
-            yield held.toolset
-        finally:
-            held.num_users -= 1
-            if toolset.scope == "group" and not held.num_users and self._held.get(key) is held:
-                del self._held[key]
-                await held.close()
+        return group, type(toolset)
 
     async def __aenter__(self) -> "OpenToolsets":
         return self
 
     async def __aexit__(self, *_: Any) -> None:
-        """One that cannot be closed keeps none of the others open."""
-        held, self._held = list(self._held.values()), {}
+        """Close all shared toolsets, also if one of them cannot be closed."""
+        to_close, self._shared = list(self._shared.values()), {}
         async with AsyncExitStack() as stack:
-            for one in held:
-                stack.push_async_callback(one.close)
+            for shared in to_close:
+                stack.push_async_callback(shared.close)
 
 
 @asynccontextmanager
 async def _bounded(toolset: Toolset) -> AsyncIterator[Toolset]:
-    """A toolset of one rollout; closing it cannot take for ever."""
+    """Open a toolset for one rollout. Closing it cannot take forever."""
     live = await toolset.__aenter__()
     try:
         yield live
@@ -118,5 +126,5 @@ async def _within_deadline(toolset: Toolset, closing: Awaitable[None]) -> None:
             await closing
     except TimeoutError:
         if not deadline.expired():
-            raise  # its own
+            raise  # a TimeoutError of the toolset's own code
         log.warning("%s did not close within %g s", type(toolset).__name__, CLOSE_DEADLINE_S)

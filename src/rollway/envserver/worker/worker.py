@@ -1,10 +1,11 @@
-"""A worker: runs rollouts of one environment, as many at a time as it has credits."""
+"""A worker process: runs rollouts of one environment, up to `concurrency` at a time."""
 
 import asyncio
 import faulthandler
 import logging
 import socket
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 
 import msgspec
 import zmq
@@ -13,7 +14,7 @@ import zmq.asyncio
 from ...config.specs import WorkerSpec
 from ...envs.background_tasks import keep_track
 from ...envs.environment import needs_whole_groups
-from ...envs.in_lane import EnvSpec, take_tasks
+from ...envs.in_lane import take_tasks
 from ...errors import LaneError, ProtocolError
 from ...loop.coroutines import FairLoop
 from ...loop.lanes.lanes import ProcessLane
@@ -23,7 +24,7 @@ from ...loop.watch.rarely import Rarely
 from ...payload.store import PayloadStore
 from ...records.ids import RolloutId, WorkerName
 from ...records.lag import ProcessStats
-from ...records.rollout import Cancelled, Failed, Outcome, Scored, Settled
+from ...records.rollout import Cancelled, Failed, Settled
 from ...wire.messages import (
     Cancel,
     Drain,
@@ -42,52 +43,41 @@ from ...wire.messages import (
     for_worker,
     unread_runs,
 )
-from ..core.open_runs import serial_of
 from ..failures import FailureLog
 from .group import LiveGroup
-from .kit import Prepared, open_runner, open_store, prepare
-from .rollout import RolloutRunner
-from .speakers import SpeakerFactory, open_policy
-from .track import Track, progress
+from .kit import Kit, Prepared, open_kit, open_store, prepare
+from .live_rollout import LiveRollout, progress
+from .rollout import RolloutEnd, commit, play
 from .worker_log import WorkerLog
 
 log = logging.getLogger(__name__)
 
 TASKS_DEADLINE_S = 300.0
-LAST_WORDS_MS = 2000
-"""How long what a drained worker said last may take to leave."""
-
-
-class _Running:
-    """A rollout in this worker: its coroutine once that has begun, and why it is cancelled, if it is."""
-
-    def __init__(self) -> None:
-        self.task: asyncio.Task[None] | None = None
-        self.cancelled: str | None = None
-        self.track = Track()
+LINGER_MS = 2000
+"""How long a drained worker waits for its last messages to leave."""
 
 
 class Worker:
-    """Answers the router. Every Run ends in one Settled, also when it is cancelled."""
+    """Answers the router. Every Run ends in exactly one Settled, also when it is cancelled."""
 
     def __init__(
-        self, name: WorkerName, wire: zmq.asyncio.Socket, runner: RolloutRunner, spec: EnvSpec,
-        policy: SpeakerFactory, tasks_lane: ProcessLane, store: PayloadStore,
+        self, prepared: Prepared, wire: zmq.asyncio.Socket, kit: Kit, tasks_lane: ProcessLane,
+        store: PayloadStore,
     ) -> None:  # fmt: skip
-        self._name = name
+        self._name = WorkerName(prepared.part.name)
+        self._spec = prepared.spec
+        self._policy = prepared.policy
         self._wire = wire
-        self._runner = runner
-        self._spec = spec
-        self._policy = policy
+        self._kit = kit
         self._tasks_lane = tasks_lane
         self._store = store
-        self._running: dict[RolloutId, _Running] = {}
-        self._num_asked = 0
-        """For tasks, and not answered yet."""
+        self._running: dict[RolloutId, LiveRollout] = {}
+        self._num_task_requests = 0
+        """Requests for tasks that are not answered yet."""
         self._is_draining = False
         self._finished = asyncio.Event()
         self._failures = FailureLog()
-        self._pulse = WorkerLog(name)
+        self._log = WorkerLog(prepared.part.place)
         self._unread = Rarely()
 
     @property
@@ -95,15 +85,15 @@ class Worker:
         return len(self._running)
 
     async def serve(self) -> None:
-        """Take messages until told to drain and everything taken is finished."""
+        """Take messages until the router says Drain and everything taken is finished."""
         async with asyncio.TaskGroup() as tasks:
-            taking = tasks.create_task(self._take(tasks))
+            receiving = tasks.create_task(self._receive(tasks))
             await self._finished.wait()
-            taking.cancel()
-        self._wire.setsockopt(zmq.LINGER, LAST_WORDS_MS)
+            receiving.cancel()
+        self._wire.setsockopt(zmq.LINGER, LINGER_MS)
         await self.send(Drained())
 
-    async def _take(self, tasks: asyncio.TaskGroup) -> None:
+    async def _receive(self, tasks: asyncio.TaskGroup) -> None:
         fair = FairLoop()
         while True:
             await fair.breathe()
@@ -120,155 +110,148 @@ class Worker:
             case Run() as run:
                 self._begin(run, tasks)
             case RunGroup(runs=runs):
-                group = self._runner.group_of(runs)
+                members = frozenset(run.rollout_id for run in runs)
+                group = LiveGroup(runs[0].task, members, self._kit.scoring)
                 for run in runs:
                     self._begin(run, tasks, group)
-            case Cancel(rollout_id=id, reason=reason):
-                self._cancel(id, reason)
-            case NextTasks() as wanted:
-                self._num_asked += 1
-                tasks.create_task(self._send_tasks(wanted))
+            case Cancel(rollout_id=rollout_id, reason=reason):
+                if (live := self._running.get(rollout_id)) is not None:
+                    live.cancel(reason)
+            case NextTasks() as request:
+                self._num_task_requests += 1
+                tasks.create_task(self._send_tasks(request))
             case NewPolicy(version=version):
                 self._policy.version = version
             case FrameTaken(num_bytes=num_bytes):
                 self._store.taken(num_bytes)
             case Drain():
                 self._is_draining = True
-                self._look_whether_finished()
+                self._finish_if_drained()
 
     def _begin(self, run: Run, tasks: asyncio.TaskGroup, group: LiveGroup | None = None) -> None:
-        id = run.rollout_id
-        self._running[id] = _Running()
-        tasks.create_task(self._run(run, group), name=id, context=owned_by(serial_of(id)))
+        live = self._running[run.rollout_id] = LiveRollout(run)
+        context = owned_by(run.serial)
+        tasks.create_task(self._run(live, group), name=run.rollout_id, context=context)
 
-    def _look_whether_finished(self) -> None:
-        if self._is_draining and not self._running and not self._num_asked:
+    def _finish_if_drained(self) -> None:
+        if self._is_draining and not self._running and not self._num_task_requests:
             self._finished.set()
 
     async def _fail_unread(self, frame: bytes, error: str) -> None:
-        """A task may hold what cannot be read here; its rollouts settle all the same."""
+        """Settle the rollouts of a message that cannot be read: their task may hold anything."""
         if self._unread.add():
             log.warning("message %d that cannot be read: %s", self._unread.count, error)
-        for id, attempt in unread_runs(frame):
+        for rollout_id, attempt in unread_runs(frame):
             failed = Failed("env", f"its task cannot be read: {error}")
-            await self.send(Settled(id, attempt, self._name, failed))
+            await self.send(Settled(rollout_id, attempt, self._name, failed))
 
-    def _cancel(self, id: RolloutId, reason: str) -> None:
-        """Reaches the coroutine if it has begun; if not, it will find the reason when it does."""
-        running = self._running.get(id)
-        if running is not None:
-            running.cancelled = reason
-            if running.task is not None:
-                running.task.cancel()
+    async def _run(self, live: LiveRollout, group: LiveGroup | None) -> None:
+        """Run one rollout and send its end. A cancellation that the router asked for is an end too."""
+        self._policy.version = max(self._policy.version, live.run.version)
+        with self._until_settled(live, group):
+            end = None
+            try:
+                if live.cancel_reason is None:
+                    live.asyncio_task = asyncio.current_task()
+                    played = await play(self._kit, live, group)
+                    if isinstance(played, Failed):
+                        end = RolloutEnd(played)
+                    else:
+                        end = await commit(self._kit, live, played, self._store)
+            except asyncio.CancelledError:
+                if live.cancel_reason is None:
+                    raise
+            finally:
+                live.asyncio_task = None  # a cancel comes too late now: the end must reach the router
+            await self._settle(live.run, end or RolloutEnd(Cancelled(live.cancel_reason or "")))
 
-    async def _run(self, run: Run, group: LiveGroup | None) -> None:
-        self._policy.version = max(self._policy.version, run.version)
-        mine = self._running[run.rollout_id]
+    @contextmanager
+    def _until_settled(self, live: LiveRollout, group: LiveGroup | None) -> Iterator[None]:
+        """Forget the rollout when the block ends, and let its group wait no longer for it."""
         try:
-            await self._settle(run, await self._outcome(run, mine, group))
+            yield
         finally:
             if group is not None:
-                group.leave(run.rollout_id)
-            del self._running[run.rollout_id]
-            self._look_whether_finished()
+                group.leave(live.run.rollout_id)
+            del self._running[live.run.rollout_id]
+            self._finish_if_drained()
 
-    async def _outcome(self, run: Run, mine: _Running, group: LiveGroup | None) -> Outcome:
-        """How it ends; cancellation that was asked for is an end like others."""
-        try:
-            if mine.cancelled is None:
-                mine.task = asyncio.current_task()
-                return await self._runner.run(run, mine.track, group)
-        except asyncio.CancelledError:
-            if mine.cancelled is None:
-                raise
-        finally:
-            mine.task = None  # from here on a cancel comes too late: the end must reach the router
-        assert mine.cancelled is not None
-        return Cancelled(mine.cancelled)
-
-    async def _settle(self, run: Run, outcome: Outcome) -> None:
-        if isinstance(outcome, Failed):
-            whose = f"environment '{self._spec.id}', task '{run.task.id}', attempt {run.attempt}"
-            self._failures.add(run.rollout_id, outcome, whose)
-        settled = encode(Settled(run.rollout_id, run.attempt, self._name, outcome))
-        frame = self._store.frame_of(outcome.ref) if isinstance(outcome, Scored) else None
-        if frame is None:
+    async def _settle(self, run: Run, end: RolloutEnd) -> None:
+        if isinstance(end.outcome, Failed):
+            origin = f"environment '{self._spec.id}', task '{run.task.id}', attempt {run.attempt}"
+            self._failures.add(run.rollout_id, end.outcome, origin)
+        settled = encode(Settled(run.rollout_id, run.attempt, self._name, end.outcome))
+        if end.frame is None:
             await self._wire.send(settled)
         else:
-            await self._wire.send_multipart([settled, frame], copy=False)
+            await self._wire.send_multipart([settled, end.frame], copy=False)
 
-    async def _send_tasks(self, wanted: NextTasks) -> None:
-        """The environment's tasks come from a process of their own: `tasks()` may block."""
+    async def _send_tasks(self, request: NextTasks) -> None:
+        """Send tasks. The environment's `tasks()` may block, so it runs in a separate process."""
+        start, count, split = request.start, request.count, request.split
         try:
             tasks = await self._tasks_lane.call(
-                take_tasks, self._spec, wanted.start, wanted.count, wanted.split,
-                deadline_s=TASKS_DEADLINE_S,
-            )  # fmt: skip
+                take_tasks, self._spec, start, count, split, deadline_s=TASKS_DEADLINE_S
+            )
         except LaneError as error:
-            answer = Tasks(wanted.start, (), error=str(error), split=wanted.split)
+            answer = Tasks(start, (), error=str(error), split=split)
         else:
-            exhausted = len(tasks) < wanted.count
-            answer = Tasks(wanted.start, tasks, exhausted=exhausted, split=wanted.split)
+            answer = Tasks(start, tasks, exhausted=len(tasks) < count, split=split)
         await self.send(answer)
-        self._num_asked -= 1
-        self._look_whether_finished()
+        self._num_task_requests -= 1
+        self._finish_if_drained()
 
     async def send_stats(self, stats: ProcessStats) -> None:
-        """Once a second, which also renews this worker's lease. Workers speak of themselves on the
-        wire, so that remote clients hear it too."""
-        self._pulse.beat(stats)
+        """Send statistics once a second, which also renews this worker's lease. They go over the wire
+        instead of to the parent process, so that remote clients get them too."""
+        self._log.add(stats)
         await self.send(ServerStats(stats))
         if self._running:
-            tracks = ((id, one.track) for id, one in self._running.items())
-            await self.send(WorkerProgress(self._name, progress(tracks)))
+            await self.send(WorkerProgress(self._name, progress(self._running.values())))
 
     async def send(self, message: msgspec.Struct) -> None:
         await self._wire.send(encode(message))
 
 
 async def worker(prepared: Prepared, parent: Parent) -> None:
-    """Open what rollouts need, say Hello, serve until the router is gone."""
-    part, server = prepared.part, prepared.part.server
-    name = WorkerName(part.name)
+    """Open what rollouts need, say Hello, and serve until drained or until the router is gone."""
+    part = prepared.part
     faulthandler.enable()
-    show_who_runs(part.board_fd, parent)
+    show_running_code(part.board_fd, parent)
     keep_track(asyncio.get_running_loop())
     async with AsyncExitStack() as stack:
         tasks_lane = await stack.enter_async_context(
-            ProcessLane(f"{name}.tasks", size=1, label="task source", watch=parent.watch)
+            ProcessLane(f"{part.name}.tasks", size=1, label="task source", watch=parent.watch)
         )
-        policy = await stack.enter_async_context(
-            open_policy(name, server, prepared.speech, parent.watch, is_patient=part.is_patient)
-        )
-        store = stack.enter_context(open_store(server, name))
-        runner = await open_runner(prepared, parent.watch, policy, store, stack)
+        kit = await stack.enter_async_context(open_kit(prepared, parent.watch))
+        store = stack.enter_context(open_store(part))
         context = stack.enter_context(zmq.asyncio.Context())
         wire = stack.enter_context(context.socket(zmq.DEALER))
-        wire.setsockopt(zmq.IDENTITY, name.encode())
+        wire.setsockopt(zmq.IDENTITY, part.name.encode())
         wire.setsockopt(zmq.LINGER, 0)
         wire.setsockopt(zmq.SNDHWM, 0)  # credits bound it; a send that waits could be cancelled half way
         wire.connect(part.address)
-        me = Worker(name, wire, runner, prepared.spec, policy, tasks_lane, store)
-        parent.in_flight, parent.on_stats = lambda: me.in_flight, me.send_stats
-        whole_groups = needs_whole_groups(prepared.env)
-        await me.send(Hello(name, server.env.local.concurrency, whole_groups=whole_groups))
+        serving = Worker(prepared, wire, kit, tasks_lane, store)
+        parent.in_flight, parent.on_stats = lambda: serving.in_flight, serving.send_stats
+        credits, whole_groups = part.server.env.local.concurrency, needs_whole_groups(prepared.env)
+        await serving.send(Hello(part.name, credits, whole_groups=whole_groups))
         await parent.report_ready()
-        await _until_finished(me, parent)
+        await _serve_until_gone(serving, parent)
 
 
-def show_who_runs(board_fd: int, parent: Parent) -> None:
-    """From now on the router sees, even after this process has died, whose code was running."""
-    page = RunningCodePage(board_fd)
-    page.mark_tasks_of(asyncio.get_running_loop())
-    parent.watch.show_holds(page.show_line)
+def show_running_code(board_fd: int, parent: Parent) -> None:
+    """Show the router whose code is running. It can read this even after this process has died."""
+    board = RunningCodePage(board_fd)
+    board.mark_tasks_of(asyncio.get_running_loop())
+    parent.watch.show_holds(board.show_line)
 
 
-async def _until_finished(me: Worker, parent: Parent) -> None:
-    """Drained, or the parent is gone."""
+async def _serve_until_gone(serving: Worker, parent: Parent) -> None:
+    """Serve until the worker is drained or its parent is gone."""
     async with asyncio.TaskGroup() as tasks:
-        serving, gone = tasks.create_task(me.serve()), tasks.create_task(parent.wait_until_gone())
-        await asyncio.wait([serving, gone], return_when=asyncio.FIRST_COMPLETED)
-        serving.cancel()
+        drained, gone = tasks.create_task(serving.serve()), tasks.create_task(parent.wait_until_gone())
+        await asyncio.wait([drained, gone], return_when=asyncio.FIRST_COMPLETED)
+        drained.cancel()
         gone.cancel()
 
 

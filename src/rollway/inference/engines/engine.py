@@ -35,10 +35,17 @@ class Completer(Protocol):
         """Draw one reply, or raise EngineError."""
 
 
+class PolicyState:
+    """The policy version that all engines of one worker are expected to sample from."""
+
+    def __init__(self) -> None:
+        self.version = 0
+
+
 class Engine:
-    """One engine. `version` is the policy that it is expected to sample from. If the engine reports its
-    version, a request is sent only to a process that has `version` or a later one. The turn is labelled
-    with `version`, unless the reply reports the version of each token."""
+    """One engine. `policy` is what it is expected to sample from. If the engine reports its version, a
+    request is sent only to a process that has that version or a later one. The turn is labelled with the
+    expected version, unless the reply reports the version of each token."""
 
     def __init__(
         self, link: EngineLink, model: str, dialect: Dialect, *,
@@ -51,7 +58,7 @@ class Engine:
         self._body_buffers = body_buffers
         self._long_replies = long_replies
         self._reports_version = True
-        self.version = 0
+        self.policy = PolicyState()
 
     @property
     def url(self) -> str:
@@ -63,7 +70,7 @@ class Engine:
         """Draw one reply. After an EngineAway another try may help, after other EngineErrors not."""
         start = routes_start if self._routes else None
         wanted = WantedRoutes(routes_start, len(prompt), sampling.max_tokens)
-        version = self.version
+        version = self.policy.version
         body = self._dialect.encode_request(self.model, prompt, sampling, stop_ids, start)
         async with (
             self._link.request(
@@ -94,10 +101,10 @@ class Engine:
         )
 
     async def _check_connection(self, connection: Connection) -> None:
-        """Raise EngineAway if the process at the other end has an older version than `version`: it was
+        """Raise EngineAway if the process at the other end has an older version than `policy`: it was
         started again from old weights, or missed an update. A connection ends with its process, so each
         connection is asked once for each version."""
-        version = self.version
+        version = self.policy.version
         if connection.checked_version >= version or not self._reports_version:
             return
         reply, body = await self._link.fetch_on(connection, self._dialect.weight_version)

@@ -14,7 +14,7 @@ from ..replies.body import BodyBuffers
 from ..replies.long_replies import LongReplies
 from ..replies.routes import RouteShape
 from .dialect import Prompt
-from .engine import Engine
+from .engine import Engine, PolicyState
 from .link import EngineAccess, EngineLink, open_link, pick_dialect
 
 FIRST_REST_S, LONGEST_REST_S = 0.25, 2.0
@@ -44,20 +44,14 @@ class _Member:
 
 
 class EnginePool:
-    """The engines of a worker. `version` is the policy that all of them are expected to sample from."""
+    """The engines of a worker. All of them are expected to sample from the same `policy`."""
 
-    def __init__(self, engines: Sequence[Engine], patience_s: float) -> None:
+    def __init__(self, engines: Sequence[Engine], policy: PolicyState, patience_s: float) -> None:
         self._members = [_Member(engine) for engine in engines]
+        self.policy = policy
         self.patience_s = patience_s
-
-    @property
-    def version(self) -> int:
-        return self._members[0].engine.version
-
-    @version.setter
-    def version(self, version: int) -> None:
-        for member in self._members:
-            member.engine.version = version
+        for engine in engines:
+            engine.policy = policy
 
     def pin(self, number: int) -> "PinnedEngine":
         """Choose an engine by number. Rollouts with equal numbers share an engine and its prefix cache,
@@ -124,7 +118,7 @@ class PoolConfig(Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def open_pool(
-    config: PoolConfig, long_replies: LongReplies | None, *, is_patient: bool
+    config: PoolConfig, policy: PolicyState, long_replies: LongReplies | None, *, is_patient: bool
 ) -> AsyncIterator[EnginePool]:
     """Open the engines, which must all serve the same model. With `is_patient` wait until one engine
     answers, and take the others to be like it. Otherwise all engines must answer now."""
@@ -142,7 +136,7 @@ async def open_pool(
             )
             for link in links
         ]  # fmt: skip
-        yield EnginePool(engines, config.patience_s)
+        yield EnginePool(engines, policy, config.patience_s)
 
 
 async def _ask_all(links: Sequence[EngineLink]) -> ServedModel:

@@ -89,7 +89,8 @@ class Performer:
         await self._books.dispatched(order)
         sampling = self._samplings[order.split]
         runs = [
-            Run(rollout_id, 1, order.task, sampling, order.version) for rollout_id in order.rollout_ids
+            Run(rollout_id, 1, order.task, sampling, order.version, order.group_id)
+            for rollout_id in order.rollout_ids
         ]
         if client.whole_groups:
             await client.send(RunGroup(tuple(runs)))

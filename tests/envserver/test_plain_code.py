@@ -1,17 +1,16 @@
-"""Plain code and tools behind a real env server: router, worker and lanes in processes of their own."""
+"""Plain code and tools in a real env server: router, worker and lanes are separate processes."""
 
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
+from tests.doubles.env_server import router_spec
 from tests.doubles.parts import ROUTER, serving_part
 
-from rollway.config.sections import EngineConfig, EnvConfig, PayloadConfig
-from rollway.config.specs import RouterSpec, WatchSpec
+from rollway.config.sections import EnvConfig, ServerConfig
 from rollway.envserver import client as envs
 from rollway.payload.reader import SegmentReader
 from rollway.records.ids import PolicyVersion, RolloutId
@@ -28,13 +27,9 @@ PLAIN = str(Path(__file__).parents[1] / "doubles" / "plain.py")
 
 
 @asynccontextmanager
-async def serving(folder: Path, id: str, answer: Answer, **env: Any) -> AsyncIterator[envs.EnvClient]:
+async def serving(folder: Path, env: EnvConfig, answer: Answer) -> AsyncIterator[envs.EnvClient]:
     async with scripted_engine(answer) as engine:
-        part = RouterSpec(
-            env=EnvConfig(id=id, workers=1, **env), model=model(), engine=EngineConfig(),
-            engine_urls=(engine.url,), payload=PayloadConfig(), payload_dir=str(folder),
-            log_dir=str(folder), seed=0, watch=WatchSpec(),
-        )  # fmt: skip
+        part = router_spec(env, model(), engine.url, folder)
         async with (
             serving_part("test.router", ROUTER, part, folder / "router.log") as (_, address),
             envs.connect(address) as client,
@@ -43,30 +38,32 @@ async def serving(folder: Path, id: str, answer: Answer, **env: Any) -> AsyncIte
 
 
 async def outcome(client: envs.EnvClient, task: Task) -> Outcome:
-    await client.send(Run(RolloutId(task.id), 1, task, Sampling(500), PolicyVersion(0)))
+    await client.send(Run(RolloutId(task.id), 1, task, Sampling(500), PolicyVersion(0), 0))
     while not isinstance(message := await client.receive(), Settled):
         pass
     return message.outcome
 
 
-def adding(asked: PolicyPrompt) -> str:
-    if asked.said == "hello":
-        return asked.said
-    if asked.results:
-        return str(msgspec.json.decode(asked.said)[0])
-    if found := re.match(r"add (\d+) (\d+)", asked.said):
+def adding(prompt: PolicyPrompt) -> str:
+    if prompt.said == "hello":
+        return prompt.said
+    if prompt.results:
+        return str(msgspec.json.decode(prompt.said)[0])
+    if found := re.match(r"add (\d+) (\d+)", prompt.said):
         return call("add", a=int(found[1]), b=int(found[2]))
-    raise ValueError(f"nobody says {asked.said!r}")
+    raise ValueError(f"no task says {prompt.said!r}")
 
 
-async def test_plain_code_runs_elsewhere_and_speaks_through_its_worker(tmp_path: Path) -> None:
-    async with serving(tmp_path, PLAIN, adding, rollout_deadline_s=8.0) as client:
+async def test_plain_code_runs_in_another_process_and_speaks_through_its_worker(tmp_path: Path) -> None:
+    env = EnvConfig(id=PLAIN, server=ServerConfig(workers=1, rollout_deadline_s=8.0))
+    async with serving(tmp_path, env, adding) as client:
         scored = await outcome(client, Task("0", "add 1 2"))
         assert isinstance(scored, Scored), scored
         assert (scored.reward, scored.metrics) == (1.0, {"is_elsewhere": 1.0})
         assert (scored.num_turns, len(scored.rows)) == (4, 2), "the child's row is there"
-        said = msgspec.json.decode(SegmentReader(tmp_path).open(scored.ref)["transcript"].tobytes())
-        assert [one["role"] for one in said] == ["user", "assistant", "tool", "assistant"]
+        columns = SegmentReader(tmp_path).open(scored.ref)
+        transcript = msgspec.json.decode(columns["transcript"].tobytes())
+        assert [message["role"] for message in transcript] == ["user", "assistant", "tool", "assistant"]
         endless = await outcome(client, Task("endless", "add 1 2"))
         assert isinstance(endless, Scored), endless
         assert (endless.stop, endless.num_turns) == ("max_turns", 7)
@@ -79,11 +76,12 @@ async def test_plain_code_runs_elsewhere_and_speaks_through_its_worker(tmp_path:
 
 
 async def test_a_built_in_environment_with_tools_is_served(tmp_path: Path) -> None:
-    def computing(asked: PolicyPrompt) -> str:
-        return asked.said if asked.results else call("multiply", a=6, b=7)
+    def computing(prompt: PolicyPrompt) -> str:
+        return prompt.said if prompt.results else call("multiply", a=6, b=7)
 
-    id = "rollway.envs.builtin.calculator"
-    async with serving(tmp_path, id, computing, args={"num_operations": 1}) as client:
+    server = ServerConfig(workers=1)
+    env = EnvConfig(id="rollway.envs.builtin.calculator", args={"steps": 1}, server=server)
+    async with serving(tmp_path, env, computing) as client:
         scored = await outcome(client, Task("0", "6 * 7", answer=42))
         assert isinstance(scored, Scored), scored
         assert (scored.reward, scored.metrics) == (1.0, {"calls": 1.0})

@@ -1,4 +1,4 @@
-"""An env server whose engine speaks messages: real processes against a real chat endpoint."""
+"""An env server whose engine is a chat endpoint: real processes against a real HTTP server."""
 
 import asyncio
 import socket
@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from aiohttp import web
 from tests.doubles.chat import ChatDouble, chat_double
+from tests.doubles.env_server import ENVS, env_config, router_spec
 from tests.doubles.parts import ROUTER, serving_part
 
-from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig
-from rollway.config.specs import RouterSpec, WatchSpec
+from rollway.config.sections import ModelConfig
 from rollway.envserver import client as envs
-from rollway.errors import RunStuck
+from rollway.errors import ConfigError
 from rollway.loop.processes.part import Parent
 from rollway.observe.health import Lags
 from rollway.orchestrator.shell.sources import from_env
@@ -31,11 +31,9 @@ from rollway.wire.pipe import AsyncPipe
 
 pytestmark = pytest.mark.anyio
 
-ENVS = str(Path(__file__).parents[1] / "doubles" / "envs.py")
 
-
-def plus_one(said: str, nth: int) -> str | web.Response:
-    n = int(said.rstrip("?"))
+def plus_one(text: str, nth: int) -> str | web.Response:
+    n = int(text.rstrip("?"))
     if n == 90:
         return web.Response(status=500, text="out of order")
     if n == 80 and nth == 0:
@@ -46,17 +44,9 @@ def plus_one(said: str, nth: int) -> str | web.Response:
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[tuple[envs.EnvClient, ChatDouble]]:
     async with chat_double(plus_one) as double:
-        part = RouterSpec(
-            env=EnvConfig(id=ENVS, args={"kind": "ThreeTurns"}, workers=1, concurrency=8),
-            model=ModelConfig(path=""),
-            engine=EngineConfig(speaks="messages"),
-            engine_urls=(double.url,),
-            payload=PayloadConfig(),
-            payload_dir=str(folder),
-            log_dir=str(folder),
-            seed=0,
-            watch=WatchSpec(),
-        )
+        env = env_config(ENVS, "ThreeTurns", concurrency=8)
+        spec = router_spec(env, ModelConfig(path=""), double.url, folder)
+        part = msgspec.structs.replace(spec, speaks="messages")
         async with (
             serving_part("test.router", ROUTER, part, folder / "router.log") as (_, address),
             envs.connect(address) as client,
@@ -66,7 +56,7 @@ async def serving(folder: Path) -> AsyncIterator[tuple[envs.EnvClient, ChatDoubl
 
 async def send(client: envs.EnvClient, number: int) -> None:
     task = Task(id=str(number), prompt=f"{number}?", answer=str(number + 3))
-    run = Run(RolloutId(f"r{number}"), 1, task, Sampling(20), PolicyVersion(0))
+    run = Run(RolloutId(f"r{number}"), 1, task, Sampling(20), PolicyVersion(0), 0)
     await client.send(run)
 
 
@@ -77,7 +67,7 @@ async def outcome(client: envs.EnvClient, number: int) -> Outcome:
     return message.outcome
 
 
-async def test_rollouts_are_scored_without_rows_and_keep_what_was_said(tmp_path: Path) -> None:
+async def test_rollouts_are_scored_without_rows_and_keep_their_transcript(tmp_path: Path) -> None:
     async with serving(tmp_path) as (client, double):
         scored = await outcome(client, 5)
         assert isinstance(scored, Scored), scored
@@ -85,25 +75,25 @@ async def test_rollouts_are_scored_without_rows_and_keep_what_was_said(tmp_path:
         assert scored.num_sampled == 3, "as many as the endpoint counted"
         columns = SegmentReader(tmp_path).open(scored.ref)
         assert list(columns) == ["transcript"]
-        said = msgspec.json.decode(columns["transcript"].tobytes())
-        assert [one["content"] for one in said] == ["5?", "6", "6?", "7", "7?", "8"]
-        assert [len(one["messages"]) for one in double.requests] == [1, 3, 5]
-        assert {one["model"] for one in double.requests} == {"double"}, "the only one it lists"
+        transcript = msgspec.json.decode(columns["transcript"].tobytes())
+        assert [message["content"] for message in transcript] == ["5?", "6", "6?", "7", "7?", "8"]
+        assert [len(request["messages"]) for request in double.requests] == [1, 3, 5]
+        assert {request["model"] for request in double.requests} == {"double"}, "the only model it lists"
         later = await outcome(client, 80)
-        assert isinstance(later, Scored), "asked again"
+        assert isinstance(later, Scored), "the endpoint was asked again"
         failed = await outcome(client, 90)
         assert isinstance(failed, Failed)
         assert (failed.boundary, "HTTP 500: out of order" in failed.error) == ("engine", True)
 
 
-async def test_an_orchestrator_refuses_what_cannot_be_trained(tmp_path: Path) -> None:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        pipe = await AsyncPipe.open(ours)
+async def test_an_orchestrator_refuses_rollouts_that_cannot_be_trained(tmp_path: Path) -> None:
+    child_end, parent_end = socket.socketpair()
+    with parent_end:
+        pipe = await AsyncPipe.open(child_end)
         parent = Parent(pipe, None)  # type: ignore[arg-type]
         async with serving(tmp_path) as (client, _):
             await send(client, 5)
-            performer: Any = SimpleNamespace(moved=print)  # a slow start is told of
-            with pytest.raises(RunStuck, match="rollouts without token ids"):
-                await from_env("env", client, asyncio.Queue(), performer, Lags(), parent)
+            books: Any = SimpleNamespace(progressed=print)  # a slow start is reported
+            with pytest.raises(ConfigError, match="rollouts without token ids"):
+                await from_env("env", client, asyncio.Queue(), books, Lags(), parent)
         await pipe.close()

@@ -1,4 +1,4 @@
-"""A worker's toolsets are closed with it, every one."""
+"""Every toolset of a worker is closed with it."""
 
 from typing import Any
 
@@ -31,9 +31,9 @@ class BackDoor(Door):
     pass
 
 
-async def test_one_that_cannot_be_closed_keeps_no_other_open() -> None:
+async def test_a_toolset_that_cannot_be_closed_keeps_no_other_open() -> None:
     front, jammed, back = Door(), Jammed(), BackDoor()
     with pytest.raises(KeyError, match="jammed"):
-        async with OpenToolsets() as keeper, keeper.opened([front, jammed, back], None) as opened:
+        async with OpenToolsets() as toolsets, toolsets.opened([front, jammed, back], None) as opened:
             assert all(door.is_open for door in opened if isinstance(door, Door))
     assert (front.is_open, jammed.is_open, back.is_open) == (False, True, False)

@@ -1,0 +1,102 @@
+"""One rollout while it runs in a worker: its phase, its turns, its rows and how it may end."""
+
+import asyncio
+import heapq
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from msgspec import Struct
+
+from ...envs.environment import Environment
+from ...envs.rollout import Reply, Rollout
+from ...records.rollout import Timing
+from ...trace.trace import Trace
+from ...wire.messages import Phase, RolloutProgress, Run
+
+MAX_REPORTED = 256
+"""One WorkerProgress reports at most this many rollouts: those that are longest in their phase."""
+
+
+class LiveRollout:
+    """The state of one running rollout. Only this class counts turns. An engine that answers with
+    messages instead of tokens leaves the trace empty."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.phase: Phase = "starting"
+        self.since_s = time.monotonic()
+        """When the current phase began."""
+        self.num_turns = 0
+        self.num_tokens = 0
+        """Tokens that the policy sampled, children included."""
+        self.engine_s = 0.0
+        self.versions: list[int] = []
+        self.trace = Trace()
+        self.finish_reason = "no turn"
+        """How the last turn ended."""
+        self.stopped_by = ""
+        """The stop condition or limit that ended the rollout, if one did."""
+        self.cancel_reason: str | None = None
+        self.asyncio_task: asyncio.Task[None] | None = None
+        """What a cancel must reach. None before the rollout has begun and after it has ended."""
+
+    @property
+    def stop(self) -> str:
+        """Why the rollout ended."""
+        return self.stopped_by or self.finish_reason
+
+    def enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self.since_s = time.monotonic()
+
+    @contextmanager
+    def within(self, phase: Phase) -> Iterator[None]:
+        """Stay in a phase for the length of the block, then return to the phase before it."""
+        before = self.phase
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(before if before != phase else "env")
+
+    def count(self, reply: Reply, engine_s: float) -> None:
+        """Count one turn of the policy, which took the engine `engine_s`."""
+        self.num_turns += 1
+        self.num_tokens += reply.num_tokens
+        self.engine_s += engine_s
+        self.finish_reason = reply.finish_reason
+
+    def limit_reached(self, env: Environment) -> str:
+        """Return the name of the environment's limit that this rollout has reached, or ""."""
+        if env.max_turns is not None and self.num_turns >= env.max_turns:
+            return "max_turns"
+        if env.max_rollout_tokens is not None and self.num_tokens >= env.max_rollout_tokens:
+            return "max_rollout_tokens"
+        return ""
+
+    def cancel(self, reason: str) -> None:
+        """Cancel the rollout. One that has not begun finds the reason when it does."""
+        self.cancel_reason = reason
+        if self.asyncio_task is not None:
+            self.asyncio_task.cancel()
+
+
+class Finished(Struct, frozen=True):
+    """A rollout that has ended and is scored. Its rows are still in memory, in its trace."""
+
+    rollout: Rollout
+    scores: dict[str, float]
+    timing: Timing
+
+
+def progress(rollouts: Iterable[LiveRollout]) -> tuple[RolloutProgress, ...]:
+    """Report where rollouts are, those that are longest in their phase first."""
+    now_s = time.monotonic()
+    oldest = heapq.nsmallest(MAX_REPORTED, rollouts, key=lambda live: live.since_s)
+    return tuple(
+        RolloutProgress(
+            live.run.rollout_id, live.phase, now_s - live.since_s, live.num_turns, live.num_tokens
+        )
+        for live in oldest
+    )
