@@ -3,7 +3,7 @@
     python bench/tuning.py [--full] [--seconds 3] [--json FILE]
 
 *switch* runs a loop beside two threads of pure Python; *gc* grows 100,000 records on a loop and lets
-them go. Each setting gets a process of its own; those of `rollway.loop.watch.run` are marked with a star.
+them go. Each setting gets a process of its own. A star marks those of `rollway.loop.watch.run`.
 """
 
 import asyncio

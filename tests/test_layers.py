@@ -73,8 +73,8 @@ GLOSSARY_HOMES = {
     "segment": {"payload", "records/payload.py"},
     "step": {"trainer/step.py", "orchestrator/shell/step_log.py", "observe", "records/ids.py"},
     "version": {"records/ids.py", "orchestrator/core", "transport", "inference/embedded/requests.py"},
-    "group": {"records/group.py", "records/restored.py", "envserver/worker/group.py", "orchestrator/core",
-              "wire/messages.py"},
+    "group": {"records/group.py", "records/restored.py", "envserver/worker/group.py",
+              "orchestrator/core", "wire/messages.py"},
     "task": {"records/task.py", "records/restored.py", "envs", "wire/messages.py", "orchestrator/core",
              "envserver/core/task_requests.py"},
 }  # fmt: skip

@@ -114,8 +114,8 @@ async def test_a_command_does_what_it_says(line: Line, folder: Path, tiny_moe: P
     ids=lambda line: " ".join(line.args),
 )
 async def test_training_as_printed(line: Line, folder: Path, tmp_path: Path) -> None:
-    """Each command runs in a copy of the folder, with the stopped run if the command needs one. The plain
-    command made that folder."""
+    """Each command runs in a copy of the folder, with the stopped run if the command needs one.
+    The plain command made that folder."""
     reader = shutil.copytree(folder, tmp_path / "reader")
     run = reader / "outputs" / "my-run"
     if not {"--resume", "--clean"} & {*line.args}:

@@ -80,8 +80,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
 
 
 def _choose_variant(tree: dict[str, Any], keys: list[str]) -> None:
-    """An override of one variant removes the other from the file: `--set engine.external.url=…` wins over a file
-    with `[engine.embedded]`."""
+    """Remove the other variant: `--set engine.external.url=…` wins over a file's `[engine.embedded]`."""
     match keys:
         case ["trainer", *_]:
             tree.pop("external_trainer", None)

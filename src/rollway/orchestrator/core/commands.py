@@ -110,6 +110,6 @@ class GiveUp(Struct, frozen=True):
 
 
 Command = (
-    PullTasks | Dispatch | CancelRollout | Credit | Ship | DiscardGroup | UpdateWeights | ReleasePayload | PoolTask
-    | RecordEvalGroup | ReportEval | Finish | GiveUp
+    PullTasks | Dispatch | CancelRollout | Credit | Ship | DiscardGroup | UpdateWeights | ReleasePayload
+    | PoolTask | RecordEvalGroup | ReportEval | Finish | GiveUp
 )  # fmt: skip
