@@ -31,7 +31,7 @@ from rollway.records.task import Task
 from rollway.records.turn import Sampling
 from rollway.testing import PolicyPrompt, ScriptedEngine, scripted_engine
 from rollway.testing.model import model
-from rollway.transport.files import appear
+from rollway.transport.files import wait_for_file
 from rollway.wire.messages import Run
 
 pytestmark = pytest.mark.anyio
@@ -151,7 +151,7 @@ async def test_a_cancel_reaches_plain_code_that_refuses_to_end(tmp_path: Path) -
         order = worker.order()
         task = structs.replace(order.task, info={"mark": str(mark)})
         running = asyncio.create_task(worker.outcome(structs.replace(order, task=task)))
-        await appear(mark)
+        await wait_for_file(mark)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
