@@ -188,7 +188,7 @@ class LimitedTurns(Repeats):
 
 
 class LimitedTokens(Repeats):
-    max_tokens = 5
+    max_rollout_tokens = 5
 
 
 class StopsAtLimit(LimitedTurns):
@@ -206,7 +206,7 @@ async def test_limits_count_the_turns_and_tokens_of_children() -> None:
     assert (turns.stop, turns.rollout.num_turns) == ("max_turns", 4)
     assert len([reply for reply in turns.messages if reply.role == "assistant"]) == 3
     tokens = await testing.play(LimitedTokens(), TASK, answer)
-    assert (tokens.stop, tokens.rollout.num_turns) == ("max_tokens", 3), "two tokens each"
+    assert (tokens.stop, tokens.rollout.num_turns) == ("max_rollout_tokens", 3), "two tokens each"
 
 
 async def test_a_stop_condition_is_asked_before_all_turns_but_the_first_and_before_limits() -> None:
