@@ -42,7 +42,7 @@ ENVS = str(Path(__file__).parents[1] / "doubles" / "authoring.py")
 
 def answer(prompt: PolicyPrompt) -> str:
     """Answer `n?` with n + 1, `call TOOL …` with a tool call, and a tool's result by repeating it."""
-    text = prompt.said
+    text = prompt.last_text
     if prompt.messages[-1].role == "tool":
         return f"I got {text}"
     if text.startswith("call "):
