@@ -142,7 +142,9 @@ async def test_calculator() -> None:
     endless = await testing.play(env, task, lambda prompt: call("add", a=1, b=1))
     assert (endless.reward, endless.stop) == (0.0, "max_turns")
     wrong = await testing.play(
-        env, task, lambda prompt: prompt.last_text if prompt.results else call("multiply", a="x", b="1+1")
+        env,
+        task,
+        lambda prompt: prompt.last_text if prompt.results else call("multiply", a="x", b="1+1"),
     )
     assert wrong.reward == 0.0
     assert "the arguments of multiply are wrong: Expected `int`" in wrong.last_text

@@ -42,7 +42,7 @@ POLICIES: dict[str, tuple[Answer, float]] = {
     "Waiter": (lambda prompt: "Which flavour?" if "ice" in prompt.last_text else "Here.", 1.0),
     "Reviewed": (reviews, 1.5),
     "Haiku": (lambda prompt: "a\nb\nc", 1.2),
-    "Judged": (lambda prompt: "Yes." if "Is this right?" in prompt.last_text else "Air scatters it.", 1.0),
+    "Judged": (lambda prompt: "Yes." if "right?" in prompt.last_text else "Air scatters it.", 1.0),
     "Graded": (lambda prompt: "Air scatters it.", 0.75),
     "OldCode": (lambda prompt: "6", 0.5),
     "Sum": (lambda prompt: "5", 1.0),
