@@ -80,7 +80,7 @@ async def test_a_built_in_environment_with_tools_is_served(tmp_path: Path) -> No
         return prompt.last_text if prompt.results else call("multiply", a=6, b=7)
 
     server = ServerConfig(workers=1)
-    env = EnvConfig(id="rollway.envs.builtin.calculator", args={"steps": 1}, server=server)
+    env = EnvConfig(id="rollway.envs.builtin.calculator", args={"num_operations": 1}, server=server)
     async with serving(tmp_path, env, computing) as client:
         scored = await outcome(client, Task("0", "6 * 7", answer=42))
         assert isinstance(scored, Scored), scored

@@ -146,8 +146,8 @@ async def test_limits_end_plain_code() -> None:
 class Ranked(Base):
     @rw.group_reward(weight=0.5)
     def longest(self, task: rw.Task, rollouts: list[rw.Rollout]) -> list[float]:
-        most = max(len(rollout.reply) for rollout in rollouts)
-        return [float(len(rollout.reply) == most) for rollout in rollouts]
+        most = max(len(rollout.last_text) for rollout in rollouts)
+        return [float(len(rollout.last_text) == most) for rollout in rollouts]
 
     @rw.group_reward
     async def size(self, task: rw.Task, rollouts: list[rw.Rollout]) -> list[float]:
@@ -340,7 +340,9 @@ class NoReward(rw.Environment):
 
 
 async def test_a_bad_environment_or_limit_is_refused() -> None:
-    with pytest.raises(EnvironmentInvalid, match=r"no method marked @rw\.reward"):
+    with pytest.raises(
+        EnvironmentInvalid, match=r"has no reward; mark at least one method with @rw\.reward"
+    ):
         await testing.play(NoReward(), TASK, loud)
     with pytest.raises(ValueError, match="unknown field `rollout_deadline`"):
         await testing.play(Base(), TASK, loud, rollout_deadline=1.0)
