@@ -31,7 +31,7 @@ def test_the_last_lines_of_a_run_sum_it_up() -> None:
 
 
 def test_the_status_of_a_server_counts_the_workers_that_reported() -> None:
-    watch = ServerWatch(Screen(io.StringIO()), num_workers=3)
+    watch = ServerWatch(Screen(io.StringIO()), "sums.router", num_workers=3)
     watch.health.hear(ProcessStats("sums.router", LagStats(max=0.001), 10_000_000))
     for worker in ("sums.w0.0", "sums.w1.0"):
         watch.health.hear(ProcessStats(worker, LagStats(), 20_000_000, in_flight=4))

@@ -126,7 +126,7 @@ def run_server(spec: RouterSpec) -> None:
 async def _serve(spec: RouterSpec, logs: Path, screen: Screen) -> None:
     cancel_on_sigterm()
     name = f"{env_name(spec.env.id)}.router"
-    watch = ServerWatch(screen, spec.env.local.workers)
+    watch = ServerWatch(screen, name, spec.env.local.workers)
     async with (
         asyncio.TaskGroup() as tasks,
         start_part(name, ROUTER, spec, log=logs / f"{name}.log") as router,

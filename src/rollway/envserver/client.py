@@ -208,8 +208,9 @@ async def _write(ref: PayloadRef, frame: memoryview | None, landing: PayloadLand
     if not ref.is_frame:
         if landing.must_land:
             raise PayloadError(
-                f"its server wrote it to {ref.segment} in its own folder; start the server with "
-                "'--payload frames', or in the run's payload folder and set 'env.shares_payload'"
+                f"its server wrote it to {ref.segment} in its own folder; start the server "
+                "with '--payload frames', or in the run's payload folder and set "
+                "'env.external.shares_payload'"
             )
         return ref
     if frame is None or len(frame) != ref.length:

@@ -95,8 +95,9 @@ async def _relay(orchestrator: Part, stats: ProcessStats) -> None:
 class ServerWatch:
     """Prints how the router and the workers of an env server do."""
 
-    def __init__(self, screen: Screen, num_workers: int) -> None:
+    def __init__(self, screen: Screen, router: str, num_workers: int) -> None:
         self._screen = screen
+        self._router = router
         self._num_workers = num_workers
         self.health = ProcessHealth(screen)
 
@@ -109,7 +110,7 @@ class ServerWatch:
 
     def status(self) -> str:
         reports = self.health.latest
-        workers = [stats for name, stats in reports.items() if not name.endswith(".router")]
+        workers = [stats for name, stats in reports.items() if name != self._router]
         rss_bytes = sum(stats.rss_bytes for stats in reports.values())
         return (
             f"{len(workers)}/{self._num_workers} workers · "
