@@ -12,7 +12,7 @@ import zmq
 import zmq.asyncio
 from msgspec import Struct
 
-from ..errors import KeysError, PayloadError, ProtocolError
+from ..errors import PayloadError, ProtocolError
 from ..loop.coroutines import FairLoop
 from ..loop.watch.rarely import Rarely
 from ..payload.writer import SegmentWriter
@@ -22,7 +22,6 @@ from ..wire.handshake import Handshake
 from ..wire.keys import ClientKeys
 from ..wire.messages import (
     MAX_CLIENT_BYTES,
-    PROTOCOL,
     Cancel,
     FrameTaken,
     Hello,
@@ -129,15 +128,10 @@ async def connect(
     that way. `keys` are for a server that requires them."""
     with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as wire:
         wire.setsockopt(zmq.IDENTITY, f"client-{uuid.uuid4().hex[:12]}".encode())
-        wire.setsockopt(zmq.LINGER, 0)
-        wire.setsockopt(zmq.IPV6, "[" in address)
-        if keys is not None:
-            keys.secure(wire)
         pinging = asyncio.create_task(_ping(wire))
         try:
-            with Handshake(wire, has_keys=keys is not None) as handshake:
-                wire.connect(address)
-                welcome = await _shake_hands(wire, handshake, address, hello_s)
+            with Handshake(wire, "env server", address, keys) as handshake:
+                welcome = await _say_hello(wire, handshake, hello_s)
             yield EnvClient(wire, address, welcome, PayloadLanding(landing, must_land), silent_s)
         finally:
             pinging.cancel()
@@ -150,44 +144,34 @@ async def _ping(wire: zmq.asyncio.Socket) -> None:
         await wire.send(encode(Ping()))
 
 
-async def _shake_hands(
-    wire: zmq.asyncio.Socket, handshake: Handshake, address: str, limit_s: float
-) -> Welcome:
-    """Say Hello and return the server's welcome. An error says why there is none."""
-    received: list[ToClient] = []
-    welcomed = asyncio.ensure_future(_wait_for_welcome(wire, address, received))
-    refused = asyncio.ensure_future(handshake.wait_until_refused())
+async def _say_hello(wire: zmq.asyncio.Socket, handshake: Handshake, limit_s: float) -> Welcome:
+    """Say Hello and return the server's welcome, which it sends once it has a worker."""
+    has_answered = False
+
+    async def talk() -> Welcome:
+        nonlocal has_answered
+        # This send never returns if the connection was refused before. The handshake then cancels it.
+        await wire.send(encode(Hello("client")))
+        while True:
+            match for_client(await wire.recv()):
+                case Welcome() as welcome:
+                    return welcome
+                case Refused(reason=reason):
+                    raise ProtocolError(handshake.refusal(reason))
+            has_answered = True
+
     try:
-        await asyncio.wait([welcomed, refused], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-        if welcomed.done():
-            return welcomed.result()
-        if refused.done():
-            raise KeysError(f"the env server at {address} refused: {refused.result()}")
-        if received:
-            raise ProtocolError(
-                f"the env server at {address} answers, but none of its workers has started within "
-                f"{limit_s:g} s: their logs say why"
-            )
-        found = "something else answers there" if handshake.has_connected else "nothing listens there"
-        raise ProtocolError(f"no env server at {address}: {found} ({limit_s:g} s)")
-    finally:
-        welcomed.cancel()
-        refused.cancel()
-
-
-async def _wait_for_welcome(wire: zmq.asyncio.Socket, address: str, received: list[ToClient]) -> Welcome:
-    """Return the server's welcome, which it sends once it has a worker. `received` holds the last other
-    message, which shows that an env server is there."""
-    # This send never returns if the connection was refused before. The caller then cancels it.
-    await wire.send(encode(Hello("client", protocol=PROTOCOL)))
-    while True:
-        match for_client(await wire.recv()):
-            case Welcome() as welcome:
-                return welcome
-            case Refused(reason=reason):
-                raise ProtocolError(f"the env server at {address} refused: {reason}")
-            case other:
-                received[:] = [other]
+        async with asyncio.timeout(limit_s):
+            welcome = await handshake.run(talk())
+    except TimeoutError:
+        if not has_answered:
+            raise ProtocolError(handshake.silence(limit_s)) from None
+        raise ProtocolError(
+            f"the env server at {handshake.address} answers, but none of its workers has started within "
+            f"{limit_s:g} s: their logs say why"
+        ) from None
+    assert welcome is not None
+    return welcome
 
 
 async def land(settled: Settled, frame: memoryview | None, landing: PayloadLanding) -> Settled:

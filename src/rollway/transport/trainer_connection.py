@@ -6,8 +6,9 @@ from contextlib import suppress
 from typing import Any, Never
 
 import zmq
+import zmq.asyncio
 
-from ..errors import KeysError, ProtocolError
+from ..errors import ProtocolError
 from ..wire.handshake import Handshake
 from ..wire.keys import ClientKeys
 from .messages import (
@@ -41,18 +42,20 @@ class TrainerConnection:
     was not answered.
     """
 
-    def __init__(self, context: Any, address: str, keys: ClientKeys | None, patience_s: float) -> None:
+    def __init__(
+        self, context: zmq.asyncio.Context, address: str, keys: ClientKeys | None, patience_s: float
+    ) -> None:
         self._context = context
         self._address = address
         self._keys = keys
         self._patience_s = patience_s
-        self._socket: Any = None
+        self._wire: zmq.asyncio.Socket | None = None
 
     async def send(self, message: FromTrainer) -> None:
         """Send a message if there is a connection; without one, do nothing."""
-        if self._socket is not None:
+        if self._wire is not None:
             with suppress(zmq.Again):
-                await self._socket.send(encode(message), zmq.NOBLOCK)
+                await self._wire.send(encode(message), zmq.NOBLOCK)
 
     async def receive_all(self, on_message: OnMessage) -> Never:
         """Pass every message to `on_message`, until the orchestrator refuses this trainer or cannot be
@@ -67,60 +70,33 @@ class TrainerConnection:
     async def _receive_until_lost(self, on_message: OnMessage, deadline_s: float) -> bool:
         """Connect once, and receive until the connection is lost. Return whether TrainerWelcome came; it
         must come before the deadline."""
-        with self._context.socket(zmq.DEALER) as sock:
-            self._configure(sock)
-            with Handshake(sock, has_keys=self._keys is not None) as handshake:
-                sock.connect(self._address)
-                self._socket = sock
+        with self._context.socket(zmq.DEALER) as wire:
+            wire.setsockopt(zmq.SNDHWM, 0)  # the orchestrator's requests bound the number of answers
+            for option, value in KEEPALIVE.items():
+                wire.setsockopt(option, value)
+            with Handshake(wire, "orchestrator", self._address, self._keys) as handshake:
+                self._wire = wire
                 try:
                     async with asyncio.timeout_at(deadline_s) as limit:
-                        await self._receive_or_refuse(sock, handshake, on_message, limit)
+                        talk = _talk(wire, handshake, on_message, limit)
+                        await handshake.run(talk, until_lost=True)
                 except TimeoutError:
-                    raise ProtocolError(self._describe_silence(handshake)) from None
+                    raise ProtocolError(handshake.silence(self._patience_s)) from None
                 finally:
-                    self._socket = None
+                    self._wire = None
                 return limit.when() is None
 
-    async def _receive_or_refuse(
-        self, sock: Any, handshake: Handshake, on_message: OnMessage, limit: asyncio.Timeout
-    ) -> None:
-        """Return once the connection is lost. Raise KeysError if the handshake fails."""
-        receiving = asyncio.ensure_future(self._receive(sock, on_message, limit))
-        ending = asyncio.ensure_future(handshake.wait_until_lost())
-        try:
-            await asyncio.wait([receiving, ending], return_when=asyncio.FIRST_COMPLETED)
-            if receiving.done():
-                receiving.result()
-            elif why := ending.result():
-                raise KeysError(f"the orchestrator at {self._address} refused: {why}")
-        finally:
-            receiving.cancel()
-            ending.cancel()
-            await asyncio.wait([receiving, ending])
 
-    async def _receive(self, sock: Any, on_message: OnMessage, limit: asyncio.Timeout) -> Never:
-        await sock.send(encode(TrainerHello()))  # waits forever if the handshake failed
-        while True:
-            message, frame = decode_for_trainer(await sock.recv_multipart(copy=False))
-            match message:
-                case TrainerWelcome():
-                    limit.reschedule(None)
-                case TrainerRefused(reason=reason):
-                    raise ProtocolError(f"the orchestrator at {self._address} refused: {reason}")
-            await on_message(message, frame)
-
-    def _configure(self, sock: Any) -> None:
-        sock.setsockopt(zmq.LINGER, 0)
-        sock.setsockopt(zmq.SNDHWM, 0)  # the orchestrator's requests bound the number of answers
-        sock.setsockopt(zmq.IPV6, "[" in self._address)
-        for option, value in KEEPALIVE.items():
-            sock.setsockopt(option, value)
-        if self._keys is not None:
-            self._keys.secure(sock)
-
-    def _describe_silence(self, handshake: Handshake) -> str:
-        if handshake.has_connected:
-            found = "something listens there, but it does not answer as a run does"
-        else:
-            found = "nothing listens there"
-        return f"no orchestrator at {self._address}: {found} (waited {self._patience_s:g} s)"
+async def _talk(
+    wire: zmq.asyncio.Socket, handshake: Handshake, on_message: OnMessage, limit: asyncio.Timeout
+) -> Never:
+    """Say TrainerHello and receive messages. The answer lifts the time limit."""
+    await wire.send(encode(TrainerHello()))  # waits forever if the handshake failed
+    while True:
+        message, frame = decode_for_trainer(await wire.recv_multipart(copy=False))
+        match message:
+            case TrainerWelcome():
+                limit.reschedule(None)
+            case TrainerRefused(reason=reason):
+                raise ProtocolError(handshake.refusal(reason))
+        await on_message(message, frame)

@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
-import zmq
 from crc32c import crc32c
 from msgspec import Struct
 
@@ -20,7 +19,7 @@ from ..records.engine import Published
 from ..records.ids import PolicyVersion, Step
 from ..records.payload import PayloadRef
 from ..rundir.rundir import RunDir
-from ..wire.port import BoundPort
+from ..wire.port import BoundPort, send_to
 from .files import FileSender, record_published
 from .messages import (
     PROTOCOL,
@@ -209,17 +208,7 @@ class ZmqSender:
         return ""
 
     async def _send(self, peer: bytes, message: ToTrainer, frame: memoryview | None = None) -> bool:
-        """Send a message and a raw frame behind it. Return whether the peer is still connected."""
-        parts: list[Any] = [peer, encode(message)]
-        try:
-            await self._port.wire.send_multipart(
-                parts if frame is None else [*parts, frame], copy=frame is None, flags=zmq.NOBLOCK
-            )
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-            return False
-        return True
+        return await send_to(self._port.wire, peer, encode(message), frame)
 
 
 def _future_of(futures: dict[int, asyncio.Future[T]], number: int) -> asyncio.Future[T]:

@@ -1,8 +1,17 @@
-"""Finds out why a client gets no connection to its server, as far as the client can tell."""
+"""Connects a client to a server, and finds out why that fails, as far as the client can tell."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Self, TypeVar
 
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
+
+from ..errors import KeysError
+from .keys import ClientKeys
+
+T = TypeVar("T")
 
 EVENTS = (
     zmq.EVENT_CONNECTED
@@ -25,31 +34,52 @@ NO_KEYS_GIVEN = "it hangs up on this client: most likely it requires keys, and n
 
 
 class Handshake:
-    """Watches the connection of a client's socket. `has_connected` is set once something listens."""
+    """Connects a client's socket, and watches whether the server accepts it. Errors call it `server`."""
 
-    def __init__(self, wire: zmq.asyncio.Socket, *, has_keys: bool) -> None:
+    def __init__(
+        self, wire: zmq.asyncio.Socket, server: str, address: str, keys: ClientKeys | None
+    ) -> None:
         self._wire = wire
-        self._has_keys = has_keys
+        self._server = server
+        self.address = address
+        self._keys = keys
         self._monitor = wire.get_monitor_socket(EVENTS)
-        self.has_connected = False
+        self._has_connected = False
 
-    async def wait_until_refused(self) -> str:
-        """Wait until the server refuses this client; return the reason."""
-        while not (reason := await self.wait_until_lost()):
-            pass
-        return reason
+    async def run(self, talk: Coroutine[Any, Any, T], *, until_lost: bool = False) -> T | None:
+        """Talk to the server and return the result. Raise KeysError if the server refuses this client.
+        Return None if a good connection `until_lost` is lost, and with it the messages under way."""
+        talking = asyncio.ensure_future(talk)
+        watching = asyncio.ensure_future(self._watch(until_lost))
+        try:
+            await asyncio.wait([talking, watching], return_when=asyncio.FIRST_COMPLETED)
+            if talking.done():
+                return talking.result()
+            if reason := watching.result():
+                raise KeysError(self.refusal(reason))
+            return None
+        finally:
+            talking.cancel()
+            watching.cancel()
+            await asyncio.wait([talking, watching])
 
-    async def wait_until_lost(self) -> str:
-        """Wait until a good connection is lost, and with it the messages under way; return an empty
-        string. If the server refuses this client, return the reason instead."""
+    def refusal(self, reason: str) -> str:
+        return f"the {self._server} at {self.address} refused: {reason}"
+
+    def silence(self, waited_s: float) -> str:
+        """Say what is there instead of the server, if it has not answered."""
+        found = "something else answers there" if self._has_connected else "nothing listens there"
+        return f"no {self._server} at {self.address}: {found} (waited {waited_s:g} s)"
+
+    async def _watch(self, until_lost: bool) -> str:
         num_hang_ups, is_good = 0, False
         while num_hang_ups < MAX_HANG_UPS:
             match (await recv_monitor_message(self._monitor))["event"]:
                 case zmq.EVENT_CONNECTED:
-                    self.has_connected = True
+                    self._has_connected = True
                 case zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                    is_good = True
-                case zmq.EVENT_DISCONNECTED if is_good:
+                    num_hang_ups, is_good = 0, True
+                case zmq.EVENT_DISCONNECTED if is_good and until_lost:
                     return ""
                 case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                     return NOT_ACCEPTED
@@ -57,9 +87,14 @@ class Handshake:
                     break  # the socket does not try again
                 case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
                     num_hang_ups += 1
-        return NOT_ITS_KEY if self._has_keys else NO_KEYS_GIVEN
+        return NOT_ITS_KEY if self._keys else NO_KEYS_GIVEN
 
-    def __enter__(self) -> "Handshake":
+    def __enter__(self) -> Self:
+        self._wire.setsockopt(zmq.LINGER, 0)
+        self._wire.setsockopt(zmq.IPV6, "[" in self.address)
+        if self._keys is not None:
+            self._keys.secure(self._wire)
+        self._wire.connect(self.address)
         return self
 
     def __exit__(self, *_: object) -> None:

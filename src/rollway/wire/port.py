@@ -73,6 +73,18 @@ def open_port(
     return BoundPort(wire, wire.getsockopt_string(zmq.LAST_ENDPOINT), guards)
 
 
+async def send_to(wire: zmq.asyncio.Socket, peer: bytes, message: bytes, frame: Any = None) -> bool:
+    """Send a message, and a raw frame behind it. Return False if the peer is gone or does not read."""
+    parts = [peer, message] if frame is None else [peer, message, frame]
+    try:
+        await wire.send_multipart(parts, copy=frame is None, flags=zmq.NOBLOCK)
+    except zmq.ZMQError as error:
+        if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+            raise
+        return False
+    return True
+
+
 PREFIX = "rollway-ipc-"
 SHORT_FOLDER = "/tmp"
 """Used if the temporary folder's path is too long: a unix socket's path has about 100 bytes."""

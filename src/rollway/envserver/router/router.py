@@ -29,7 +29,7 @@ from ...wire.messages import (
     from_worker,
     split_frames,
 )
-from ...wire.port import BoundPort, PortBounds, open_port, open_router, private_address
+from ...wire.port import BoundPort, PortBounds, open_port, open_router, private_address, send_to
 from ..core.events import (
     ClientMessage,
     ClientUnreachable,
@@ -180,17 +180,10 @@ class Router:
     async def _send(
         self, wire: zmq.asyncio.Socket, peer: bytes, message: bytes, frame: Frame = None
     ) -> bool:
-        """Send a message. Return False if the peer is gone."""
-        parts = [peer, message] if frame is None else [peer, message, frame]
-        try:
-            await wire.send_multipart(parts, copy=frame is None, flags=zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-            if self._gone_peers.add():
-                log.info("peer %s is gone (time %d)", ascii(peer), self._gone_peers.count)
-            return False
-        return True
+        is_sent = await send_to(wire, peer, message, frame)
+        if not is_sent and self._gone_peers.add():
+            log.info("peer %s is gone (time %d)", ascii(peer), self._gone_peers.count)
+        return is_sent
 
 
 async def router(part: RouterSpec, parent: Parent) -> None:
