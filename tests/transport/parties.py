@@ -18,8 +18,9 @@ from rollway.records.ids import PolicyVersion, RolloutId, Step
 from rollway.records.payload import SegmentName
 from rollway.rundir.rundir import RunDir
 from rollway.transport.batch import Batch, BatchSender
-from rollway.transport.messages import FromTrainer, decode_for_trainer, encode
+from rollway.transport.messages import FromTrainer, decode_for_trainer
 from rollway.transport.open import WINDOW_BYTES, open_sender
+from rollway.wire.messages import encode
 
 LAST = 4
 CONFIG = {"name": "run", "max_steps": LAST, "model": {"path": "m"}, "env": [{"id": "reverse-text"}]}

@@ -33,8 +33,8 @@ from rollway.transport.messages import (
     TrainerWelcome,
     VersionNoted,
     WantBatch,
-    encode,
 )
+from rollway.wire.messages import encode
 
 pytestmark = pytest.mark.anyio
 

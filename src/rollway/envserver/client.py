@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-import msgspec
 import zmq
 import zmq.asyncio
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..errors import PayloadError, ProtocolError
 from ..loop.coroutines import FairLoop
@@ -184,8 +184,8 @@ async def land(settled: Settled, frame: memoryview | None, landing: PayloadLandi
         ref = await _write(outcome.ref, frame, landing)
     except PayloadError as error:
         failed = Failed("worker", f"payload of {settled.worker}: {error}")
-        return msgspec.structs.replace(settled, outcome=failed)
-    return msgspec.structs.replace(settled, outcome=msgspec.structs.replace(outcome, ref=ref))
+        return replace(settled, outcome=failed)
+    return replace(settled, outcome=replace(outcome, ref=ref))
 
 
 async def _write(ref: PayloadRef, frame: memoryview | None, landing: PayloadLanding) -> PayloadRef:

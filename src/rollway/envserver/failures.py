@@ -1,11 +1,13 @@
 """Turns what was raised while a rollout ran into a failure with its boundary and its line."""
 
+import asyncio
 import logging
 import traceback
 from pathlib import Path
 from types import TracebackType
 
 from ..errors import EngineError, LaneError, LaneRaised, LaneTimeout, RollwayError, TraceError
+from ..loop.coroutines import is_cancelled
 from ..loop.watch import stacks
 from ..loop.watch.rarely import Rarely
 from ..records.ids import RolloutId
@@ -18,17 +20,19 @@ OUR_CODE = str(Path(__file__).resolve().parent.parent)
 
 
 def failed(task: Task, error: BaseException, boundary: Boundary) -> Failed:
-    """Return a failure at `boundary`, unless the error shows that the engine is to blame."""
+    """Return a failure at `boundary`, unless the error shows that the engine is to blame. If the error
+    cancels the running task, raise it again."""
+    text = f"task '{task.id}': {short(error)}"
     match error:
         case EngineError() | TraceError():
             return Failed("engine", short(error))
         case LaneRaised():
-            return Failed(
-                boundary, f"task '{task.id}': {short(error)}", error.traceback[-MAX_TRACEBACK:]
-            )
+            return Failed(boundary, text, error.traceback[-MAX_TRACEBACK:])
         case LaneError():
-            return Failed(boundary, f"task '{task.id}': {short(error)}")
-    return Failed(boundary, f"task '{task.id}': {short(error)}", user_traceback(error))
+            return Failed(boundary, text)
+        case asyncio.CancelledError() if is_cancelled():
+            raise error
+    return Failed(boundary, text, user_traceback(error))
 
 
 def too_late(task: Task, error: Exception, limit_s: float) -> Failed:

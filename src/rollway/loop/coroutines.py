@@ -1,7 +1,9 @@
-"""Two questions a coroutine asks about itself: has it had the loop for too long, and is it cancelled?"""
+"""Helps coroutines to share the loop, to end together, and to know that they are cancelled."""
 
 import asyncio
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 MAX_HOLD_S = 0.001
 
@@ -22,6 +24,15 @@ class FairLoop:
         if time.monotonic() - self._since_s > MAX_HOLD_S:
             await asyncio.sleep(0)
             self._since_s = time.monotonic()
+
+
+async def run_until_first(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run these until the first one returns, then cancel the others."""
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(coroutine) for coroutine in coroutines]
+        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for task in running:
+            task.cancel()
 
 
 def is_cancelled() -> bool:

@@ -6,6 +6,7 @@ from typing import Protocol, Self
 import msgspec
 from crc32c import crc32c
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..errors import UNREADABLE, PayloadError
 from ..payload.reader import SegmentReader
@@ -25,10 +26,8 @@ def decode_manifest(encoded: bytes, where: str) -> BatchManifest:
 
 
 class Batch(Struct, frozen=True):
-    """The rows of one optimizer step. `manifest()` lists them, `reader()` opens their columns.
-
-    A batch holds its manifest encoded, so that it can be passed to another process at little cost.
-    """
+    """The rows of one optimizer step. `manifest()` lists them, `reader()` opens their columns. A batch
+    holds its manifest encoded, so that it can be passed to another process at little cost."""
 
     step: Step
     """The step that this batch is trained in, from 1."""
@@ -52,22 +51,18 @@ class Batch(Struct, frozen=True):
         return crc32c(self.encoded)
 
     def manifest(self) -> BatchManifest:
-        """Decode the manifest: the rows with their advantages, and the micro-batches of each rank.
-
-        A ref in it names a segment in the folder `payload`.
-        """
+        """Decode the manifest: the rows with their advantages, and the micro-batches of each rank. A ref
+        in it names a segment in the folder `payload`."""
         manifest = decode_manifest(self.encoded, f"of step {self.step}")
         if self.landed is None:
             return manifest
         landed = dict(zip(manifest.refs, self.landed, strict=True))
-        rows = [msgspec.structs.replace(row, ref=landed[row.ref]) for row in manifest.rows]
-        return msgspec.structs.replace(manifest, rows=tuple(rows))
+        rows = [replace(row, ref=landed[row.ref]) for row in manifest.rows]
+        return replace(manifest, rows=tuple(rows))
 
     def reader(self) -> SegmentReader:
-        """Return a reader of the payload. Its `row(row)` returns the columns of a row of the manifest.
-
-        Columns are views of mapped files. They are valid until the version of this batch is published.
-        """
+        """Return a reader of the payload. Its `row(row)` returns the columns of a row of the manifest:
+        views of mapped files, valid until the version of this batch is published."""
         return SegmentReader(Path(self.payload))
 
 
@@ -100,6 +95,5 @@ class Batches(Protocol):
 
     async def publish(self, published: Published) -> None:
         """Report that the weights of a step are complete in `published.path`, where the engine can read
-        them. Returns once the run has recorded the version; the payload of its batch may then be
-        removed."""
+        them. Once the run has recorded the version, the payload of its batch may be removed."""
         ...

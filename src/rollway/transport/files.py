@@ -37,9 +37,8 @@ class FileSender:
         await thread(write_whole, self._run.manifest(step), encoded)
 
     async def wait_for_version(self, version: PolicyVersion) -> Published:
-        path = self._run.weights_of(version) / STABLE
-        await wait_for_file(path)
-        return msgspec.json.decode(await thread(path.read_bytes), type=Published)
+        await wait_for_file(self._run.weights_of(version) / STABLE)
+        return await thread(read_published, self._run, version)
 
 
 class FileBatches:

@@ -12,12 +12,12 @@ was not answered, and drops what it gets twice. Numbers and texts from a trainer
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
-from ..errors import UNREADABLE, ProtocolError
+from ..errors import ProtocolError
 from ..records.engine import Published
 from ..records.ids import Label, Natural
+from ..wire.messages import MessageDecoder
 
 PROTOCOL = 1
 MAX_TRAINER_BYTES = 16 << 20
@@ -32,11 +32,8 @@ class TrainerHello(Struct, frozen=True, tag="hello"):
 
 
 class WantBatch(Struct, frozen=True, tag="want"):
-    """Send the batch of `step`, with its payload as frames or without.
-
-    `have` lists the blobs that arrived before a connection was lost. They are left out if the batch
-    still has this checksum.
-    """
+    """Send the batch of `step`, with its payload as frames or without. `have` lists the blobs that
+    arrived before a connection was lost; they are left out if the batch still has this checksum."""
 
     step: Natural
     frames: bool
@@ -97,26 +94,22 @@ class TrainerRefused(Struct, frozen=True, tag="refused"):
 FromTrainer = TrainerHello | WantBatch | BytesTaken | PublishVersion
 ToTrainer = TrainerWelcome | ShippedBatch | BlobHead | VersionNoted | TrainerRefused
 
-_from_trainer: msgspec.msgpack.Decoder[FromTrainer] = msgspec.msgpack.Decoder(FromTrainer)
-_to_trainer: msgspec.msgpack.Decoder[ToTrainer] = msgspec.msgpack.Decoder(ToTrainer)
-encode = msgspec.msgpack.encode
+_from_trainer = MessageDecoder[FromTrainer](FromTrainer)
+_to_trainer = MessageDecoder[ToTrainer](ToTrainer)
 
 
 def decode_from_trainer(frames: Sequence[bytes]) -> FromTrainer:
-    try:
-        (frame,) = frames
-        return _from_trainer.decode(frame)
-    except (ValueError, *UNREADABLE) as error:
-        raise ProtocolError(f"bad message of {len(frames)} frames: {ascii(str(error))[:200]}") from None
+    if len(frames) != 1:
+        raise ProtocolError(f"bad message of {len(frames)} frames")
+    return _from_trainer(frames[0])
 
 
 def decode_for_trainer(frames: Sequence[Any]) -> tuple[ToTrainer, Any]:
     """Decode a message received without a copy; return it with the raw frame behind it, or None."""
     try:
-        message = _to_trainer.decode(frames[0].buffer)
-    except UNREADABLE as error:
+        message = _to_trainer(frames[0].buffer)
+    except ProtocolError as error:
         raise ProtocolError(
-            f"the orchestrator sent a message that does not decode: {error}; install the same rollway "
-            "on both sides"
+            f"the orchestrator sent a {error}; install the same rollway on both sides"
         ) from None
     return message, frames[1] if len(frames) > 1 else None

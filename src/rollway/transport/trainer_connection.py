@@ -11,6 +11,7 @@ import zmq.asyncio
 from ..errors import ProtocolError
 from ..wire.handshake import Handshake
 from ..wire.keys import ClientKeys
+from ..wire.messages import encode
 from .messages import (
     FromTrainer,
     ToTrainer,
@@ -18,7 +19,6 @@ from .messages import (
     TrainerRefused,
     TrainerWelcome,
     decode_for_trainer,
-    encode,
 )
 
 RECONNECT_AFTER_S = 0.2
@@ -35,12 +35,9 @@ OnMessage = Callable[[ToTrainer, Any], Awaitable[None]]
 
 
 class TrainerConnection:
-    """Connects to the orchestrator's address, and connects again when a connection is lost.
-
-    Every connection has a new socket and begins with TrainerHello and TrainerWelcome. Messages on their
-    way when a connection is lost are lost, too. So the receiver of TrainerWelcome must send again what
-    was not answered.
-    """
+    """Connects to the orchestrator, and connects again when a connection is lost, and with it the
+    messages under way. Every connection has a new socket and begins with TrainerHello and
+    TrainerWelcome, whose receiver must send again what was not answered."""
 
     def __init__(
         self, context: zmq.asyncio.Context, address: str, keys: ClientKeys | None, patience_s: float

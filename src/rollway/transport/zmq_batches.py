@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import zmq.asyncio
 from crc32c import crc32c
+from msgspec.structs import replace
 
 from ..errors import ConfigError, ProtocolError
 from ..loop.lanes.lanes import thread
@@ -53,7 +54,6 @@ class IncomingBatch:
 
     @property
     def arrived(self) -> tuple[int, ...]:
-        """The indices of the blobs that are written."""
         return tuple(self._landed)
 
     @property
@@ -66,7 +66,6 @@ class IncomingBatch:
             self._landed[index] = await self._writer.append_frame(frame)
 
     def finish(self) -> Batch:
-        """Return the batch, ready to be trained."""
         landed = None
         if self._writer is not None:
             self._writer.close()
@@ -75,12 +74,10 @@ class IncomingBatch:
 
 
 class ZmqBatches:
-    """Batches in order. While one is trained the next one is received, and no more than that.
-
-    After a lost connection the transfer of a batch continues where it was, and publications that were
-    not acknowledged are sent again. With `landing`, payload comes as frames, and stays in that folder
-    until its version is published.
-    """
+    """Batches in order. While one is trained the next one is received, and no more than that. After a
+    lost connection the transfer of a batch continues where it was, and publications that were not
+    acknowledged are sent again. With `landing`, payload comes as frames, and stays in that folder until
+    its version is published."""
 
     def __init__(self, connection: TrainerConnection, landing: Path | None, first: Step | None) -> None:
         self._connection = connection
@@ -124,7 +121,8 @@ class ZmqBatches:
         finally:
             del self._unacknowledged[version]
         del self._checksums[version]
-        await remove_payload(self._landing, version)
+        if (folder := self._folder_of(version)) is not None:
+            await thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def close(self) -> None:
         self._receiving.cancel()
@@ -175,17 +173,22 @@ class ZmqBatches:
         step = self._next_step
         if not self._ready.empty() or step > self._welcome.result().last_step:
             return
-        has_frames, incoming = self._landing is not None, self._incoming
-        if incoming is None:
-            await self._connection.send(WantBatch(step, has_frames))
-        else:
-            await self._connection.send(WantBatch(step, has_frames, incoming.arrived, incoming.checksum))
+        want, incoming = WantBatch(step, frames=self._landing is not None), self._incoming
+        if incoming is not None:
+            want = replace(want, have=incoming.arrived, checksum=incoming.checksum)
+        await self._connection.send(want)
 
     async def _on_shipped(self, shipped: ShippedBatch) -> None:
         """Begin to receive a batch, or continue with the one that is on its way."""
-        payload = self._welcome.result().payload
-        self._incoming = await open_incoming(shipped, payload, self._landing, self._incoming)
+        if self._incoming is None or self._incoming.checksum != crc32c(shipped.manifest):
+            folder = self._folder_of(shipped.step)
+            if folder is not None:
+                await thread(_make_empty, folder)
+            self._incoming = IncomingBatch(shipped, self._welcome.result().payload, folder)
         self._finish_incoming()
+
+    def _folder_of(self, step: int) -> Path | None:
+        return None if self._landing is None else self._landing / f"{PREFIX}{step}"
 
     def _finish_incoming(self) -> None:
         if self._incoming is not None and self._incoming.is_complete:
@@ -200,7 +203,7 @@ async def connect(
 ) -> AsyncIterator[ZmqBatches]:
     """Open the batches of the run whose orchestrator listens at `address`, once it has answered."""
     if landing is not None:
-        await thread(remove_leftovers, landing)
+        await thread(_remove_leftovers, landing)
     with zmq.asyncio.Context() as context:
         connection = TrainerConnection(context, address, keys, patience_s)
         batches = ZmqBatches(connection, landing, first)
@@ -216,34 +219,10 @@ async def connect(
             await batches.close()
 
 
-async def open_incoming(
-    shipped: ShippedBatch, payload: str, landing: Path | None, current: IncomingBatch | None
-) -> IncomingBatch:
-    """Return the incoming batch for a manifest: `current` if it is the same batch, so that the transfer
-    continues, else a new one with a new folder in `landing`."""
-    if current is not None and current.checksum == crc32c(shipped.manifest):
-        return current
-    if landing is None:
-        return IncomingBatch(shipped, payload, None)
-    folder = _folder_of(landing, shipped.step)
-    await thread(_make_empty, folder)
-    return IncomingBatch(shipped, payload, folder)
-
-
-async def remove_payload(landing: Path | None, step: int) -> None:
-    """Remove the payload of a batch that is trained."""
-    if landing is not None:
-        await thread(shutil.rmtree, _folder_of(landing, step), ignore_errors=True)
-
-
-def remove_leftovers(landing: Path) -> None:
-    """Remove the payload that a killed trainer left. Blocks."""
+def _remove_leftovers(landing: Path) -> None:
+    """Remove the payload that a killed trainer left."""
     for folder in landing.glob(f"{PREFIX}*"):
         shutil.rmtree(folder)
-
-
-def _folder_of(landing: Path, step: int) -> Path:
-    return landing / f"{PREFIX}{step}"
 
 
 def _make_empty(folder: Path) -> None:

@@ -19,6 +19,7 @@ from ..records.engine import Published
 from ..records.ids import PolicyVersion, Step
 from ..records.payload import PayloadRef
 from ..rundir.rundir import RunDir
+from ..wire.messages import encode
 from ..wire.port import BoundPort, send_to
 from .files import FileSender, record_published
 from .messages import (
@@ -35,7 +36,6 @@ from .messages import (
     VersionNoted,
     WantBatch,
     decode_from_trainer,
-    encode,
 )
 
 T = TypeVar("T")
@@ -68,12 +68,9 @@ class _TrainerSession:
 
 
 class ZmqSender:
-    """Serves one trainer at a time: the last one that sent TrainerHello.
-
-    Batches and published versions are in the run directory before the other side hears of them, so that
-    neither is lost with this process. The sender keeps as many batches as the core ships ahead of the
-    trainer, and has as many bytes of payload on their way as the window holds.
-    """
+    """Serves one trainer at a time: the last one that sent TrainerHello. Batches and published versions
+    are in the run directory before the other side hears of them, so that neither is lost with this
+    process. At most a window of payload is on its way."""
 
     def __init__(self, run: RunDir, port: BoundPort, window_bytes: int, first: Step, last: int) -> None:
         self.address = port.address
@@ -101,7 +98,6 @@ class ZmqSender:
         return published
 
     async def serve(self) -> None:
-        """Receive messages and answer them until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for guard in self._port.guards:
                 tasks.create_task(guard())

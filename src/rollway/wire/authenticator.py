@@ -1,13 +1,12 @@
 """Accepts or refuses every connection to a server with keys, before any message is read."""
 
 import logging
+from collections.abc import Iterable
 
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 from zmq.utils.z85 import decode
-
-from .keys import ServerKeys
 
 log = logging.getLogger(__name__)
 
@@ -21,28 +20,15 @@ REFUSALS = (
 )
 
 
-class Authenticator:
-    """Accepts clients that prove to hold an accepted key. Create it before the server's socket binds."""
-
-    def __init__(self, context: zmq.asyncio.Context, keys: ServerKeys) -> None:
-        self._accepted = frozenset(decode(key) for key in keys.clients)
-        self._requests = context.socket(zmq.REP)
-        self._requests.setsockopt(zmq.LINGER, 0)
-        self._requests.bind(ZAP_ADDRESS)
-
-    async def serve(self) -> None:
-        """Answer until cancelled. ZeroMQ itself asks, so its requests are well formed."""
-        while True:
-            _, request, _, _, _, mechanism, *credentials = await self._requests.recv_multipart()
-            ok = mechanism == b"CURVE" and credentials[0] in self._accepted
-            status, text = (b"200", b"") if ok else (b"400", b"this key is not accepted")
-            await self._requests.send_multipart([PROTOCOL_VERSION, request, status, text, b"", b""])
-
-    def __enter__(self) -> "Authenticator":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._requests.close()
+async def authenticate(requests: zmq.asyncio.Socket, keys: Iterable[bytes]) -> None:
+    """Accept clients that prove to hold one of these keys. `requests` is a socket at ZAP_ADDRESS, bound
+    before the server's. ZeroMQ itself asks there, so its requests are well formed."""
+    accepted = frozenset(decode(key) for key in keys)
+    while True:
+        _, request, _, _, _, mechanism, *credentials = await requests.recv_multipart()
+        ok = mechanism == b"CURVE" and credentials[0] in accepted
+        status, text = (b"200", b"") if ok else (b"400", b"this key is not accepted")
+        await requests.send_multipart([PROTOCOL_VERSION, request, status, text, b"", b""])
 
 
 async def count_refused(monitor: zmq.asyncio.Socket) -> None:

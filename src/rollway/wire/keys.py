@@ -39,7 +39,7 @@ class ServerKeys(Struct, frozen=True):
         return zmq.curve_public(self.secret)
 
     def secure(self, wire: zmq.asyncio.Socket) -> None:
-        """Make a socket accept these clients only. Call it before `bind`. Needs an `Authenticator`."""
+        """Make a socket accept these clients only. Call it before `bind`. Needs `authenticate`."""
         wire.setsockopt(zmq.CURVE_SERVER, 1)
         wire.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
 
@@ -90,25 +90,23 @@ def make_keys(folder: Path) -> tuple[Path, Path]:
 
 
 def read_server_keys(folder: Path) -> ServerKeys:
-    """Read a server's keys. Raise KeysError with what is missing."""
     secret = _secret(folder, SERVER)
     clients = frozenset(_read(path) for path in sorted((folder / CLIENTS).glob(f"*{PUBLIC}")))
     if not clients:
         raise KeysError(
             f"{folder / CLIENTS} holds no *{PUBLIC}, so no client could connect; "
-            f"{_did_you_mean(folder, SERVER) or HOW_TO_MAKE}"
+            f"{_advice(folder, SERVER)}"
         )
     return ServerKeys(secret, clients)
 
 
 def read_client_keys(folder: Path) -> ClientKeys:
-    """Read a client's keys. Raise KeysError with what is missing."""
     secret = _secret(folder, CLIENT)
     path = folder / SERVER_KEY
     if not path.exists():
         raise KeysError(
             f"{folder} holds no {SERVER_KEY}, the key of the server to speak to; "
-            f"{_did_you_mean(folder, CLIENT) or HOW_TO_MAKE}"
+            f"{_advice(folder, CLIENT)}"
         )
     return ClientKeys(secret, _read(path))
 
@@ -130,19 +128,19 @@ def read_public_keys(folder: Path) -> dict[str, str]:
 def _secret(folder: Path, role: str) -> bytes:
     path = folder / SECRET
     if not path.exists():
-        raise KeysError(f"{folder} holds no {SECRET}; {_did_you_mean(folder, role) or HOW_TO_MAKE}")
+        raise KeysError(f"{folder} holds no {SECRET}; {_advice(folder, role)}")
     key = _read(path)
     if path.stat().st_mode & 0o077:
         raise KeysError(f"{path} can be read by others: run 'chmod 600 {path}', or make new keys")
     return key
 
 
-def _did_you_mean(folder: Path, role: str) -> str:
-    """Return a hint if the user named the folder above, or the folder of the other side."""
+def _advice(folder: Path, role: str) -> str:
+    """Name the right folder if the user named the one above it, or that of the other side."""
     for place in (folder / role, folder.parent / role):
         if role and place != folder and (place / SECRET).exists():
             return f"did you mean {place}?"
-    return ""
+    return HOW_TO_MAKE
 
 
 def _read(path: Path) -> bytes:

@@ -8,7 +8,7 @@ it, and the same holds for workers.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -201,29 +201,31 @@ ToRouter = FromClient | FromWorker
 ToWorker = Run | RunGroup | Cancel | Drain | NextTasks | NewPolicy | FrameTaken
 ToClient = Welcome | Refused | Tasks | Settled | WorkerProgress | ServerStats | WorkerLost
 
-_encoder = msgspec.msgpack.Encoder()
-_from_client: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(
-    Hello | NextTasks | _PassedRun | _PassedGroup | Cancel | Ping | NewPolicy | FrameTaken
-)
-_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
-_heads: msgspec.msgpack.Decoder[_RunHead | _GroupHead] = msgspec.msgpack.Decoder(_RunHead | _GroupHead)
-_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
-_to_client: msgspec.msgpack.Decoder[ToClient] = msgspec.msgpack.Decoder(ToClient)
-
-
-def encode(message: Struct) -> bytes:
-    return _encoder.encode(message)
-
-
 M = TypeVar("M")
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[M], frame: bytes | memoryview) -> M:
-    try:
-        return decoder.decode(frame)
-    except UNREADABLE as error:
-        why = ascii(str(error))[1:-1][:MAX_REASON]
-        raise ProtocolError(f"bad frame of {len(frame)} bytes: {why}") from None
+class MessageDecoder(Generic[M]):
+    """Decodes the messages of a union. Raises ProtocolError for a frame that holds none of them."""
+
+    def __init__(self, union: Any) -> None:
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(union)
+
+    def __call__(self, frame: bytes | memoryview) -> M:
+        try:
+            return self._decoder.decode(frame)
+        except UNREADABLE as error:
+            why = ascii(str(error))[1:-1][:MAX_REASON]
+            raise ProtocolError(f"bad frame of {len(frame)} bytes: {why}") from None
+
+
+encode = msgspec.msgpack.Encoder().encode
+from_client = MessageDecoder[FromClient](
+    Hello | NextTasks | _PassedRun | _PassedGroup | Cancel | Ping | NewPolicy | FrameTaken
+)
+from_worker = MessageDecoder[FromWorker](FromWorker)
+for_worker = MessageDecoder[ToWorker](ToWorker)
+for_client = MessageDecoder[ToClient](ToClient)
+_heads = MessageDecoder[_RunHead | _GroupHead](_RunHead | _GroupHead)
 
 
 def split_frames(frames: Sequence[Any], decode: Callable[[memoryview], M]) -> tuple[M, Any]:
@@ -240,31 +242,12 @@ def split_frames(frames: Sequence[Any], decode: Callable[[memoryview], M]) -> tu
     raise ProtocolError(f"a message of {len(frames)} frames; it has a header and at most one more")
 
 
-def from_client(frame: bytes | memoryview) -> FromClient:
-    return _decode(_from_client, frame)
-
-
-def from_worker(frame: bytes | memoryview) -> FromWorker:
-    return _decode(_from_worker, frame)
-
-
-def for_worker(frame: bytes | memoryview) -> ToWorker:
-    return _decode(_to_worker, frame)
-
-
 def unread_runs(frame: bytes | memoryview) -> list[tuple[RolloutId, int]]:
     """Return id and attempt of the rollouts in a frame that `for_worker` could not read. The router
     passes tasks on without reading them, and every rollout must settle."""
     try:
-        head = _decode(_heads, frame)
+        head = _heads(frame)
     except ProtocolError:
         return []
-    match head:
-        case _GroupHead(runs=runs):
-            return [(run.rollout_id, run.attempt) for run in runs]
-        case run:
-            return [(run.rollout_id, run.attempt)]
-
-
-def for_client(frame: bytes | memoryview) -> ToClient:
-    return _decode(_to_client, frame)
+    runs = head.runs if isinstance(head, _GroupHead) else (head,)
+    return [(run.rollout_id, run.attempt) for run in runs]

@@ -29,7 +29,6 @@ class AsyncPipe:
 
     @property
     def is_congested(self) -> bool:
-        """Return whether the other side does not keep up."""
         return self._writer.transport.get_write_buffer_size() > CONGESTED_BYTES
 
     async def send(self, frame: Buffer) -> None:

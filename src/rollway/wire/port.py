@@ -15,7 +15,7 @@ import zmq.asyncio
 from msgspec import Struct
 
 from ..errors import PortError
-from .authenticator import REFUSALS, Authenticator, count_refused
+from .authenticator import REFUSALS, ZAP_ADDRESS, authenticate, count_refused
 from .keys import read_server_keys
 
 Guard = Callable[[], Coroutine[Any, Any, None]]
@@ -60,11 +60,16 @@ def open_port(
     guards: tuple[Guard, ...] = ()
     if keys:
         server_keys = read_server_keys(Path(keys))
-        authenticator = stack.enter_context(Authenticator(context, server_keys))
+        requests = stack.enter_context(context.socket(zmq.REP))
+        requests.setsockopt(zmq.LINGER, 0)
+        requests.bind(ZAP_ADDRESS)
         server_keys.secure(wire)
         monitor = stack.enter_context(wire.get_monitor_socket(REFUSALS))
         stack.callback(wire.disable_monitor)
-        guards = (authenticator.serve, lambda: count_refused(monitor))
+        guards = (
+            lambda: authenticate(requests, server_keys.clients),
+            lambda: count_refused(monitor),
+        )
     try:
         wire.bind(bind)
     except zmq.ZMQError as error:
@@ -86,7 +91,7 @@ async def send_to(wire: zmq.asyncio.Socket, peer: bytes, message: bytes, frame: 
 
 
 PREFIX = "rollway-ipc-"
-SHORT_FOLDER = "/tmp"
+SHORT_FOLDER = Path("/tmp")
 """Used if the temporary folder's path is too long: a unix socket's path has about 100 bytes."""
 NEW_S = 10.0
 """A socket this new is never removed, because it has a name for a moment before anything listens."""
@@ -94,15 +99,13 @@ NEW_S = 10.0
 
 @contextmanager
 def private_address(name: str) -> Iterator[str]:
-    """Yield the address of a unix socket in a new folder that only this user may enter.
-
-    Both are removed at the end, and so are those that killed processes left behind.
-    """
-    longest = Path(tempfile.gettempdir()) / f"{PREFIX}{8 * 'x'}" / name
-    parent = (
-        SHORT_FOLDER if len(os.fsencode(longest)) > zmq.IPC_PATH_MAX_LEN else str(longest.parent.parent)
-    )
-    for path in Path(parent).glob(f"{PREFIX}*/{name}"):
+    """Yield the address of a unix socket in a new folder that only this user may enter. Both are removed
+    at the end, and so are those that killed processes left behind."""
+    parent = Path(tempfile.gettempdir())
+    longest = parent / f"{PREFIX}{8 * 'x'}" / name
+    if len(os.fsencode(longest)) > zmq.IPC_PATH_MAX_LEN:
+        parent = SHORT_FOLDER
+    for path in parent.glob(f"{PREFIX}*/{name}"):
         if _is_left_behind(path):
             shutil.rmtree(path.parent, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent, ignore_cleanup_errors=True) as folder:

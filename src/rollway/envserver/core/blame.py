@@ -24,11 +24,9 @@ def is_marked(open_run: OpenRun, loss: Loss) -> bool:
     mark = loss.mark
     if mark is None or mark.serial != open_run.run.serial:
         return False
-    match loss:
-        case WorkerSilent(was_stopped=was_stopped, silent_s=silent_s):
-            return not was_stopped and mark.held_s >= HELD_SHARE * silent_s
-        case _:
-            return True
+    if isinstance(loss, WorkerSilent):
+        return not loss.was_stopped and mark.held_s >= HELD_SHARE * loss.silent_s
+    return True
 
 
 def verdict(open_run: OpenRun, loss: Loss) -> Failed | None:

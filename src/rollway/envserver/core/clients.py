@@ -44,7 +44,6 @@ class Clients:
         return client in self._here
 
     def away(self, client: bytes) -> None:
-        """Note that a client's lease has run out."""
         if client not in self._here:
             return
         self._here.discard(client)
@@ -58,11 +57,9 @@ class Clients:
         self._leases.tick(now_s)
 
     def silent(self) -> list[bytes]:
-        """Return the clients whose lease has run out."""
         return sorted(self._leases.silent(self._lease_s))
 
     def listening(self) -> list[bytes]:
-        """Return the clients that would read news now."""
         return sorted(set(self._leases.heard_within(LISTENING_S)) - self._unreachable)
 
 

@@ -1,16 +1,13 @@
-"""Gives rollouts to workers, and answers each rollout exactly once. Pure.
+"""Gives rollouts to workers. Each is answered exactly once: by its worker, or from here. Pure."""
 
-The answer comes from the worker that finished the rollout, or from here.
-"""
-
+from collections import Counter
 from collections.abc import Iterable
 
-import msgspec
-from msgspec import Struct
+from msgspec.structs import replace
 
 from ...records.ids import RolloutId, WorkerName
 from ...records.rollout import Cancelled, Failed, Settled
-from ...wire.messages import Cancel, FrameTaken, RolloutProgress, Run, RunGroup
+from ...wire.messages import Cancel, FrameTaken, RolloutProgress, Run, RunGroup, WorkerLost
 from .blame import Loss, verdict
 from .events import LogNote, RouterCommand, SendToClient, SendToWorker, WorkerMessage
 from .open_runs import OpenRun, OpenRuns
@@ -18,14 +15,6 @@ from .run_queue import RunQueue
 from .worker_pool import WorkerPool
 
 ENDING = Cancelled("the env server is ending")
-
-
-class LossResult(Struct, frozen=True):
-    """What became of a lost worker's rollouts."""
-
-    commands: list[RouterCommand]
-    num_moved: int
-    num_failed: int
 
 
 class RouterDispatch:
@@ -64,8 +53,7 @@ class RouterDispatch:
         return self.assign()
 
     def assign(self) -> list[RouterCommand]:
-        """Give waiting runs to the workers with the most room. None overtakes a group that waits for
-        room."""
+        """Give waiting runs to the workers with the most room. None overtakes a group that waits."""
         commands: list[RouterCommand] = []
         while size := self.waiting.next_size():
             worker = self._pool.freest(size)
@@ -80,8 +68,7 @@ class RouterDispatch:
         return commands
 
     def cancel(self, client: bytes, rollout_id: RolloutId, reason: str) -> list[RouterCommand]:
-        """Cancel a rollout. One that waits ends here; one that runs ends when its worker says so, or is
-        lost."""
+        """Cancel a rollout: at once if it waits, else when its worker says so, or is lost."""
         open_run = self.open_runs.find(client, rollout_id)
         if open_run is None:
             return []
@@ -102,8 +89,7 @@ class RouterDispatch:
         return commands + self.assign()
 
     def settle(self, event: WorkerMessage, settled: Settled) -> list[RouterCommand]:
-        """Pass an end on to its client, once. The end of a lost attempt, or for a client that left, is
-        dropped."""
+        """Pass an end on to its client, once. Drop that of a lost attempt, or for a client that left."""
         worker, size, key = event.worker, event.num_bytes, settled.rollout_id
         was_running = self._pool.give_back(worker, key)
         open_run = self.open_runs.get(key)
@@ -116,22 +102,24 @@ class RouterDispatch:
             return dropped + self.assign()
         self._frames.sent(open_run.client, worker, size)
         self.open_runs.remove(open_run)
-        answer = msgspec.structs.replace(settled, rollout_id=open_run.rollout_id)
+        answer = replace(settled, rollout_id=open_run.rollout_id)
         return [SendToClient(open_run.client, answer, event.frame), *self.assign()]
 
     def frame_taken(self, client: bytes, worker: WorkerName, num_bytes: int) -> list[RouterCommand]:
         taken = self._frames.taken(client, worker, num_bytes)
         return [SendToWorker(worker, FrameTaken(worker, taken))] if taken else []
 
-    def lose_worker(self, keys: Iterable[RolloutId], loss: Loss) -> LossResult:
+    def lose_worker(
+        self, keys: Iterable[RolloutId], loss: Loss
+    ) -> tuple[list[RouterCommand], WorkerLost]:
         """Move a lost worker's rollouts to others, members of a group together. A rollout that is to
         blame, or has lost too many workers, fails."""
         self._frames.forget(loss.worker)
         commands: list[RouterCommand] = []
         units: dict[tuple[bytes, int], list[RolloutId]] = {}
         num_failed = 0
-        still_open = [open_run for key in keys if (open_run := self.open_runs.get(key)) is not None]
-        for open_run in sorted(still_open, key=lambda open_run: open_run.run.serial):
+        still_open = [run for key in keys if (run := self.open_runs.get(key)) is not None]
+        for open_run in sorted(still_open, key=lambda lost: lost.run.serial):
             end = self._end_after_loss(open_run, loss)
             if end is None:
                 open_run.unassign()
@@ -139,12 +127,14 @@ class RouterDispatch:
                 continue
             if isinstance(end, Failed):
                 num_failed += 1
-                commands.append(_note_failure(open_run, end))
+                # No worker will log this failure.
+                place = f"{end.boundary}, attempt {open_run.run.attempt}"
+                commands.append(LogNote(f"{open_run.key} failed ({place}): {end.error}"))
             commands.append(self._end(open_run, end))
         for (client, _), unit in reversed(units.items()):
             self.waiting.add(client, unit, first=True)
         num_moved = sum(len(unit) for unit in units.values())
-        return LossResult(commands + self.assign(), num_moved, num_failed)
+        return commands + self.assign(), WorkerLost(loss.worker, num_moved, num_failed)
 
     def progress(
         self, worker: WorkerName, rollouts: Iterable[RolloutProgress]
@@ -154,7 +144,7 @@ class RouterDispatch:
         for rollout in rollouts:
             open_run = self.open_runs.get(rollout.rollout_id)
             if open_run is not None and open_run.worker == worker:
-                renamed = msgspec.structs.replace(rollout, rollout_id=open_run.rollout_id)
+                renamed = replace(rollout, rollout_id=open_run.rollout_id)
                 by_client.setdefault(open_run.client, []).append(renamed)
         return by_client
 
@@ -164,7 +154,6 @@ class RouterDispatch:
         return [self._end(run, ENDING) for run in self.open_runs.all() if run.worker is None]
 
     def end(self) -> list[RouterCommand]:
-        """End everything that is still open."""
         return [self._end(open_run, ENDING) for open_run in self.open_runs.all()]
 
     def _end_after_loss(self, open_run: OpenRun, loss: Loss) -> Cancelled | Failed | None:
@@ -179,22 +168,15 @@ class RouterDispatch:
         return SendToClient(open_run.client, open_run.settled(outcome))
 
 
-def _note_failure(open_run: OpenRun, failed: Failed) -> RouterCommand:
-    """Log a failure here, because no worker will."""
-    return LogNote(
-        f"{open_run.key} failed ({failed.boundary}, attempt {open_run.run.attempt}): {failed.error}"
-    )
-
-
 class FramesInTransit:
     """Bytes of raw frames that were sent and not yet taken, by client and worker."""
 
     def __init__(self) -> None:
-        self._bytes: dict[tuple[bytes, WorkerName], int] = {}
+        self._bytes: Counter[tuple[bytes, WorkerName]] = Counter()
 
     def sent(self, client: bytes, worker: WorkerName, num_bytes: int) -> None:
         if num_bytes:
-            self._bytes[client, worker] = self._bytes.get((client, worker), 0) + num_bytes
+            self._bytes[client, worker] += num_bytes
 
     def taken(self, client: bytes, worker: WorkerName, num_bytes: int) -> int:
         """Return how many of the bytes that a client says it took had been sent to it."""
@@ -209,6 +191,5 @@ class FramesInTransit:
         return [(key[1], self._bytes.pop(key)) for key in keys]
 
     def forget(self, worker: WorkerName) -> None:
-        """Forget the frames of a worker that is gone."""
         for key in [key for key in self._bytes if key[1] == worker]:
             del self._bytes[key]

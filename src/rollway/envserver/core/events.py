@@ -39,13 +39,10 @@ class WorkerMessage(Struct, frozen=True):
     message: ToRouter
     frame: Frame = None
     num_bytes: int = 0
-    """The size of the frame."""
     now_s: float = 0.0
 
 
 class RouterStats(Struct, frozen=True):
-    """The router's own statistics."""
-
     stats: ProcessStats
 
 
@@ -123,8 +120,6 @@ class RetireWorker(Struct, frozen=True):
 
 
 class LogNote(Struct, frozen=True):
-    """Write a line to the server's log."""
-
     text: str
 
 

@@ -33,7 +33,6 @@ class Leases(Generic[Holder]):
         return self._now_s - self._heard_s[holder]
 
     def silent(self, limit_s: float) -> list[Holder]:
-        """Return the holders that were silent for longer than the limit."""
         return [holder for holder in self._heard_s if self.silence_s(holder) > limit_s]
 
     def heard_within(self, limit_s: float) -> list[Holder]:

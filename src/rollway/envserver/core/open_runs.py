@@ -1,7 +1,7 @@
 """Rollouts that clients have sent and the server has not answered yet. Pure."""
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ...records.ids import RolloutId, WorkerName
 from ...records.rollout import Outcome, Settled
@@ -43,11 +43,11 @@ class OpenRun(Struct):
     def assign(self, worker: WorkerName, now_s: float) -> Run:
         """Note that the rollout runs in this worker from now on. Return the run to send there."""
         self.worker = worker
-        return msgspec.structs.replace(self.run, queued_s=now_s - self.since_s)
+        return replace(self.run, queued_s=now_s - self.since_s)
 
     def unassign(self) -> None:
         """Note that the rollout's worker is lost. Another worker will make the next attempt."""
-        self.run = msgspec.structs.replace(self.run, attempt=self.run.attempt + 1)
+        self.run = replace(self.run, attempt=self.run.attempt + 1)
         self.worker = None
 
 
@@ -73,7 +73,7 @@ class OpenRuns:
                 continue
             self._last_serial = serial = self._last_serial + 1
             key = RolloutId(f"{run.rollout_id}#{serial}")  # readable in logs, unique in the server
-            keyed = msgspec.structs.replace(run, rollout_id=key, serial=serial)
+            keyed = replace(run, rollout_id=key, serial=serial)
             keys[run.rollout_id] = key
             self._runs[key] = OpenRun(client, run.rollout_id, keyed, unit, now_s)
             added.append(self._runs[key])

@@ -29,7 +29,6 @@ from ...wire.messages import (
     ToClient,
     ToRouter,
     Welcome,
-    WorkerLost,
     WorkerProgress,
 )
 from .blame import Loss
@@ -91,7 +90,6 @@ class Routing:
 
     @property
     def num_open(self) -> int:
-        """Rollouts that are not answered yet."""
         return len(self._dispatch.open_runs)
 
     @property
@@ -101,7 +99,6 @@ class Routing:
 
     @property
     def num_late(self) -> int:
-        """Ends that came after their attempt was given up."""
         return self._dispatch.num_late
 
     def on_event(self, event: RouterEvent) -> list[RouterCommand]:
@@ -142,13 +139,8 @@ class Routing:
                 return self._welcome()
             case FrameTaken(worker=worker, num_bytes=num_bytes):
                 return self._dispatch.frame_taken(client, worker, num_bytes)
-            case _ if self._clients.heard(client):
-                return self._from_known(client, message)
-        self._num_unexpected += 1
-        return []
-
-    def _from_known(self, client: bytes, message: ToRouter) -> list[RouterCommand]:
-        match message:
+            case _ if not self._clients.heard(client):
+                pass  # a stranger
             case Ping():
                 return []
             case NextTasks(start=start, split=split) as request:
@@ -224,11 +216,11 @@ class Routing:
         if lost is None:
             return []
         self._leases.end(loss.worker)
-        result = self._dispatch.lose_worker(lost.running, loss)
-        commands = result.commands + self._request_tasks()
+        commands, news = self._dispatch.lose_worker(lost.running, loss)
+        commands += self._request_tasks()
         if lost.is_draining and not lost.running:
             return commands  # the router had drained it
-        return commands + self._send_news(WorkerLost(loss.worker, result.num_moved, result.num_failed))
+        return commands + self._send_news(news)
 
     def _tick(self, now_s: float) -> list[RouterCommand]:
         self._dispatch.at(now_s)

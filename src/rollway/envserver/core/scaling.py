@@ -11,8 +11,6 @@ PRESSED_S = 3.0
 
 
 class WorkerLoad(Struct, frozen=True):
-    """How busy the workers are at one moment."""
-
     num_waiting: int
     is_full: bool
     """No worker has room for what waits next."""
@@ -20,7 +18,6 @@ class WorkerLoad(Struct, frozen=True):
     credits: int
     """Rollouts that a worker runs at a time."""
     idle: tuple[WorkerName, ...] = ()
-    """Workers that run nothing."""
 
 
 class Scaling:
@@ -51,8 +48,7 @@ class Scaling:
         return count
 
     def to_retire(self, now_s: float, load: WorkerLoad) -> list[WorkerName]:
-        """Return the idle workers to retire now, the last names first. The first worker walks through
-        the tasks, so it stays."""
+        """Return the idle workers to retire now. The first name walks through the tasks and stays."""
         since_s = {name: self._idle_since_s.get(name, now_s) for name in load.idle}
         self._idle_since_s = since_s
         if load.num_waiting:

@@ -15,8 +15,6 @@ BIG_BYTES, BIG_TIMES = 512 << 20, 2.0
 
 
 class PooledWorker(Struct):
-    """One worker: its credits, what it runs, and its last statistics."""
-
     credits: int
     running: set[RolloutId]
     lag_s: float = 0.0
@@ -41,8 +39,6 @@ class PooledWorker(Struct):
 
 
 class WorkerPool:
-    """Workers by name."""
-
     def __init__(self) -> None:
         self._workers: dict[WorkerName, PooledWorker] = {}
 
@@ -83,7 +79,6 @@ class WorkerPool:
 
     @property
     def open(self) -> dict[WorkerName, PooledWorker]:
-        """The workers that take more rollouts."""
         return {name: worker for name, worker in self._workers.items() if worker.takes_more}
 
     def freest(self, size: int) -> WorkerName | None:

@@ -15,7 +15,7 @@ import zmq.asyncio
 from ...config.address import check_bind
 from ...config.specs import RouterSpec
 from ...errors import ProtocolError
-from ...loop.coroutines import FairLoop
+from ...loop.coroutines import FairLoop, run_until_first
 from ...loop.processes.part import Parent, run_part, unchanged
 from ...loop.watch.rarely import Rarely
 from ...records.ids import WorkerName
@@ -78,10 +78,6 @@ class Router:
         """All commands of one event are performed before the core sees the next event."""
         self._fair = FairLoop()
 
-    @property
-    def num_open(self) -> int:
-        return self._core.num_open
-
     async def on(self, event: RouterEvent) -> None:
         async with self._lock:
             await self._handle(event)
@@ -143,7 +139,7 @@ class Router:
 
     async def drain(self, limit_s: float) -> None:
         """Take no more rollouts, let running ones finish, and cancel those that take too long."""
-        log.info("ending: %d rollouts may take up to %g s more", self.num_open, limit_s)
+        log.info("ending: %d rollouts may take up to %g s more", self._core.num_open, limit_s)
         self._supervisor.close_all()
         await self.on(StopServer())
         with suppress(TimeoutError):
@@ -199,7 +195,7 @@ async def router(part: RouterSpec, parent: Parent) -> None:
         listener = parent if part.reports_to_parent else None
         core = Routing(part.env.id, part.env.local, part.limits)
         serving = Router(core, clients.wire, workers.wire, supervisor, listener)
-        parent.in_flight, parent.on_stats = lambda: serving.num_open, serving.send_stats
+        parent.in_flight, parent.on_stats = lambda: core.num_open, serving.send_stats
         async with asyncio.TaskGroup() as tasks:
             jobs = [
                 serving.serve_clients(),
@@ -222,18 +218,12 @@ async def _serve_until_end(
     serving: Router, parent: Parent, signals: "asyncio.Queue[None]", drain_s: float
 ) -> None:
     """Wait for a signal, then let rollouts finish. A second signal or the parent's end cuts it short."""
-    async with asyncio.TaskGroup() as tasks:
-        gone = tasks.create_task(parent.wait_until_gone())
-        signalled = tasks.create_task(signals.get())
-        await asyncio.wait([gone, signalled], return_when=asyncio.FIRST_COMPLETED)
-        if not gone.done():
-            draining = tasks.create_task(serving.drain(drain_s))
-            signalled_again = tasks.create_task(signals.get())
-            await asyncio.wait([gone, draining, signalled_again], return_when=asyncio.FIRST_COMPLETED)
-            draining.cancel()
-            signalled_again.cancel()
-        gone.cancel()
-        signalled.cancel()
+
+    async def drain_after_signal() -> None:
+        await signals.get()
+        await run_until_first(serving.drain(drain_s), signals.get())
+
+    await run_until_first(parent.wait_until_gone(), drain_after_signal())
 
 
 def main(name: str, sock: socket.socket) -> None:

@@ -8,8 +8,6 @@ from collections import Counter, deque
 from contextlib import suppress
 from pathlib import Path
 
-from msgspec import Struct
-
 from ...config.plan import env_name
 from ...config.specs import RouterSpec, WorkerSpec
 from ...errors import PartDied
@@ -33,11 +31,6 @@ HEALTHY_S = 30.0
 
 class NeverReady(PartDied):
     """A worker ended before it could run anything, and was not killed: it cannot start."""
-
-
-class _RunningWorker(Struct, frozen=True):
-    part: Part
-    board: RunningCodePage
 
 
 class _Place:
@@ -69,7 +62,7 @@ class Supervisor:
         self._places: dict[int, _Place] = {}
         self._num_started: Counter[int] = Counter()
         """Workers by the number of their place. A place that is opened again continues to count."""
-        self._running: dict[WorkerName, _RunningWorker] = {}
+        self._running: dict[WorkerName, tuple[Part, RunningCodePage]] = {}
         self._to_open: asyncio.Queue[int] = asyncio.Queue()
         self.deaths: asyncio.Queue[WorkerDied] = asyncio.Queue()
 
@@ -96,13 +89,11 @@ class Supervisor:
 
     def kill(self, worker: WorkerName, silent_s: float) -> WorkerSilent:
         """Kill a worker that is silent. Return what could be seen of it before."""
-        running = self._running.get(worker)
-        if running is None:
+        if worker not in self._running:
             return WorkerSilent(worker, silent_s)
-        seen = WorkerSilent(
-            worker, silent_s, _is_stopped(running.part.pid), _running_code(running.board)
-        )
-        running.part.kill()
+        part, board = self._running[worker]
+        seen = WorkerSilent(worker, silent_s, _is_stopped(part.pid), _running_code(board))
+        part.kill()
         return seen
 
     async def _keep_alive(self, number: int) -> None:
@@ -132,7 +123,7 @@ class Supervisor:
 
     @property
     def _is_any_up(self) -> bool:
-        return any(running.part.was_ready for running in self._running.values())
+        return any(part.was_ready for part, _ in self._running.values())
 
     async def _live(self, number: int, life: int) -> WorkerDied:
         """Run one worker from its start to its death."""
@@ -146,7 +137,7 @@ class Supervisor:
             name = WorkerName(spec.name)
             self._places[number].workers.append(name)
             async with start_part(place_name, WORKER, spec, log=log_path, pass_fds=[fd]) as part:
-                self._running[name] = _RunningWorker(part, board)
+                self._running[name] = part, board
                 try:
                     await part.listen(on_stats=lambda stats: None, on_message=lambda body: None)
                 except PartDied as error:

@@ -3,7 +3,7 @@
 import asyncio
 from contextvars import Context
 
-from msgspec import structs
+from msgspec.structs import replace
 
 from ...envs.rollout import Rollout
 from ...records.ids import RolloutId
@@ -35,7 +35,7 @@ class LiveGroup:
         scored = await asyncio.shield(self._scored)
         if isinstance(scored, Failed):
             return scored
-        return structs.replace(finished, scores={**finished.scores, **scored[rollout_id]})
+        return replace(finished, scores={**finished.scores, **scored[rollout_id]})
 
     def leave(self, rollout_id: RolloutId) -> None:
         """Wait no longer for a member: it failed, was cancelled, or has arrived."""

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -42,8 +42,6 @@ class SpeakerFactory(Protocol):
 
 
 class Kit(Struct, frozen=True):
-    """What the rollouts of one worker share."""
-
     config: ServerConfig
     env: Environment
     speakers: SpeakerFactory
@@ -86,25 +84,18 @@ def prepare(part: WorkerSpec) -> Prepared:
 
 @asynccontextmanager
 async def open_kit(prepared: Prepared, watch: LoopWatch) -> AsyncIterator[Kit]:
-    """Open a worker's engines, lanes and toolsets."""
     name, spec = prepared.part.name, prepared.spec
     config, limits = prepared.part.server.env.local, prepared.part.server.limits
-    async with AsyncExitStack() as stack:
-        speakers = await stack.enter_async_context(open_speakers(prepared, watch))
-        scoring_lane = await stack.enter_async_context(
-            ProcessLane(
-                f"{name}.score", config.scoring_processes, label="reward", watch=watch,
-                warm=(load_and_limit, limits.scoring_memory_mb, load_shared, spec),
-                max_waiting=config.concurrency,
-            )
-        )  # fmt: skip
-        waiting = 4 * config.concurrency
-        plain_lane = await stack.enter_async_context(
-            ProcessLane(f"{name}.plain", limits.plain_processes, label="plain code", max_waiting=waiting)
-        )
-        kit = build_kit(config, spec, prepared.env, speakers, scoring_lane, plain_lane)
-        await stack.enter_async_context(kit.toolsets)
-        yield kit
+    most, num_plain = config.concurrency, limits.plain_processes
+    scoring = ProcessLane(
+        f"{name}.score", config.scoring_processes, label="reward", watch=watch,
+        warm=(load_and_limit, limits.scoring_memory_mb, load_shared, spec), max_waiting=most,
+    )  # fmt: skip
+    plain = ProcessLane(f"{name}.plain", num_plain, label="plain code", max_waiting=4 * most)
+    async with open_speakers(prepared, watch) as speakers, scoring, plain:
+        kit = build_kit(config, spec, prepared.env, speakers, scoring, plain)
+        async with kit.toolsets:
+            yield kit
 
 
 @asynccontextmanager
@@ -119,34 +110,27 @@ async def open_speakers(prepared: Prepared, watch: LoopWatch) -> AsyncIterator[S
             await client.check()
             yield MessageSpeakers(client, policy)
         return
-    async with AsyncExitStack() as stack:
-        render_lane = await stack.enter_async_context(
-            ProcessLane(
-                f"{part.name}.render", size=1, label="rendering", watch=watch,
-                max_waiting=4 * server.env.local.concurrency,
-            )
-        )  # fmt: skip
-        reply_lane = await stack.enter_async_context(
-            ProcessLane(f"{part.name}.replies", size=1, label="reply", watch=watch)
-        )
-        long_replies = stack.enter_context(LongReplies(reply_lane))
-        config = PoolConfig(
-            engines=tuple(
-                EngineAccess(url, engine.request_deadline_s, engine.model or "", key)
-                for url in server.engine_urls
-            ),
-            routes=engine.routes,
-            shape=prepared.shape,
-            patience_s=engine.patience_s,
-        )
-        engines = await stack.enter_async_context(
-            open_pool(config, policy, long_replies, is_patient=part.is_patient)
-        )
-        yield TokenSpeakers(engines, Renderer(prepared.renderer, server.model, render_lane))
+    waiting = 4 * server.env.local.concurrency
+    rendering = ProcessLane(
+        f"{part.name}.render", 1, label="rendering", watch=watch, max_waiting=waiting
+    )
+    reading = ProcessLane(f"{part.name}.replies", 1, label="reply", watch=watch)
+    config = PoolConfig(
+        engines=tuple(
+            EngineAccess(url, engine.request_deadline_s, engine.model or "", key)
+            for url in server.engine_urls
+        ),
+        routes=engine.routes,
+        shape=prepared.shape,
+        patience_s=engine.patience_s,
+    )
+    async with rendering, reading:
+        with LongReplies(reading) as replies:
+            async with open_pool(config, policy, replies, is_patient=part.is_patient) as engines:
+                yield TokenSpeakers(engines, Renderer(prepared.renderer, server.model, rendering))
 
 
 def open_store(part: WorkerSpec) -> AbstractContextManager[PayloadStore]:
-    """Open the place where a worker's payload goes."""
     server, payload = part.server, part.server.payload
     if payload.store == "frames":
         return nullcontext(FrameStore(server.limits.frames_mb << 20))

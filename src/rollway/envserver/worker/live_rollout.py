@@ -43,7 +43,6 @@ class LiveRollout:
 
     @property
     def stop(self) -> str:
-        """Why the rollout ended."""
         return self.stopped_by or self.finish_reason
 
     def enter(self, phase: Phase) -> None:

@@ -20,15 +20,12 @@ class MessageSpeaker:
         self._live = live
 
     def child(self) -> "MessageSpeaker":
-        """Return a speaker for another conversation of the same rollout."""
         return MessageSpeaker(self._client, self._version, self._live)
 
     def aside(self) -> "MessageSpeaker":
-        """Return a speaker for another conversation that is recorded nowhere."""
         return MessageSpeaker(self._client, self._version, LiveRollout(self._live.run))
 
     async def generate(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """Return the policy's reply to `messages`, and count the turn."""
         live = self._live
         start_s = time.monotonic()
         with live.within("engine"):

@@ -28,7 +28,7 @@ class PlainCode:
         host = _ChatHost(chat)
         try:
             state = await self._lane.call(
-                run_in_lane, self._spec, method, task, host.state(),
+                run_in_lane, self._spec, method, task, _state_of(chat),
                 deadline_s=deadline_s, queue_s=deadline_s, replier=host.answer,
             )  # fmt: skip
         except LaneError:
@@ -56,9 +56,6 @@ class _ChatHost:
         self.error: Exception | None = None
         """What ended the conversation. Plain code must end then, and this is raised instead."""
 
-    def state(self) -> ChatState:
-        return _state_of(self._chat)
-
     def take(self, state: ChatState) -> None:
         self._chat.messages[:] = state.messages
         self._chat.info = state.info
@@ -68,14 +65,10 @@ class _ChatHost:
         chat = self._chat
         try:
             match call.method, call.args:
-                case "say", (content,):
-                    await chat.say(content)
-                case "act", (content,):
-                    await chat.act(content)
-                case "go_on", ():
-                    await chat.go_on()
-                case "call_tools", ():
-                    await chat.call_tools()
+                case "say" | "act", (content,):
+                    await getattr(chat, call.method)(content)
+                case "go_on" | "call_tools", ():
+                    await getattr(chat, call.method)()
                 case "child", (prompt, names, system_prompt):
                     borrowed = [toolset for toolset in chat.tools if type(toolset).__name__ in names]
                     child = await chat.child(prompt, tools=borrowed, system_prompt=system_prompt)
@@ -83,7 +76,7 @@ class _ChatHost:
         except Exception as error:  # of a stop, an engine or a tool: `run` raises it again
             self.error = error
             return None
-        return self.state()
+        return _state_of(chat)
 
 
 def _state_of(chat: Chat) -> ChatState:

@@ -7,9 +7,8 @@ from ...config.sections import ServerConfig
 from ...envs.chat import Chat
 from ...envs.environment import Environment
 from ...envs.in_lane import EnvSpec, score, score_group
-from ...envs.rewards import Scorer, scorers
+from ...envs.rewards import scorers
 from ...envs.rollout import Rollout
-from ...loop.coroutines import is_cancelled
 from ...loop.lanes.lanes import Lane
 from ...records.rollout import Failed
 from ...records.scores import finite_number, one_for_each
@@ -20,8 +19,6 @@ Scores = dict[str, float]
 
 
 class Scoring:
-    """One environment's rewards and metrics."""
-
     def __init__(self, config: ServerConfig, spec: EnvSpec, env: Environment, lane: Lane) -> None:
         self._limit_s = config.scoring_deadline_s
         self._queue_s = config.rollout_deadline_s
@@ -43,17 +40,12 @@ class Scoring:
                 )
             async with asyncio.timeout(self._limit_s):
                 for scorer in self._async_scorers:
-                    value = await self._call(scorer, task, rollout, chat)
-                    scores[scorer.name] = finite_number(scorer.name, value)
+                    name, method = scorer.name, getattr(self._env, scorer.name)
+                    extra = {"chat": chat} if scorer.wants_chat else {}
+                    scores[name] = finite_number(name, await method(task, rollout, **extra))
         except (Exception, asyncio.CancelledError) as error:
             return self._failed(task, error)
         return scores
-
-    async def _call(self, scorer: Scorer, task: Task, rollout: Rollout, chat: Chat) -> object:
-        method = getattr(self._env, scorer.name)
-        if scorer.wants_chat:
-            return await method(task, rollout, chat=chat)
-        return await method(task, rollout)
 
     async def score_group(self, task: Task, rollouts: Sequence[Rollout]) -> list[Scores] | Failed:
         """Return the scores that group rewards give each of these rollouts of one task."""
@@ -67,10 +59,9 @@ class Scoring:
             async with asyncio.timeout(self._limit_s):
                 for scorer in self._group_scorers:
                     if scorer.is_async:
-                        values = await getattr(self._env, scorer.name)(task, list(rollouts))
-                        columns[scorer.name] = one_for_each(
-                            scorer.name, values, len(rollouts), "rewards"
-                        )
+                        name = scorer.name
+                        values = await getattr(self._env, name)(task, list(rollouts))
+                        columns[name] = one_for_each(name, values, len(rollouts), "rewards")
         except (Exception, asyncio.CancelledError) as error:
             return self._failed(task, error)
         return [
@@ -78,8 +69,6 @@ class Scoring:
         ]
 
     def _failed(self, task: Task, error: BaseException) -> Failed:
-        if isinstance(error, asyncio.CancelledError) and is_cancelled():
-            raise error
         if isinstance(error, TimeoutError):
             return Failed("scorer", f"task '{task.id}': scoring ran longer than {self._limit_s:g} s")
         return failed(task, error, "scorer")

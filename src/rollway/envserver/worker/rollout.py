@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 import msgspec
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ...envs.background_tasks import cancel_leftover_tasks
 from ...envs.chat import Chat, stop_in
@@ -17,7 +18,6 @@ from ...envs.rollout import Rollout
 from ...envs.toolbox import Toolbox
 from ...envs.tools import Toolset
 from ...errors import LaneTimeout, PayloadError
-from ...loop.coroutines import is_cancelled
 from ...payload.blob import Blob, build, row_columns
 from ...payload.store import PayloadStore
 from ...records.ids import PolicyVersion
@@ -49,11 +49,7 @@ async def play(kit: Kit, live: LiveRollout, group: LiveGroup | None) -> Finished
             live.enter("scoring")
             async with cancel_leftover_tasks():
                 scores = await kit.scoring.score(task, rollout, chat.aside())
-    except asyncio.CancelledError as error:
-        if is_cancelled():
-            raise
-        return failed(task, error, "env")
-    except Exception as error:  # a toolset that cannot be closed
+    except (Exception, asyncio.CancelledError) as error:  # a toolset that cannot be closed
         return failed(task, error, "env")
     if isinstance(scores, Failed):
         return scores
@@ -88,8 +84,6 @@ async def _converse(
                             raise
                         live.stopped_by = live.stopped_by or stop
     except asyncio.CancelledError as error:
-        if is_cancelled():
-            raise
         return failed(task, error, "env")
     except Exception as error:  # of user code
         if deadline.expired() or isinstance(error, LaneTimeout):
@@ -156,7 +150,7 @@ async def commit(kit: Kit, live: LiveRollout, finished: Finished, store: Payload
         stop=finished.rollout.stop,
         first_version=PolicyVersion(live.versions[0]),
         last_version=PolicyVersion(live.versions[-1]),
-        timing=msgspec.structs.replace(finished.timing, queue_s=live.run.queued_s),
+        timing=replace(finished.timing, queue_s=live.run.queued_s),
         num_sampled=live.num_tokens,
     )
     return RolloutEnd(scored, stored.frame)

@@ -31,15 +31,12 @@ class TokenSpeaker:
         self._last_prompt = EMPTY_PROMPT
 
     def child(self) -> "TokenSpeaker":
-        """Return a speaker for another conversation whose rows join the same rollout."""
         return TokenSpeaker(self._engine, self._renderer, self._live)
 
     def aside(self) -> "TokenSpeaker":
-        """Return a speaker for another conversation that is recorded nowhere."""
         return TokenSpeaker(self._engine, self._renderer, LiveRollout(self._live.run))
 
     async def generate(self, messages: list[Message], tools: Tools) -> Reply:
-        """Return the policy's reply to `messages`, and record the turn."""
         live = self._live
         ids = await self._prompt_ids(messages, tools)
         prompt = self._last_prompt = make_prompt(ids, self._last_prompt)

@@ -4,8 +4,7 @@ import asyncio
 import faulthandler
 import logging
 import socket
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 
 import msgspec
 import zmq
@@ -16,7 +15,7 @@ from ...envs.background_tasks import keep_track
 from ...envs.environment import needs_whole_groups
 from ...envs.in_lane import take_tasks
 from ...errors import LaneError, ProtocolError
-from ...loop.coroutines import FairLoop
+from ...loop.coroutines import FairLoop, run_until_first
 from ...loop.lanes.lanes import ProcessLane
 from ...loop.processes.part import Parent, run_part
 from ...loop.processes.running_code import RunningCodePage, owned_by
@@ -146,35 +145,31 @@ class Worker:
             await self.send(Settled(rollout_id, attempt, self._name, failed))
 
     async def _run(self, live: LiveRollout, group: LiveGroup | None) -> None:
-        """Run one rollout and send its end. A cancellation that the router asked for is an end too."""
+        """Run one rollout and send its end. Then forget it; its group waits no longer for it."""
         self._policy.version = max(self._policy.version, live.run.version)
-        with self._until_settled(live, group):
-            end = None
-            try:
-                if live.cancel_reason is None:
-                    live.asyncio_task = asyncio.current_task()
-                    played = await play(self._kit, live, group)
-                    if isinstance(played, Failed):
-                        end = RolloutEnd(played)
-                    else:
-                        end = await commit(self._kit, live, played, self._store)
-            except asyncio.CancelledError:
-                if live.cancel_reason is None:
-                    raise
-            finally:
-                live.asyncio_task = None  # a cancel comes too late now: the end must reach the router
-            await self._settle(live.run, end or RolloutEnd(Cancelled(live.cancel_reason or "")))
-
-    @contextmanager
-    def _until_settled(self, live: LiveRollout, group: LiveGroup | None) -> Iterator[None]:
-        """Forget the rollout when the block ends, and let its group wait no longer for it."""
         try:
-            yield
+            await self._settle(live.run, await self._play(live, group))
         finally:
             if group is not None:
                 group.leave(live.run.rollout_id)
             del self._running[live.run.rollout_id]
             self._finish_if_drained()
+
+    async def _play(self, live: LiveRollout, group: LiveGroup | None) -> RolloutEnd:
+        """Return how a rollout ends. A cancellation that the router asked for is an end too."""
+        try:
+            if live.cancel_reason is None:
+                live.asyncio_task = asyncio.current_task()
+                played = await play(self._kit, live, group)
+                if isinstance(played, Failed):
+                    return RolloutEnd(played)
+                return await commit(self._kit, live, played, self._store)
+        except asyncio.CancelledError:
+            if live.cancel_reason is None:
+                raise
+        finally:
+            live.asyncio_task = None  # a cancel comes too late now: the end must reach the router
+        return RolloutEnd(Cancelled(live.cancel_reason))
 
     async def _settle(self, run: Run, end: RolloutEnd) -> None:
         if isinstance(end.outcome, Failed):
@@ -219,11 +214,11 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
     faulthandler.enable()
     show_running_code(part.board_fd, parent)
     keep_track(asyncio.get_running_loop())
-    async with AsyncExitStack() as stack:
-        tasks_lane = await stack.enter_async_context(
-            ProcessLane(f"{part.name}.tasks", size=1, label="task source", watch=parent.watch)
-        )
-        kit = await stack.enter_async_context(open_kit(prepared, parent.watch))
+    async with (
+        ProcessLane(f"{part.name}.tasks", 1, label="task source", watch=parent.watch) as tasks_lane,
+        open_kit(prepared, parent.watch) as kit,
+        AsyncExitStack() as stack,
+    ):
         store = stack.enter_context(open_store(part))
         context = stack.enter_context(zmq.asyncio.Context())
         wire = stack.enter_context(context.socket(zmq.DEALER))
@@ -236,7 +231,7 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
         credits, whole_groups = part.server.env.local.concurrency, needs_whole_groups(prepared.env)
         await serving.send(Hello(part.name, credits, whole_groups=whole_groups))
         await parent.report_ready()
-        await _serve_until_gone(serving, parent)
+        await run_until_first(serving.serve(), parent.wait_until_gone())
 
 
 def show_running_code(board_fd: int, parent: Parent) -> None:
@@ -244,15 +239,6 @@ def show_running_code(board_fd: int, parent: Parent) -> None:
     board = RunningCodePage(board_fd)
     board.mark_tasks_of(asyncio.get_running_loop())
     parent.watch.show_holds(board.show_line)
-
-
-async def _serve_until_gone(serving: Worker, parent: Parent) -> None:
-    """Serve until the worker is drained or its parent is gone."""
-    async with asyncio.TaskGroup() as tasks:
-        drained, gone = tasks.create_task(serving.serve()), tasks.create_task(parent.wait_until_gone())
-        await asyncio.wait([drained, gone], return_when=asyncio.FIRST_COMPLETED)
-        drained.cancel()
-        gone.cancel()
 
 
 def main(name: str, sock: socket.socket) -> None:

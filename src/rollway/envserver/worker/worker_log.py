@@ -29,9 +29,7 @@ class WorkerLog:
 
     def _line(self, stats: ProcessStats) -> str:
         lag = self._lag
-        shown = " ".join(
-            f"{name}={ms(value)}ms"
-            for name, value in (("med", lag.med), ("p90", lag.p90), ("p99", lag.p99), ("max", lag.max))
-        )
+        names = ("med", "p90", "p99", "max")
+        shown = " ".join(f"{name}={ms(getattr(lag, name))}ms" for name in names)
         rss = f"{stats.rss_bytes / 1e6:,.0f}MB"
         return f"W{self._place} | {stats.in_flight} active | Lag: {shown} | RSS {rss}"
