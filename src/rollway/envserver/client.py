@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import zmq
-import zmq.asyncio
 from msgspec import Struct
 from msgspec.structs import replace
+from zmq.asyncio import Context, Socket
 
 from ..errors import PayloadError, ProtocolError
 from ..loop.coroutines import FairLoop
@@ -61,7 +61,7 @@ class EnvClient:
     worker send more."""
 
     def __init__(
-        self, wire: zmq.asyncio.Socket, address: str, welcome: Welcome, landing: PayloadLanding,
+        self, wire: Socket, address: str, welcome: Welcome, landing: PayloadLanding,
         silent_s: float = SILENT_S,
     ) -> None:  # fmt: skip
         self.env = welcome.env
@@ -126,7 +126,7 @@ async def connect(
     """Connect to an env server, which must send its welcome within `hello_s`. `landing` writes payload
     of workers that share no file system with this client. With `must_land` all payload has to arrive
     that way. `keys` are for a server that requires them."""
-    with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as wire:
+    with Context() as context, context.socket(zmq.DEALER) as wire:
         wire.setsockopt(zmq.IDENTITY, f"client-{uuid.uuid4().hex[:12]}".encode())
         pinging = asyncio.create_task(_ping(wire))
         try:
@@ -137,14 +137,14 @@ async def connect(
             pinging.cancel()
 
 
-async def _ping(wire: zmq.asyncio.Socket) -> None:
+async def _ping(wire: Socket) -> None:
     """Tell the server that this client is alive, also while it waits for its welcome."""
     while True:
         await asyncio.sleep(PING_EVERY_S)
         await wire.send(encode(Ping()))
 
 
-async def _say_hello(wire: zmq.asyncio.Socket, handshake: Handshake, limit_s: float) -> Welcome:
+async def _say_hello(wire: Socket, handshake: Handshake, limit_s: float) -> Welcome:
     """Say Hello and return the server's welcome, which it sends once it has a worker."""
     has_answered = False
 
@@ -156,7 +156,7 @@ async def _say_hello(wire: zmq.asyncio.Socket, handshake: Handshake, limit_s: fl
             match for_client(await wire.recv()):
                 case Welcome() as welcome:
                     return welcome
-                case Refused(reason=reason):
+                case Refused(reason):
                     raise ProtocolError(handshake.refusal(reason))
             has_answered = True
 

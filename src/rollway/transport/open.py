@@ -5,7 +5,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import zmq
-import zmq.asyncio
+from zmq.asyncio import Context
 
 from ..config.load import load
 from ..config.sections import TransportConfig
@@ -38,7 +38,7 @@ def open_sender(
         yield FileSender(run)
         return
     with ExitStack() as stack:
-        context = stack.enter_context(zmq.asyncio.Context())
+        context = stack.enter_context(Context())
         bounds = PortBounds(MAX_TRAINER_BYTES, MAX_UNREAD, UNBOUNDED)
         port = open_port(context, stack, config.zmq.bind, config.zmq.keys, bounds)
         port.wire.setsockopt(zmq.LINGER, LINGER_MS)

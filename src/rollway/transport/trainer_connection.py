@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any, Never
 
 import zmq
-import zmq.asyncio
+from zmq.asyncio import Context, Socket
 
 from ..errors import ProtocolError
 from ..wire.handshake import Handshake
@@ -40,13 +40,13 @@ class TrainerConnection:
     TrainerWelcome, whose receiver must send again what was not answered."""
 
     def __init__(
-        self, context: zmq.asyncio.Context, address: str, keys: ClientKeys | None, patience_s: float
+        self, context: Context, address: str, keys: ClientKeys | None, patience_s: float
     ) -> None:
         self._context = context
         self._address = address
         self._keys = keys
         self._patience_s = patience_s
-        self._wire: zmq.asyncio.Socket | None = None
+        self._wire: Socket | None = None
 
     async def send(self, message: FromTrainer) -> None:
         """Send a message if there is a connection; without one, do nothing."""
@@ -85,7 +85,7 @@ class TrainerConnection:
 
 
 async def _talk(
-    wire: zmq.asyncio.Socket, handshake: Handshake, on_message: OnMessage, limit: asyncio.Timeout
+    wire: Socket, handshake: Handshake, on_message: OnMessage, limit: asyncio.Timeout
 ) -> Never:
     """Say TrainerHello and receive messages. The answer lifts the time limit."""
     await wire.send(encode(TrainerHello()))  # waits forever if the handshake failed
@@ -94,6 +94,6 @@ async def _talk(
         match message:
             case TrainerWelcome():
                 limit.reschedule(None)
-            case TrainerRefused(reason=reason):
+            case TrainerRefused(reason):
                 raise ProtocolError(handshake.refusal(reason))
         await on_message(message, frame)

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import zmq.asyncio
 from crc32c import crc32c
 from msgspec.structs import replace
+from zmq.asyncio import Context
 
 from ..errors import ConfigError, ProtocolError
 from ..loop.lanes.lanes import thread
@@ -148,14 +148,14 @@ class ZmqBatches:
         match message:
             case TrainerWelcome():
                 await self._on_welcome(message)
-            case ShippedBatch(step=step) if step == self._next_step and self._ready.empty():
+            case ShippedBatch(step) if step == self._next_step and self._ready.empty():
                 await self._on_shipped(message)
-            case BlobHead(step=step, index=index) if frame is not None:
+            case BlobHead(step, index) if frame is not None:
                 if self._incoming is not None and self._incoming.step == step:
                     await self._incoming.write_blob(index, frame.buffer)
                 await self._connection.send(BytesTaken(len(frame)))
                 self._finish_incoming()
-            case VersionNoted(version=version) if version in self._unacknowledged:
+            case VersionNoted(version) if version in self._unacknowledged:
                 _, acknowledged = self._unacknowledged[version]
                 if not acknowledged.done():
                     acknowledged.set_result(None)
@@ -204,7 +204,7 @@ async def connect(
     """Open the batches of the run whose orchestrator listens at `address`, once it has answered."""
     if landing is not None:
         await thread(_remove_leftovers, landing)
-    with zmq.asyncio.Context() as context:
+    with Context() as context:
         connection = TrainerConnection(context, address, keys, patience_s)
         batches = ZmqBatches(connection, landing, first)
         try:

@@ -120,7 +120,7 @@ class ZmqSender:
         match message:
             case WantBatch():
                 await self._on_want(session, message, tasks)
-            case BytesTaken(num_bytes=num_bytes):
+            case BytesTaken(num_bytes):
                 session.window.give(min(num_bytes, session.window.num_bytes))
             case PublishVersion():
                 await self._on_publish(peer, message)

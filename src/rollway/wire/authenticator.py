@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable
 
 import zmq
-import zmq.asyncio
+from zmq.asyncio import Socket
 from zmq.utils.monitor import recv_monitor_message
 from zmq.utils.z85 import decode
 
@@ -20,7 +20,7 @@ REFUSALS = (
 )
 
 
-async def authenticate(requests: zmq.asyncio.Socket, keys: Iterable[bytes]) -> None:
+async def authenticate(requests: Socket, keys: Iterable[bytes]) -> None:
     """Accept clients that prove to hold one of these keys. `requests` is a socket at ZAP_ADDRESS, bound
     before the server's. ZeroMQ itself asks there, so its requests are well formed."""
     accepted = frozenset(decode(key) for key in keys)
@@ -31,7 +31,7 @@ async def authenticate(requests: zmq.asyncio.Socket, keys: Iterable[bytes]) -> N
         await requests.send_multipart([PROTOCOL_VERSION, request, status, text, b"", b""])
 
 
-async def count_refused(monitor: zmq.asyncio.Socket) -> None:
+async def count_refused(monitor: Socket) -> None:
     """Count refused connections. Log the 1st, 2nd, 4th, 8th and so on."""
     num_refused = 0
     while True:

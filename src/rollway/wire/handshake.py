@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any, Self, TypeVar
 
 import zmq
-import zmq.asyncio
+from zmq.asyncio import Socket
 from zmq.utils.monitor import recv_monitor_message
 
 from ..errors import KeysError
@@ -36,9 +36,7 @@ NO_KEYS_GIVEN = "it hangs up on this client: most likely it requires keys, and n
 class Handshake:
     """Connects a client's socket, and watches whether the server accepts it. Errors call it `server`."""
 
-    def __init__(
-        self, wire: zmq.asyncio.Socket, server: str, address: str, keys: ClientKeys | None
-    ) -> None:
+    def __init__(self, wire: Socket, server: str, address: str, keys: ClientKeys | None) -> None:
         self._wire = wire
         self._server = server
         self.address = address

@@ -13,8 +13,8 @@ import struct
 from pathlib import Path
 
 import zmq
-import zmq.asyncio
 from msgspec import Struct
+from zmq.asyncio import Socket
 from zmq.utils import z85
 
 from ..errors import KeysError
@@ -38,7 +38,7 @@ class ServerKeys(Struct, frozen=True):
     def public(self) -> bytes:
         return zmq.curve_public(self.secret)
 
-    def secure(self, wire: zmq.asyncio.Socket) -> None:
+    def secure(self, wire: Socket) -> None:
         """Make a socket accept these clients only. Call it before `bind`. Needs `authenticate`."""
         wire.setsockopt(zmq.CURVE_SERVER, 1)
         wire.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
@@ -57,7 +57,7 @@ class ClientKeys(Struct, frozen=True):
     def public(self) -> bytes:
         return zmq.curve_public(self.secret)
 
-    def secure(self, wire: zmq.asyncio.Socket) -> None:
+    def secure(self, wire: Socket) -> None:
         """Make a socket speak to this server only. Call it before `connect`."""
         wire.setsockopt(zmq.CURVE_SERVERKEY, self.server)
         wire.setsockopt(zmq.CURVE_PUBLICKEY, self.public)

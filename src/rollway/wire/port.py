@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-import zmq.asyncio
 from msgspec import Struct
+from zmq.asyncio import Context, Socket
 
 from ..errors import PortError
 from .authenticator import REFUSALS, ZAP_ADDRESS, authenticate, count_refused
@@ -35,12 +35,12 @@ class PortBounds(Struct, frozen=True):
 class BoundPort(Struct, frozen=True):
     """A bound socket, and the coroutines that have to run while it is open."""
 
-    wire: zmq.asyncio.Socket
+    wire: Socket
     address: str
     guards: tuple[Guard, ...] = ()
 
 
-def open_router(context: zmq.asyncio.Context, stack: ExitStack) -> zmq.asyncio.Socket:
+def open_router(context: Context, stack: ExitStack) -> Socket:
     """Open a ROUTER socket. Sending to a peer that is gone raises; closing waits for nothing."""
     wire = stack.enter_context(context.socket(zmq.ROUTER))
     wire.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -49,7 +49,7 @@ def open_router(context: zmq.asyncio.Context, stack: ExitStack) -> zmq.asyncio.S
 
 
 def open_port(
-    context: zmq.asyncio.Context, stack: ExitStack, bind: str, keys: str | None, bounds: PortBounds
+    context: Context, stack: ExitStack, bind: str, keys: str | None, bounds: PortBounds
 ) -> BoundPort:
     """Bind a ROUTER socket. With `keys`, a folder, only clients with an accepted key can connect."""
     wire = open_router(context, stack)
@@ -78,7 +78,7 @@ def open_port(
     return BoundPort(wire, wire.getsockopt_string(zmq.LAST_ENDPOINT), guards)
 
 
-async def send_to(wire: zmq.asyncio.Socket, peer: bytes, message: bytes, frame: Any = None) -> bool:
+async def send_to(wire: Socket, peer: bytes, message: bytes, frame: Any = None) -> bool:
     """Send a message, and a raw frame behind it. Return False if the peer is gone or does not read."""
     parts = [peer, message] if frame is None else [peer, message, frame]
     try:

@@ -9,7 +9,7 @@ from ...records.ids import RolloutId, WorkerName
 from ...records.rollout import Cancelled, Failed, Settled
 from ...wire.messages import Cancel, FrameTaken, RolloutProgress, Run, RunGroup, WorkerLost
 from .blame import Loss, verdict
-from .events import LogNote, RouterCommand, SendToClient, SendToWorker, WorkerMessage
+from .events import Commands, LogNote, RouterCommand, SendToClient, SendToWorker, WorkerMessage
 from .open_runs import OpenRun, OpenRuns
 from .run_queue import RunQueue
 from .worker_pool import WorkerPool
@@ -38,23 +38,23 @@ class RouterDispatch:
         """Let time pass. Events that carry no time pass 0."""
         self._now_s = max(self._now_s, now_s)
 
-    def take(self, client: bytes, runs: tuple[Run, ...]) -> list[RouterCommand]:
+    def take(self, client: bytes, runs: tuple[Run, ...]) -> Commands:
         """Take runs that go to one worker together. A run that is open already is not taken twice."""
         added = self.open_runs.add(client, runs, self._now_s)
         self.num_twice += len(runs) - len(added)
         if self.is_stopping:
-            return [self._end(open_run, ENDING) for open_run in added]
+            return [self._end(run, ENDING) for run in added]
         limit = self._max_waiting
         if self.waiting.count(client) + len(added) > limit:
             text = f"this client has {limit} rollouts waiting already, the most a server keeps for one"
-            return [self._end(open_run, Failed("worker", text)) for open_run in added]
+            return [self._end(run, Failed("worker", text)) for run in added]
         if added:
-            self.waiting.add(client, [open_run.key for open_run in added])
+            self.waiting.add(client, [run.key for run in added])
         return self.assign()
 
-    def assign(self) -> list[RouterCommand]:
+    def assign(self) -> Commands:
         """Give waiting runs to the workers with the most room. None overtakes a group that waits."""
-        commands: list[RouterCommand] = []
+        commands: Commands = []
         while size := self.waiting.next_size():
             worker = self._pool.freest(size)
             if worker is None:
@@ -67,7 +67,7 @@ class RouterDispatch:
             commands.append(SendToWorker(worker, message))
         return commands
 
-    def cancel(self, client: bytes, rollout_id: RolloutId, reason: str) -> list[RouterCommand]:
+    def cancel(self, client: bytes, rollout_id: RolloutId, reason: str) -> Commands:
         """Cancel a rollout: at once if it waits, else when its worker says so, or is lost."""
         open_run = self.open_runs.find(client, rollout_id)
         if open_run is None:
@@ -77,9 +77,9 @@ class RouterDispatch:
         open_run.cancel_reason = reason or "cancelled"
         return [SendToWorker(open_run.worker, Cancel(open_run.key, reason))]
 
-    def leave(self, client: bytes, reason: str) -> list[RouterCommand]:
+    def leave(self, client: bytes, reason: str) -> Commands:
         """Cancel the rollouts of a client that seems gone, and answer them in case it is still there."""
-        commands: list[RouterCommand] = []
+        commands: Commands = []
         for open_run in self.open_runs.of(client):
             if open_run.worker is not None and not open_run.cancel_reason:
                 commands.append(SendToWorker(open_run.worker, Cancel(open_run.key, reason)))
@@ -88,7 +88,7 @@ class RouterDispatch:
         commands += [SendToWorker(worker, FrameTaken(worker, size)) for worker, size in lost]
         return commands + self.assign()
 
-    def settle(self, event: WorkerMessage, settled: Settled) -> list[RouterCommand]:
+    def settle(self, event: WorkerMessage, settled: Settled) -> Commands:
         """Pass an end on to its client, once. Drop that of a lost attempt, or for a client that left."""
         worker, size, key = event.worker, event.num_bytes, settled.rollout_id
         was_running = self._pool.give_back(worker, key)
@@ -96,7 +96,7 @@ class RouterDispatch:
         if open_run is None or open_run.worker != worker or open_run.run.attempt != settled.attempt:
             if not was_running:
                 self.num_late += 1
-            dropped: list[RouterCommand] = []
+            dropped: Commands = []
             if size:
                 dropped.append(SendToWorker(worker, FrameTaken(worker, size)))
             return dropped + self.assign()
@@ -105,17 +105,15 @@ class RouterDispatch:
         answer = replace(settled, rollout_id=open_run.rollout_id)
         return [SendToClient(open_run.client, answer, event.frame), *self.assign()]
 
-    def frame_taken(self, client: bytes, worker: WorkerName, num_bytes: int) -> list[RouterCommand]:
+    def frame_taken(self, client: bytes, worker: WorkerName, num_bytes: int) -> Commands:
         taken = self._frames.taken(client, worker, num_bytes)
         return [SendToWorker(worker, FrameTaken(worker, taken))] if taken else []
 
-    def lose_worker(
-        self, keys: Iterable[RolloutId], loss: Loss
-    ) -> tuple[list[RouterCommand], WorkerLost]:
+    def lose_worker(self, keys: Iterable[RolloutId], loss: Loss) -> tuple[Commands, WorkerLost]:
         """Move a lost worker's rollouts to others, members of a group together. A rollout that is to
         blame, or has lost too many workers, fails."""
         self._frames.forget(loss.worker)
-        commands: list[RouterCommand] = []
+        commands: Commands = []
         units: dict[tuple[bytes, int], list[RolloutId]] = {}
         num_failed = 0
         still_open = [run for key in keys if (run := self.open_runs.get(key)) is not None]
@@ -148,13 +146,13 @@ class RouterDispatch:
                 by_client.setdefault(open_run.client, []).append(renamed)
         return by_client
 
-    def stop(self) -> list[RouterCommand]:
+    def stop(self) -> Commands:
         """Take no more runs, and end those that wait."""
         self.is_stopping = True
         return [self._end(run, ENDING) for run in self.open_runs.all() if run.worker is None]
 
-    def end(self) -> list[RouterCommand]:
-        return [self._end(open_run, ENDING) for open_run in self.open_runs.all()]
+    def end(self) -> Commands:
+        return [self._end(run, ENDING) for run in self.open_runs.all()]
 
     def _end_after_loss(self, open_run: OpenRun, loss: Loss) -> Cancelled | Failed | None:
         """Return how a lost worker's rollout ends, or None if it may run again."""

@@ -124,3 +124,4 @@ class LogNote(Struct, frozen=True):
 
 
 RouterCommand = SendToClient | SendToWorker | KillWorker | StartWorker | RetireWorker | LogNote
+Commands = list[RouterCommand]

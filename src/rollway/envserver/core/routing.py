@@ -37,10 +37,10 @@ from .dispatch import RouterDispatch
 from .events import (
     ClientMessage,
     ClientUnreachable,
+    Commands,
     EndServer,
     KillWorker,
     RetireWorker,
-    RouterCommand,
     RouterEvent,
     RouterStats,
     RouterTick,
@@ -101,9 +101,9 @@ class Routing:
     def num_late(self) -> int:
         return self._dispatch.num_late
 
-    def on_event(self, event: RouterEvent) -> list[RouterCommand]:
+    def on_event(self, event: RouterEvent) -> Commands:
         match event:
-            case ClientMessage(client=client, message=message, now_s=now_s):
+            case ClientMessage(client, message, now_s):
                 self._dispatch.at(now_s)
                 return [*self._undelivered.take(client), *self._from_client(client, message)]
             case WorkerMessage(worker=worker, message=message, now_s=now_s):
@@ -113,22 +113,22 @@ class Routing:
                 if isinstance(message, Settled):
                     return self._dispatch.settle(event, message)
                 return self._from_worker(worker, message)
-            case RouterStats(stats=stats):
+            case RouterStats(stats):
                 return self._send_news(ServerStats(stats))
             case WorkerDied() | WorkerSilent():
                 return self._lose(event)
-            case ClientUnreachable(unsent=unsent):
+            case ClientUnreachable(unsent):
                 if self._clients.unreachable(unsent.client):
                     self._undelivered.keep(unsent)
                 return []
-            case RouterTick(now_s=now_s):
+            case RouterTick(now_s):
                 return self._tick(now_s)
             case StopServer():
                 return self._stop()
             case EndServer():
                 return self._dispatch.end()
 
-    def _from_client(self, client: bytes, message: ToRouter) -> list[RouterCommand]:
+    def _from_client(self, client: bytes, message: ToRouter) -> Commands:
         match message:
             case Hello(protocol=protocol) if protocol != PROTOCOL:
                 reason = f"this server speaks protocol {PROTOCOL}, the client {protocol}"
@@ -137,7 +137,7 @@ class Routing:
                 self._clients.hello(client)
                 self._unwelcomed[client] = None
                 return self._welcome()
-            case FrameTaken(worker=worker, num_bytes=num_bytes):
+            case FrameTaken(worker, num_bytes):
                 return self._dispatch.frame_taken(client, worker, num_bytes)
             case _ if not self._clients.heard(client):
                 pass  # a stranger
@@ -150,17 +150,17 @@ class Routing:
                 return [SendToClient(client, Tasks(start, (), error=error, split=split))]
             case Run() as run:
                 return self._dispatch.take(client, (run,))
-            case RunGroup(runs=runs):
+            case RunGroup(runs):
                 return self._dispatch.take(client, runs)
-            case Cancel(rollout_id=rollout_id, reason=reason):
+            case Cancel(rollout_id, reason):
                 return self._dispatch.cancel(client, rollout_id, reason)
-            case NewPolicy(version=version):
+            case NewPolicy(version):
                 self._version = version
                 return [SendToWorker(worker, message) for worker in self._pool]
         self._num_unexpected += 1
         return []
 
-    def _welcome(self) -> list[RouterCommand]:
+    def _welcome(self) -> Commands:
         """Welcome the clients that wait for it, once a worker has said how they must send their runs."""
         if not self._is_known:
             return []
@@ -168,10 +168,10 @@ class Routing:
         unwelcomed, self._unwelcomed = list(self._unwelcomed), {}
         return [SendToClient(client, welcome) for client in unwelcomed]
 
-    def _send_news(self, message: ToClient) -> list[RouterCommand]:
+    def _send_news(self, message: ToClient) -> Commands:
         return [SendToClient(client, message) for client in self._clients.listening()]
 
-    def _from_worker(self, worker: WorkerName, message: ToRouter) -> list[RouterCommand]:
+    def _from_worker(self, worker: WorkerName, message: ToRouter) -> Commands:
         match message:
             case Hello(credits=credits, whole_groups=whole_groups):
                 return self._greet(worker, credits, whole_groups)
@@ -179,7 +179,7 @@ class Routing:
                 client = self._task_requests.answered(worker, tasks)
                 if client is not None:
                     return [SendToClient(client, tasks)]
-            case ServerStats(stats=stats):
+            case ServerStats(stats):
                 if worker in self._pool:
                     self._pool.note(worker, stats)  # which may give it, or others, more room
                 return self._send_news(message) + self._dispatch.assign()
@@ -190,19 +190,17 @@ class Routing:
         self._num_unexpected += 1
         return []
 
-    def _greet(self, worker: WorkerName, credits: int, whole_groups: bool) -> list[RouterCommand]:
+    def _greet(self, worker: WorkerName, credits: int, whole_groups: bool) -> Commands:
         self._is_known, self._dispatch.whole_groups = True, whole_groups
         self._pool.add(worker, credits)
         self._leases.renew(worker)
         policy = SendToWorker(worker, NewPolicy(self._version))
-        commands: list[RouterCommand] = [policy, *self._welcome()]
+        commands: Commands = [policy, *self._welcome()]
         if self._dispatch.is_stopping:
             return commands + self._drain(worker)
         return commands + self._request_tasks() + self._dispatch.assign()
 
-    def _send_progress(
-        self, worker: WorkerName, rollouts: Iterable[RolloutProgress]
-    ) -> list[RouterCommand]:
+    def _send_progress(self, worker: WorkerName, rollouts: Iterable[RolloutProgress]) -> Commands:
         by_client = self._dispatch.progress(worker, rollouts)
         return [
             SendToClient(client, WorkerProgress(worker, tuple(by_client[client])))
@@ -210,7 +208,7 @@ class Routing:
             if client in by_client
         ]
 
-    def _lose(self, loss: Loss) -> list[RouterCommand]:
+    def _lose(self, loss: Loss) -> Commands:
         """Remove a worker that is gone, and move or end its rollouts. The second loss does nothing."""
         lost = self._pool.remove(loss.worker)
         if lost is None:
@@ -222,11 +220,11 @@ class Routing:
             return commands  # the router had drained it
         return commands + self._send_news(news)
 
-    def _tick(self, now_s: float) -> list[RouterCommand]:
+    def _tick(self, now_s: float) -> Commands:
         self._dispatch.at(now_s)
         self._clients.tick(now_s)
         self._leases.tick(now_s)
-        commands: list[RouterCommand] = []
+        commands: Commands = []
         for client in self._clients.silent():
             commands += self._leave(client)
         for worker in sorted(self._leases.silent(self._server.lease_s)):
@@ -235,7 +233,7 @@ class Routing:
             self._pool.mark_for_kill(worker)
         return commands if self._dispatch.is_stopping else commands + self._scale(now_s)
 
-    def _leave(self, client: bytes) -> list[RouterCommand]:
+    def _leave(self, client: bytes) -> Commands:
         self._clients.away(client)
         self._undelivered.take(client)
         self._unwelcomed.pop(client, None)
@@ -243,7 +241,7 @@ class Routing:
         reason = f"its client was silent for more than {self._limits.client_lease_s:g} s"
         return self._dispatch.leave(client, reason)
 
-    def _scale(self, now_s: float) -> list[RouterCommand]:
+    def _scale(self, now_s: float) -> Commands:
         workers, waiting = self._pool.open, self._dispatch.waiting
         size = waiting.next_size()
         load = WorkerLoad(
@@ -254,21 +252,21 @@ class Routing:
             idle=tuple(name for name, worker in workers.items() if not worker.running),
         )
         num_to_open = self._scaling.num_to_open(now_s, load)
-        commands: list[RouterCommand] = [StartWorker() for _ in range(num_to_open)]
+        commands: Commands = [StartWorker() for _ in range(num_to_open)]
         for name in self._scaling.to_retire(now_s, load):
             commands += [RetireWorker(name), *self._drain(name)]
         return commands
 
-    def _drain(self, worker: WorkerName) -> list[RouterCommand]:
+    def _drain(self, worker: WorkerName) -> Commands:
         self._pool.drain(worker)
         return [SendToWorker(worker, Drain())]
 
-    def _stop(self) -> list[RouterCommand]:
+    def _stop(self) -> Commands:
         commands = self._dispatch.stop()
         for worker in self._pool.open:
             commands += self._drain(worker)
         return commands
 
-    def _request_tasks(self) -> list[RouterCommand]:
+    def _request_tasks(self) -> Commands:
         assigned = self._task_requests.assign(self._pool)
         return [SendToWorker(worker, request) for worker, request in assigned]

@@ -37,6 +37,10 @@ class PooledWorker(Struct):
     def room(self) -> int:
         return self.limit - len(self.running)
 
+    @property
+    def rank(self) -> tuple[int, float, int]:
+        return self.room, -self.lag_s, -self.rss_bytes
+
 
 class WorkerPool:
     def __init__(self) -> None:
@@ -85,20 +89,14 @@ class WorkerPool:
         """Return the worker with the most room, if it has room for `size` rollouts at once. Among equals
         the one with less lag is better, then the one with less memory. A group that is larger than the
         limit of every worker goes to the best worker once that is empty."""
-        best: tuple[tuple[int, float, int], WorkerName] | None = None
-        largest_limit = 0
-        for name, worker in self._workers.items():
-            if worker.takes_more:
-                largest_limit = max(largest_limit, worker.limit)
-                rank = (worker.room, -worker.lag_s, -worker.rss_bytes)
-                if best is None or rank > best[0]:
-                    best = rank, name
-        if best is None:
+        takers = [item for item in self._workers.items() if item[1].takes_more]
+        if not takers:
             return None
-        (room, _, _), name = best
-        if room >= size:
+        name, best = max(takers, key=lambda taker: taker[1].rank)
+        if best.room >= size:
             return name
-        return name if size > largest_limit and not self._workers[name].running else None
+        is_too_large = all(size > worker.limit for _, worker in takers)
+        return name if is_too_large and not best.running else None
 
     def note(self, name: WorkerName, stats: ProcessStats) -> None:
         """Take in a worker's statistics. Lag is smoothed, because one late second says little."""

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import zmq
-import zmq.asyncio
+from zmq.asyncio import Context, Socket
 
 from ...config.address import check_bind
 from ...config.specs import RouterSpec
@@ -63,7 +63,7 @@ class Router:
     process that cannot receive statistics as a client."""
 
     def __init__(
-        self, core: Routing, clients: zmq.asyncio.Socket, workers: zmq.asyncio.Socket,
+        self, core: Routing, clients: Socket, workers: Socket,
         supervisor: Supervisor, listener: Parent | None = None,
     ) -> None:  # fmt: skip
         self._core = core
@@ -95,21 +95,21 @@ class Router:
 
     async def _perform(self, command: RouterCommand) -> None:
         match command:
-            case SendToClient(client=client, message=message, frame=frame):
+            case SendToClient(client, message, frame):
                 if not await self._send(self._clients, client, encode(message), frame):
                     await self._handle(ClientUnreachable(command))
-            case SendToWorker(worker=worker, message=message):
+            case SendToWorker(worker, message):
                 await self._send(self._workers, worker.encode(), encode(message))
-            case KillWorker(worker=worker, silent_s=silent_s):
+            case KillWorker(worker, silent_s):
                 log.warning("%s was silent for %.1f s: killing it", worker, silent_s)
                 await self._handle(self._supervisor.kill(worker, silent_s))
             case StartWorker():
                 log.info("rollouts wait and every worker is full: starting one more worker")
                 self._supervisor.open_place()
-            case RetireWorker(worker=worker):
+            case RetireWorker(worker):
                 log.info("%s has been idle for long: ending it", worker)
                 self._supervisor.close_place(worker)
-            case LogNote(text=text):
+            case LogNote(text):
                 log.warning("%s", text)
 
     async def serve_clients(self) -> None:
@@ -161,7 +161,7 @@ class Router:
                 await self._listener.report_stats(stats)
 
     async def _receive(
-        self, wire: zmq.asyncio.Socket, decode: Callable[[memoryview], ToRouter]
+        self, wire: Socket, decode: Callable[[memoryview], ToRouter]
     ) -> tuple[bytes, Any, Frame]:
         """Return the sender, its message, and the raw frame beside it, which is not copied."""
         while True:
@@ -173,9 +173,7 @@ class Router:
                 if self._bad_frames.add():
                     log.warning("dropped bad frame %d: %s", self._bad_frames.count, error)
 
-    async def _send(
-        self, wire: zmq.asyncio.Socket, peer: bytes, message: bytes, frame: Frame = None
-    ) -> bool:
+    async def _send(self, wire: Socket, peer: bytes, message: bytes, frame: Frame = None) -> bool:
         is_sent = await send_to(wire, peer, message, frame)
         if not is_sent and self._gone_peers.add():
             log.info("peer %s is gone (time %d)", ascii(peer), self._gone_peers.count)
@@ -188,7 +186,7 @@ async def router(part: RouterSpec, parent: Parent) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, None)
     with ExitStack() as stack:
-        context = stack.enter_context(zmq.asyncio.Context())
+        context = stack.enter_context(Context())
         clients = open_clients(context, stack, part.bind, part.keys)
         workers = open_workers(context, stack)
         supervisor = Supervisor(part, workers.address)

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import msgspec
 import zmq
-import zmq.asyncio
+from zmq.asyncio import Context, Socket
 
 from ...config.specs import WorkerSpec
 from ...envs.background_tasks import keep_track
@@ -60,7 +60,7 @@ class Worker:
     """Answers the router. Every Run ends in exactly one Settled, also when it is cancelled."""
 
     def __init__(
-        self, prepared: Prepared, wire: zmq.asyncio.Socket, kit: Kit, tasks_lane: ProcessLane,
+        self, prepared: Prepared, wire: Socket, kit: Kit, tasks_lane: ProcessLane,
         store: PayloadStore,
     ) -> None:  # fmt: skip
         self._name = WorkerName(prepared.part.name)
@@ -108,18 +108,18 @@ class Worker:
         match message:
             case Run() as run:
                 self._begin(run, tasks)
-            case RunGroup(runs=runs):
+            case RunGroup(runs):
                 members = frozenset(run.rollout_id for run in runs)
                 group = LiveGroup(runs[0].task, members, self._kit.scoring)
                 for run in runs:
                     self._begin(run, tasks, group)
-            case Cancel(rollout_id=rollout_id, reason=reason):
+            case Cancel(rollout_id, reason):
                 if (live := self._running.get(rollout_id)) is not None:
                     live.cancel(reason)
             case NextTasks() as request:
                 self._num_task_requests += 1
                 tasks.create_task(self._send_tasks(request))
-            case NewPolicy(version=version):
+            case NewPolicy(version):
                 self._policy.version = version
             case FrameTaken(num_bytes=num_bytes):
                 self._store.taken(num_bytes)
@@ -220,7 +220,7 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
         AsyncExitStack() as stack,
     ):
         store = stack.enter_context(open_store(part))
-        context = stack.enter_context(zmq.asyncio.Context())
+        context = stack.enter_context(Context())
         wire = stack.enter_context(context.socket(zmq.DEALER))
         wire.setsockopt(zmq.IDENTITY, part.name.encode())
         wire.setsockopt(zmq.LINGER, 0)
