@@ -22,15 +22,11 @@ from ..wire.handshake import Handshake
 from ..wire.keys import ClientKeys
 from ..wire.messages import (
     MAX_CLIENT_BYTES,
-    Cancel,
     FrameTaken,
+    FromClient,
     Hello,
-    NewPolicy,
-    NextTasks,
     Ping,
     Refused,
-    Run,
-    RunGroup,
     ToClient,
     Welcome,
     encode,
@@ -56,9 +52,8 @@ class PayloadLanding(Struct, frozen=True):
 
 
 class EnvClient:
-    """Sends runs and receives what the server answers. The caller matches answers to runs. Payload that
-    arrives as a frame is written before its Settled is returned, one frame at a time. Only then may the
-    worker send more."""
+    """Sends runs and receives answers, which the caller matches to runs. Payload that arrives as a frame
+    is written before its Settled is returned. Only then may the worker send more."""
 
     def __init__(
         self, wire: Socket, address: str, welcome: Welcome, landing: PayloadLanding,
@@ -74,7 +69,7 @@ class EnvClient:
         self._fair = FairLoop()
         self.bad_frames = Rarely()
 
-    async def send(self, message: Run | RunGroup | Cancel | NextTasks | NewPolicy | FrameTaken) -> None:
+    async def send(self, message: FromClient) -> None:
         frame = encode(message)
         if len(frame) > MAX_CLIENT_BYTES:
             raise ProtocolError(
@@ -92,9 +87,9 @@ class EnvClient:
                 message, frame = split_frames(frames, for_client)
                 break
             except ProtocolError as error:
-                if self.bad_frames.add():
-                    count = self.bad_frames.count
-                    log.warning("dropped bad frame %d from '%s': %s", count, self.env, error)
+                bad = self.bad_frames
+                if bad.add():
+                    log.warning("dropped bad frame %d from '%s': %s", bad.count, self.env, error)
         if not isinstance(message, Settled):
             return message
         try:

@@ -74,8 +74,7 @@ class FailureLog:
     def add(self, rollout_id: RolloutId, failed: Failed, origin: str) -> None:
         """Log a failure. `origin` names the environment, the task and the attempt."""
         seen = self._seen.setdefault(failed.boundary, Rarely())
-        is_worth_a_line = seen.add()
-        if is_worth_a_line or seen.count <= IN_FULL:
+        if seen.add() or seen.count <= IN_FULL:
             traceback = f"\n{failed.traceback}" if failed.traceback else ""
             log.warning(
                 "%s failed: boundary %s (number %d), %s: %s%s",

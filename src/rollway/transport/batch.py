@@ -81,8 +81,7 @@ class BatchSender(Protocol):
         ...
 
     async def wait_for_version(self, version: PolicyVersion) -> Published:
-        """Wait until the weights of `version` are complete, and return their record. Once this returns,
-        the record survives this process."""
+        """Wait until the weights of `version` are complete. Their record then survives this process."""
         ...
 
 

@@ -55,8 +55,7 @@ class TrainerConnection:
                 await self._wire.send(encode(message), zmq.NOBLOCK)
 
     async def receive_all(self, on_message: OnMessage) -> Never:
-        """Pass every message to `on_message`, until the orchestrator refuses this trainer or cannot be
-        reached for `patience_s`."""
+        """Pass on every message, until the orchestrator refuses or is out of reach for `patience_s`."""
         now_s = asyncio.get_running_loop().time
         deadline_s = now_s() + self._patience_s
         while True:
@@ -65,8 +64,7 @@ class TrainerConnection:
             await asyncio.sleep(RECONNECT_AFTER_S)
 
     async def _receive_until_lost(self, on_message: OnMessage, deadline_s: float) -> bool:
-        """Connect once, and receive until the connection is lost. Return whether TrainerWelcome came; it
-        must come before the deadline."""
+        """Receive on one connection until it is lost. Return whether TrainerWelcome came."""
         with self._context.socket(zmq.DEALER) as wire:
             wire.setsockopt(zmq.SNDHWM, 0)  # the orchestrator's requests bound the number of answers
             for option, value in KEEPALIVE.items():

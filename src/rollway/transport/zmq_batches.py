@@ -75,9 +75,8 @@ class IncomingBatch:
 
 class ZmqBatches:
     """Batches in order. While one is trained the next one is received, and no more than that. After a
-    lost connection the transfer of a batch continues where it was, and publications that were not
-    acknowledged are sent again. With `landing`, payload comes as frames, and stays in that folder until
-    its version is published."""
+    lost connection the transfer of a batch continues, and unacknowledged publications are sent again.
+    With `landing`, payload comes as frames, and stays in that folder until its version is published."""
 
     def __init__(self, connection: TrainerConnection, landing: Path | None, first: Step | None) -> None:
         self._connection = connection

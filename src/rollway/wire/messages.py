@@ -99,8 +99,7 @@ class Run(Struct, frozen=True, tag="run"):
 
 
 class RunGroup(Struct, frozen=True, tag="run_group"):
-    """Run these rollouts of one task in one worker: they share tools, or are scored together. Each
-    rollout still has its own Settled."""
+    """Run these rollouts of one task in one worker. Each rollout still has its own Settled."""
 
     runs: Annotated[tuple[Run, ...], Meta(min_length=1, max_length=MAX_GROUP)]
 
@@ -229,8 +228,7 @@ _heads = MessageDecoder[_RunHead | _GroupHead](_RunHead | _GroupHead)
 
 
 def split_frames(frames: Sequence[Any], decode: Callable[[memoryview], M]) -> tuple[M, Any]:
-    """Decode a message that ZMQ received without a copy. Return it with the raw frame beside it, if any.
-    Only a Settled may have a raw frame."""
+    """Decode a message received without a copy, and the raw frame that only a Settled may have."""
     match frames:
         case [header]:
             return decode(header.buffer), None

@@ -19,32 +19,32 @@ HELD_SHARE = 0.5
 Loss = WorkerDied | WorkerSilent
 
 
-def is_marked(open_run: OpenRun, loss: Loss) -> bool:
+def is_marked(run: OpenRun, loss: Loss) -> bool:
     """Return whether the board accuses this rollout."""
     mark = loss.mark
-    if mark is None or mark.serial != open_run.run.serial:
+    if mark is None or mark.serial != run.message.serial:
         return False
     if isinstance(loss, WorkerSilent):
         return not loss.was_stopped and mark.held_s >= HELD_SHARE * loss.silent_s
     return True
 
 
-def verdict(open_run: OpenRun, loss: Loss) -> Failed | None:
+def verdict(run: OpenRun, loss: Loss) -> Failed | None:
     """Count what a rollout is blamed for. Return its failure, or None if another worker may try it."""
-    if is_marked(open_run, loss):
+    if is_marked(run, loss):
         match loss:
             case WorkerSilent():
-                return Failed("env", _explain_held(open_run, loss))
+                return Failed("env", _explain_held(run, loss))
             case WorkerDied(by_sigkill=True):
-                open_run.num_kills += 1
+                run.num_kills += 1
             case _:
-                open_run.num_crashes += 1
-        num_blamed = open_run.num_crashes + open_run.num_kills
-        if open_run.num_crashes >= MAX_CRASHES or num_blamed >= MAX_KILLS:
-            return Failed("worker", _explain_killed(open_run, loss, num_blamed))
-    if open_run.run.attempt >= MAX_ATTEMPTS:
+                run.num_crashes += 1
+        num_blamed = run.num_crashes + run.num_kills
+        if run.num_crashes >= MAX_CRASHES or num_blamed >= MAX_KILLS:
+            return Failed("worker", _explain_killed(run, loss, num_blamed))
+    if run.message.attempt >= MAX_ATTEMPTS:
         return Failed(
-            "worker", f"{open_run.where}: its worker was lost {MAX_ATTEMPTS} times, last {loss.worker}"
+            "worker", f"{run.where}: its worker was lost {MAX_ATTEMPTS} times, last {loss.worker}"
         )
     return None
 
@@ -54,17 +54,17 @@ def _place(loss: Loss) -> str:
     return f" at {loss.mark.where}" if loss.mark and loss.mark.where else ""
 
 
-def _explain_held(open_run: OpenRun, loss: WorkerSilent) -> str:
+def _explain_held(run: OpenRun, loss: WorkerSilent) -> str:
     assert loss.mark is not None
     return (
-        f"{open_run.where}: it held the event loop of {loss.worker} for {loss.mark.held_s:.0f} s"
+        f"{run.where}: it held the event loop of {loss.worker} for {loss.mark.held_s:.0f} s"
         f"{_place(loss)}, and the worker was killed; await what takes long, or move it to a plain reward"
     )
 
 
-def _explain_killed(open_run: OpenRun, loss: Loss, num_blamed: int) -> str:
+def _explain_killed(run: OpenRun, loss: Loss, num_blamed: int) -> str:
     how = loss.how if isinstance(loss, WorkerDied) else "was silent"
     return (
-        f"{open_run.where}: its code was running when its worker died, {num_blamed} times; "
+        f"{run.where}: its code was running when its worker died, {num_blamed} times; "
         f"last {loss.worker} {how}{_place(loss)}"
     )

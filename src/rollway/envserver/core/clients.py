@@ -37,8 +37,7 @@ class Clients:
         return True
 
     def unreachable(self, client: bytes) -> bool:
-        """Note that a client has no connection: it gets no news until it is heard again. Return False if
-        it is not one of the connected clients."""
+        """Send a client no news until it is heard again. Return False if it is not here."""
         if client in self._here:
             self._unreachable.add(client)
         return client in self._here

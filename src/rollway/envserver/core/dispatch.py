@@ -60,30 +60,30 @@ class RouterDispatch:
             if worker is None:
                 break
             taken = [self.open_runs[key] for key in self.waiting.take()]
-            for open_run in taken:
-                self._pool.give(worker, open_run.key)
-            runs = tuple(open_run.assign(worker, self._now_s) for open_run in taken)
+            for run in taken:
+                self._pool.give(worker, run.key)
+            runs = tuple(run.assign(worker, self._now_s) for run in taken)
             message = RunGroup(runs) if self.whole_groups or size > 1 else runs[0]
             commands.append(SendToWorker(worker, message))
         return commands
 
     def cancel(self, client: bytes, rollout_id: RolloutId, reason: str) -> Commands:
         """Cancel a rollout: at once if it waits, else when its worker says so, or is lost."""
-        open_run = self.open_runs.find(client, rollout_id)
-        if open_run is None:
+        run = self.open_runs.find(client, rollout_id)
+        if run is None:
             return []
-        if open_run.worker is None:
-            return [self._end(open_run, Cancelled(reason)), *self.assign()]
-        open_run.cancel_reason = reason or "cancelled"
-        return [SendToWorker(open_run.worker, Cancel(open_run.key, reason))]
+        if run.worker is None:
+            return [self._end(run, Cancelled(reason)), *self.assign()]
+        run.cancel_reason = reason or "cancelled"
+        return [SendToWorker(run.worker, Cancel(run.key, reason))]
 
     def leave(self, client: bytes, reason: str) -> Commands:
         """Cancel the rollouts of a client that seems gone, and answer them in case it is still there."""
         commands: Commands = []
-        for open_run in self.open_runs.of(client):
-            if open_run.worker is not None and not open_run.cancel_reason:
-                commands.append(SendToWorker(open_run.worker, Cancel(open_run.key, reason)))
-            commands.append(self._end(open_run, Cancelled(reason)))
+        for run in self.open_runs.of(client):
+            if run.worker is not None and not run.cancel_reason:
+                commands.append(SendToWorker(run.worker, Cancel(run.key, reason)))
+            commands.append(self._end(run, Cancelled(reason)))
         lost = self._frames.lost_with(client)
         commands += [SendToWorker(worker, FrameTaken(worker, size)) for worker, size in lost]
         return commands + self.assign()
@@ -92,18 +92,18 @@ class RouterDispatch:
         """Pass an end on to its client, once. Drop that of a lost attempt, or for a client that left."""
         worker, size, key = event.worker, event.num_bytes, settled.rollout_id
         was_running = self._pool.give_back(worker, key)
-        open_run = self.open_runs.get(key)
-        if open_run is None or open_run.worker != worker or open_run.run.attempt != settled.attempt:
+        run = self.open_runs.get(key)
+        if run is None or run.worker != worker or run.message.attempt != settled.attempt:
             if not was_running:
                 self.num_late += 1
             dropped: Commands = []
             if size:
                 dropped.append(SendToWorker(worker, FrameTaken(worker, size)))
             return dropped + self.assign()
-        self._frames.sent(open_run.client, worker, size)
-        self.open_runs.remove(open_run)
-        answer = replace(settled, rollout_id=open_run.rollout_id)
-        return [SendToClient(open_run.client, answer, event.frame), *self.assign()]
+        self._frames.sent(run.client, worker, size)
+        self.open_runs.remove(run)
+        answer = replace(settled, rollout_id=run.rollout_id)
+        return [SendToClient(run.client, answer, event.frame), *self.assign()]
 
     def frame_taken(self, client: bytes, worker: WorkerName, num_bytes: int) -> Commands:
         taken = self._frames.taken(client, worker, num_bytes)
@@ -117,18 +117,18 @@ class RouterDispatch:
         units: dict[tuple[bytes, int], list[RolloutId]] = {}
         num_failed = 0
         still_open = [run for key in keys if (run := self.open_runs.get(key)) is not None]
-        for open_run in sorted(still_open, key=lambda lost: lost.run.serial):
-            end = self._end_after_loss(open_run, loss)
+        for run in sorted(still_open, key=lambda lost: lost.message.serial):
+            end = self._end_after_loss(run, loss)
             if end is None:
-                open_run.unassign()
-                units.setdefault((open_run.client, open_run.unit), []).append(open_run.key)
+                run.unassign()
+                units.setdefault((run.client, run.unit), []).append(run.key)
                 continue
             if isinstance(end, Failed):
                 num_failed += 1
                 # No worker will log this failure.
-                place = f"{end.boundary}, attempt {open_run.run.attempt}"
-                commands.append(LogNote(f"{open_run.key} failed ({place}): {end.error}"))
-            commands.append(self._end(open_run, end))
+                place = f"{end.boundary}, attempt {run.message.attempt}"
+                commands.append(LogNote(f"{run.key} failed ({place}): {end.error}"))
+            commands.append(self._end(run, end))
         for (client, _), unit in reversed(units.items()):
             self.waiting.add(client, unit, first=True)
         num_moved = sum(len(unit) for unit in units.values())
@@ -140,10 +140,10 @@ class RouterDispatch:
         """Return a worker's rollouts by client, each under the id that its client chose."""
         by_client: dict[bytes, list[RolloutProgress]] = {}
         for rollout in rollouts:
-            open_run = self.open_runs.get(rollout.rollout_id)
-            if open_run is not None and open_run.worker == worker:
-                renamed = replace(rollout, rollout_id=open_run.rollout_id)
-                by_client.setdefault(open_run.client, []).append(renamed)
+            run = self.open_runs.get(rollout.rollout_id)
+            if run is not None and run.worker == worker:
+                renamed = replace(rollout, rollout_id=run.rollout_id)
+                by_client.setdefault(run.client, []).append(renamed)
         return by_client
 
     def stop(self) -> Commands:
@@ -154,16 +154,16 @@ class RouterDispatch:
     def end(self) -> Commands:
         return [self._end(run, ENDING) for run in self.open_runs.all()]
 
-    def _end_after_loss(self, open_run: OpenRun, loss: Loss) -> Cancelled | Failed | None:
+    def _end_after_loss(self, run: OpenRun, loss: Loss) -> Cancelled | Failed | None:
         """Return how a lost worker's rollout ends, or None if it may run again."""
-        if open_run.cancel_reason:
-            return Cancelled(open_run.cancel_reason)
-        return verdict(open_run, loss) or (ENDING if self.is_stopping else None)
+        if run.cancel_reason:
+            return Cancelled(run.cancel_reason)
+        return verdict(run, loss) or (ENDING if self.is_stopping else None)
 
-    def _end(self, open_run: OpenRun, outcome: Cancelled | Failed) -> RouterCommand:
-        self.waiting.remove(open_run.key)
-        self.open_runs.remove(open_run)
-        return SendToClient(open_run.client, open_run.settled(outcome))
+    def _end(self, run: OpenRun, outcome: Cancelled | Failed) -> RouterCommand:
+        self.waiting.remove(run.key)
+        self.open_runs.remove(run)
+        return SendToClient(run.client, run.settled(outcome))
 
 
 class FramesInTransit:

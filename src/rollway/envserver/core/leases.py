@@ -6,8 +6,7 @@ from typing import Generic, TypeVar
 Holder = TypeVar("Holder", bound=Hashable)
 
 MAX_GAP_S = 1.0
-"""A longer gap between two ticks means that the router itself did not run. It could not hear anything
-then, so this time does not count as silence of others."""
+"""In a longer gap between two ticks the router itself did not run: that is not silence of others."""
 
 
 class Leases(Generic[Holder]):
@@ -20,7 +19,8 @@ class Leases(Generic[Holder]):
     def tick(self, now_s: float) -> None:
         deaf_s = now_s - self._now_s - MAX_GAP_S
         if deaf_s > 0:
-            self._heard_s = {holder: heard_s + deaf_s for holder, heard_s in self._heard_s.items()}
+            for holder in self._heard_s:
+                self._heard_s[holder] += deaf_s
         self._now_s = now_s
 
     def renew(self, holder: Holder) -> None:

@@ -14,7 +14,7 @@ class OpenRun(Struct):
     client: bytes
     rollout_id: RolloutId
     """The id that the client chose."""
-    run: Run
+    message: Run
     """The run as workers get it: with the key as its id, and the current attempt."""
     unit: int
     """Runs with the same number go to one worker together."""
@@ -29,25 +29,25 @@ class OpenRun(Struct):
 
     @property
     def key(self) -> RolloutId:
-        return self.run.rollout_id
+        return self.message.rollout_id
 
     @property
     def where(self) -> str:
-        return f"task '{self.run.task.id}'"
+        return f"task '{self.message.task.id}'"
 
     def settled(self, outcome: Outcome) -> Settled:
         """Return the rollout's end as its client must hear it."""
         worker = self.worker or WorkerName("")
-        return Settled(self.rollout_id, self.run.attempt, worker, outcome)
+        return Settled(self.rollout_id, self.message.attempt, worker, outcome)
 
     def assign(self, worker: WorkerName, now_s: float) -> Run:
         """Note that the rollout runs in this worker from now on. Return the run to send there."""
         self.worker = worker
-        return replace(self.run, queued_s=now_s - self.since_s)
+        return replace(self.message, queued_s=now_s - self.since_s)
 
     def unassign(self) -> None:
         """Note that the rollout's worker is lost. Another worker will make the next attempt."""
-        self.run = replace(self.run, attempt=self.run.attempt + 1)
+        self.message = replace(self.message, attempt=self.message.attempt + 1)
         self.worker = None
 
 
@@ -95,9 +95,9 @@ class OpenRuns:
     def all(self) -> list[OpenRun]:
         return list(self._runs.values())
 
-    def remove(self, open_run: OpenRun) -> None:
-        del self._runs[open_run.key]
-        keys = self._keys[open_run.client]
-        del keys[open_run.rollout_id]
+    def remove(self, run: OpenRun) -> None:
+        del self._runs[run.key]
+        keys = self._keys[run.client]
+        del keys[run.rollout_id]
         if not keys:
-            del self._keys[open_run.client]
+            del self._keys[run.client]

@@ -21,8 +21,7 @@ class WorkerLoad(Struct, frozen=True):
 
 
 class Scaling:
-    """Keeps the number of places between `least` and `most`. It grows while work waits, and shrinks when
-    workers have been idle for `idle_s`."""
+    """Opens places up to `most` while work waits, and retires workers that are idle for `idle_s`."""
 
     def __init__(self, least: int, most: int, idle_s: float) -> None:
         self._least = least

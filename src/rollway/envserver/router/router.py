@@ -59,8 +59,7 @@ LINGER_MS = 1000
 
 
 class Router:
-    """Performs what the core decides. Bad frames are counted, logged and dropped. `listener` is a parent
-    process that cannot receive statistics as a client."""
+    """Performs what the core decides. `listener` is a parent that cannot get statistics as a client."""
 
     def __init__(
         self, core: Routing, clients: Socket, workers: Socket,
@@ -116,7 +115,6 @@ class Router:
         while True:
             sender, message, _ = await self._receive(self._clients, from_client)
             await self.on(ClientMessage(sender, message, time.monotonic()))
-            await self._fair.breathe()
 
     async def serve_workers(self) -> None:
         while True:
@@ -126,7 +124,6 @@ class Router:
                 await self._report_to_parent(message.stats)
             name = WorkerName(sender.decode(errors="replace"))
             await self.on(WorkerMessage(name, message, frame, size, time.monotonic()))
-            await self._fair.breathe()
 
     async def hear_deaths(self) -> None:
         while True:

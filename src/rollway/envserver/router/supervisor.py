@@ -73,7 +73,7 @@ class Supervisor:
                 tasks.create_task(self._keep_alive(await self._to_open.get()))
 
     def open_place(self) -> None:
-        number = next(number for number in range(len(self._places) + 1) if number not in self._places)
+        number = min(set(range(len(self._places) + 1)) - self._places.keys())
         self._places[number] = _Place()
         self._to_open.put_nowait(number)
 
@@ -127,16 +127,15 @@ class Supervisor:
 
     async def _live(self, number: int, life: int) -> WorkerDied:
         """Run one worker from its start to its death."""
-        place_name = f"{env_name(self._server.env.id)}.w{number}"
-        log_path = Path(self._server.log_dir) / f"{place_name}.log"
+        server, address = self._server, self._address
+        place = f"{env_name(server.env.id)}.w{number}"
+        log_path = Path(server.log_dir) / f"{place}.log"
         with new_page() as (board, fd):
-            is_first = life == 0 and not self._is_any_up
-            spec = WorkerSpec(
-                number, place_name, life, self._address, fd, self._server, is_patient=not is_first
-            )
+            is_patient = life > 0 or self._is_any_up
+            spec = WorkerSpec(number, place, life, address, fd, server, is_patient=is_patient)
             name = WorkerName(spec.name)
             self._places[number].workers.append(name)
-            async with start_part(place_name, WORKER, spec, log=log_path, pass_fds=[fd]) as part:
+            async with start_part(place, WORKER, spec, log=log_path, pass_fds=[fd]) as part:
                 self._running[name] = part, board
                 try:
                     await part.listen(on_stats=lambda stats: None, on_message=lambda body: None)

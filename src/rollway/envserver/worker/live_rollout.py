@@ -19,8 +19,7 @@ MAX_REPORTED = 256
 
 
 class LiveRollout:
-    """The state of one running rollout. Only this class counts turns. An engine that answers with
-    messages instead of tokens leaves the trace empty."""
+    """The state of one running rollout. An engine that answers with messages leaves the trace empty."""
 
     def __init__(self, run: Run) -> None:
         self.run = run

@@ -34,8 +34,7 @@ PLAIN_MARGIN_S = 2.0
 
 async def play(kit: Kit, live: LiveRollout, group: LiveGroup | None) -> Finished | Failed:
     """Play a rollout and score it. Only cancellation and our own bugs come out as exceptions. Toolsets
-    are open from the first turn to the last reward of the rollout. They are closed before the rollout
-    waits for the other members of its group."""
+    are closed after the rollout's last reward, before it waits for the other members of its group."""
     task, start_s = live.run.task, time.monotonic()
     try:
         async with AsyncExitStack() as stack:
@@ -43,9 +42,8 @@ async def play(kit: Kit, live: LiveRollout, group: LiveGroup | None) -> Finished
             if isinstance(chat, Failed):
                 return chat
             rollout_s = time.monotonic() - start_s
-            rollout = Rollout(
-                tuple(chat.messages), live.num_turns, live.num_tokens, live.stop, chat.info
-            )
+            num_turns, num_tokens = live.num_turns, live.num_tokens
+            rollout = Rollout(tuple(chat.messages), num_turns, num_tokens, live.stop, chat.info)
             live.enter("scoring")
             async with cancel_leftover_tasks():
                 scores = await kit.scoring.score(task, rollout, chat.aside())

@@ -16,8 +16,7 @@ CLOSE_DEADLINE_S = 30.0
 
 
 class _SharedToolset:
-    """A toolset that several rollouts share. The same asyncio task opens and closes it, because context
-    managers may depend on that."""
+    """A toolset of several rollouts. One task opens and closes it, because its code may need that."""
 
     def __init__(self, toolset: Toolset) -> None:
         loop = asyncio.get_running_loop()

@@ -210,15 +210,14 @@ class Worker:
 
 async def worker(prepared: Prepared, parent: Parent) -> None:
     """Open what rollouts need, say Hello, and serve until drained or until the router is gone."""
-    part = prepared.part
+    part, watch, loop = prepared.part, parent.watch, asyncio.get_running_loop()
     faulthandler.enable()
-    show_running_code(part.board_fd, parent)
-    keep_track(asyncio.get_running_loop())
-    async with (
-        ProcessLane(f"{part.name}.tasks", 1, label="task source", watch=parent.watch) as tasks_lane,
-        open_kit(prepared, parent.watch) as kit,
-        AsyncExitStack() as stack,
-    ):
+    board = RunningCodePage(part.board_fd)  # the router can read it even after this process has died
+    board.mark_tasks_of(loop)
+    watch.show_holds(board.show_line)
+    keep_track(loop)
+    tasks_lane = ProcessLane(f"{part.name}.tasks", 1, label="task source", watch=watch)
+    async with tasks_lane, open_kit(prepared, watch) as kit, AsyncExitStack() as stack:
         store = stack.enter_context(open_store(part))
         context = stack.enter_context(Context())
         wire = stack.enter_context(context.socket(zmq.DEALER))
@@ -228,17 +227,11 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
         wire.connect(part.address)
         serving = Worker(prepared, wire, kit, tasks_lane, store)
         parent.in_flight, parent.on_stats = lambda: serving.in_flight, serving.send_stats
-        credits, whole_groups = part.server.env.local.concurrency, needs_whole_groups(prepared.env)
+        credits = part.server.env.local.concurrency
+        whole_groups = needs_whole_groups(prepared.env)
         await serving.send(Hello(part.name, credits, whole_groups=whole_groups))
         await parent.report_ready()
         await run_until_first(serving.serve(), parent.wait_until_gone())
-
-
-def show_running_code(board_fd: int, parent: Parent) -> None:
-    """Show the router whose code is running. It can read this even after this process has died."""
-    board = RunningCodePage(board_fd)
-    board.mark_tasks_of(asyncio.get_running_loop())
-    parent.watch.show_holds(board.show_line)
 
 
 def main(name: str, sock: socket.socket) -> None:
