@@ -62,7 +62,7 @@ def user_traceback(error: BaseException) -> str:
 log = logging.getLogger(__name__)
 
 IN_FULL = 10
-"""Failures of one boundary that are all logged. Later ones are logged more and more rarely."""
+"""Failures of one boundary that are all logged. Later ones are logged more rarely."""
 
 
 class FailureLog:

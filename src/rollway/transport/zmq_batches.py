@@ -47,9 +47,8 @@ class IncomingBatch:
         self.checksum = crc32c(shipped.manifest)
         self._shipped = shipped
         self._payload = payload if folder is None else str(folder)
-        self._writer = (
-            None if folder is None else SegmentWriter(folder, SegmentName("in", 0), SEGMENT_BYTES)
-        )
+        name = SegmentName("in", 0)
+        self._writer = SegmentWriter(folder, name, SEGMENT_BYTES) if folder else None
         self._landed: dict[int, PayloadRef] = {}
 
     @property

@@ -101,32 +101,27 @@ async def open_kit(prepared: Prepared, watch: LoopWatch) -> AsyncIterator[Kit]:
 @asynccontextmanager
 async def open_speakers(prepared: Prepared, watch: LoopWatch) -> AsyncIterator[SpeakerFactory]:
     """Connect to the engines. A patient worker waits until one answers; others raise EngineError."""
-    part, server, policy = prepared.part, prepared.part.server, prepared.policy
+    name, server, policy = prepared.part.name, prepared.part.server, prepared.policy
     engine, key = server.engine, os.environ.get(server.engine.key_var or "", "")
+    deadline_s, model = engine.request_deadline_s, engine.model or ""
     if prepared.renderer is None:
-        deadline_s = engine.request_deadline_s
-        url, model = server.engine_urls[0], engine.model or ""
-        with ChatClient(url, model, key, deadline_s=deadline_s) as client:
+        with ChatClient(server.engine_urls[0], model, key, deadline_s=deadline_s) as client:
             await client.check()
             yield MessageSpeakers(client, policy)
         return
     waiting = 4 * server.env.local.concurrency
-    rendering = ProcessLane(
-        f"{part.name}.render", 1, label="rendering", watch=watch, max_waiting=waiting
-    )
-    reading = ProcessLane(f"{part.name}.replies", 1, label="reply", watch=watch)
+    rendering = ProcessLane(f"{name}.render", 1, label="rendering", watch=watch, max_waiting=waiting)
+    reading = ProcessLane(f"{name}.replies", 1, label="reply", watch=watch)
     config = PoolConfig(
-        engines=tuple(
-            EngineAccess(url, engine.request_deadline_s, engine.model or "", key)
-            for url in server.engine_urls
-        ),
+        engines=tuple(EngineAccess(url, deadline_s, model, key) for url in server.engine_urls),
         routes=engine.routes,
         shape=prepared.shape,
         patience_s=engine.patience_s,
     )
     async with rendering, reading:
         with LongReplies(reading) as replies:
-            async with open_pool(config, policy, replies, is_patient=part.is_patient) as engines:
+            is_patient = prepared.part.is_patient
+            async with open_pool(config, policy, replies, is_patient=is_patient) as engines:
                 yield TokenSpeakers(engines, Renderer(prepared.renderer, server.model, rendering))
 
 
