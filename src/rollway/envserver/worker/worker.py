@@ -145,31 +145,30 @@ class Worker:
             await self.send(Settled(rollout_id, attempt, self._name, failed))
 
     async def _run(self, live: LiveRollout, group: LiveGroup | None) -> None:
-        """Run one rollout and send its end. Then forget it; its group waits no longer for it."""
+        """Run one rollout and send its end. A cancellation that the router asked for is an end too. Then
+        forget the rollout, and let its group wait no longer for it."""
         self._policy.version = max(self._policy.version, live.run.version)
+        end = None
         try:
-            await self._settle(live.run, await self._play(live, group))
+            try:
+                if live.cancel_reason is None:
+                    live.asyncio_task = asyncio.current_task()
+                    played = await play(self._kit, live, group)
+                    if isinstance(played, Failed):
+                        end = RolloutEnd(played)
+                    else:
+                        end = await commit(self._kit, live, played, self._store)
+            except asyncio.CancelledError:
+                if live.cancel_reason is None:
+                    raise
+            finally:
+                live.asyncio_task = None  # a cancel comes too late now: the end must reach the router
+            await self._settle(live.run, end or RolloutEnd(Cancelled(live.cancel_reason or "")))
         finally:
             if group is not None:
                 group.leave(live.run.rollout_id)
             del self._running[live.run.rollout_id]
             self._finish_if_drained()
-
-    async def _play(self, live: LiveRollout, group: LiveGroup | None) -> RolloutEnd:
-        """Return how a rollout ends. A cancellation that the router asked for is an end too."""
-        try:
-            if live.cancel_reason is None:
-                live.asyncio_task = asyncio.current_task()
-                played = await play(self._kit, live, group)
-                if isinstance(played, Failed):
-                    return RolloutEnd(played)
-                return await commit(self._kit, live, played, self._store)
-        except asyncio.CancelledError:
-            if live.cancel_reason is None:
-                raise
-        finally:
-            live.asyncio_task = None  # a cancel comes too late now: the end must reach the router
-        return RolloutEnd(Cancelled(live.cancel_reason))
 
     async def _settle(self, run: Run, end: RolloutEnd) -> None:
         if isinstance(end.outcome, Failed):
