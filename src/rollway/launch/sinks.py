@@ -61,12 +61,10 @@ async def _open(process: child.Child, spec: SinksSpec, title: str, log: Path) ->
     """Give the process its spec, and wait until it has opened all sinks."""
     try:
         async with asyncio.timeout(OPEN_DEADLINE_S):
-            await process.pipe.send(msgspec.msgpack.encode(spec))
+            await process.send_spec(spec)
             frame = await process.pipe.receive()
     except TimeoutError:
         raise ConfigError(f"{title} did not open within {OPEN_DEADLINE_S:g} s; see {log}") from None
-    except ConnectionError:
-        frame = None
     if frame is None:
         raise PartDied(f"the process for {title} died; see {log}")
     answer = _answers.decode(frame)

@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Struct, field
 
 from ..config.specs import SinksSpec
+from ..loop.processes.child import receive_spec
 from ..rundir.metrics_file import MetricsFile
 from ..rundir.rundir import RunDir, write_whole
-from ..wire.pipe import BlockingPipe
 
 
 class MetricsSink(Protocol):
@@ -128,11 +128,7 @@ def open_sinks(spec: SinksSpec, run: RunDir, wandb_id: str) -> dict[str, Metrics
 
 def serve(name: str, sock: socket.socket) -> None:
     """Pass on the lines that the files have, then new ones at each frame, until the pipe closes."""
-    pipe = BlockingPipe(sock)
-    first = pipe.receive()
-    if first is None:
-        return
-    spec = msgspec.msgpack.decode(first, type=SinksSpec)
+    pipe, spec = receive_spec(sock, SinksSpec)
     run = RunDir(spec.run_dir)
     positions = load_positions(run.sinks)
     try:

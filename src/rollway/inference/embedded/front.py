@@ -151,7 +151,7 @@ async def _start_decoder(spec: EngineSpec) -> AsyncIterator[DecoderClient]:
     async with child.start(
         "engine-decoder", "rollway.inference.embedded.decoder:serve_decoder", computes=True
     ) as process:
-        await process.send_first(msgspec.msgpack.encode(spec))
+        await process.send_spec(spec)
         first = await process.pipe.receive()
         if first is None:
             raise EngineError("the embedded engine's decoder process ended while it loaded the model")

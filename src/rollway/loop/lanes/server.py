@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from ...errors import LaneRaised
 from ...wire.pipe import BlockingPipe
+from ..processes.child import receive_spec
 from ..watch import stacks
 from .memory import lift_limit
 
@@ -80,13 +81,10 @@ def _ask_through(pipe: BlockingPipe, value: Any) -> Any:
 
 
 def serve_lane(name: str, sock: socket.socket) -> None:
-    """Answer calls. The first frame names the socket on which stacks are asked for and written."""
-    pipe = BlockingPipe(sock)
+    """Answer calls. The spec is the descriptor on which stacks are asked for and written."""
+    pipe, stack_fd = receive_spec(sock, int)
     ask_caller.set(partial(_ask_through, pipe))
-    first = pipe.receive()
-    if first is None:
-        return
-    _show_stacks(int(first))
+    _show_stacks(stack_fd)
     pipe.send(b"up")
     while (frame := pipe.receive()) is not None:
         pipe.send(_pack(_answer(frame)))

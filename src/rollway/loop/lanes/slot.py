@@ -136,13 +136,11 @@ def _mark_as_seen(task: "asyncio.Task[_Process]") -> None:
 async def _wait_until_up(child: Child, stack_pipe: StackPipe) -> None:
     try:
         async with asyncio.timeout(START_DEADLINE_S):
-            await child.pipe.send(str(stack_pipe.child_fd).encode())
+            await child.send_spec(stack_pipe.child_fd)
             if await child.pipe.receive() is not None:
                 return
     except TimeoutError:
         raise LaneTimeout(f"{child.name} did not start within {START_DEADLINE_S:g} s") from None
-    except ConnectionError:
-        pass
     raise LaneCrashed(f"{child.name} could not start: it ended {await _how_it_ended(child)}")
 
 

@@ -11,8 +11,13 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import TypeVar
 
-from ...wire.pipe import AsyncPipe
+import msgspec
+
+from ...wire.pipe import AsyncPipe, BlockingPipe
+
+S = TypeVar("S")
 
 COMPUTE_NICENESS = 10
 GRACE_S = 5.0
@@ -44,10 +49,10 @@ class Child:
     def has_ended(self) -> bool:
         return self._process.returncode is not None
 
-    async def send_first(self, frame: bytes) -> None:
-        """Send the first frame. If the child has died already, this does nothing: its end shows that."""
+    async def send_spec(self, spec: object) -> None:
+        """Send what `receive_spec` returns. If the child has died already, only its end shows that."""
         with suppress(ConnectionError):
-            await self.pipe.send(frame)
+            await self.pipe.send(msgspec.msgpack.encode(spec))
 
     async def wait(self) -> int:
         """Wait until the child has ended; return its exit code, which is negative for a signal."""
@@ -106,6 +111,16 @@ async def start(
         yield child
     finally:
         await child.end(grace_s)
+
+
+def receive_spec(sock: socket.socket, kind: type[S]) -> tuple[BlockingPipe, S]:
+    """Return the pipe to the parent and the first message on it: the child's spec. If the parent is
+    gone, the child ends here."""
+    pipe = BlockingPipe(sock)
+    frame = pipe.receive()
+    if frame is None:
+        sys.exit(0)
+    return pipe, msgspec.msgpack.decode(frame, type=kind)
 
 
 def log_to(path: Path | None, name: str) -> None:

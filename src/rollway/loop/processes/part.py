@@ -20,7 +20,7 @@ from msgspec import Struct
 from ...config.specs import WatchSpec
 from ...errors import PartDied, RollwayError
 from ...records.lag import ProcessStats
-from ...wire.pipe import AsyncPipe, BlockingPipe
+from ...wire.pipe import AsyncPipe
 from ..watch.run import LoopWatch, run
 from . import child
 
@@ -128,14 +128,11 @@ def run_part(
 
     `prepare` loads what takes long before there is a loop that it could hold; `main` gets its result.
     """
-    first = BlockingPipe(sock).receive()
-    if first is None:
-        return
-    spec = msgspec.msgpack.decode(first, type=kind)
+    pipe, spec = child.receive_spec(sock, kind)
     try:
         prepared = prepare(spec)
     except RollwayError as error:
-        BlockingPipe(sock).send(encode(PartFailure(str(error))))
+        pipe.send(encode(PartFailure(str(error))))
         sys.exit(1)
     ok = run(name, spec.watch, lambda watch: _run_main(prepared, sock, watch, main))
     sys.exit(0 if ok else 1)
@@ -261,5 +258,5 @@ async def start_part(
 ) -> AsyncIterator[Part]:
     """Start a part with its spec. Leaving the block ends it."""
     async with child.start(name, entry, log=log, pass_fds=pass_fds) as process:
-        await process.send_first(encode(spec))
+        await process.send_spec(spec)
         yield Part(process, log)
