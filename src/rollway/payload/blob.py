@@ -45,8 +45,6 @@ Buffer = bytes | memoryview
 
 
 class ColumnEntry(Struct, frozen=True):
-    """The entry of one column in a header."""
-
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
@@ -57,9 +55,9 @@ class _Metadata(Struct):
     segment: str = ""
 
 
-_header: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_entry: msgspec.json.Decoder[ColumnEntry] = msgspec.json.Decoder(ColumnEntry)
-_metadata: msgspec.json.Decoder[_Metadata] = msgspec.json.Decoder(_Metadata)
+_header = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_entry = msgspec.json.Decoder(ColumnEntry)
+_metadata = msgspec.json.Decoder(_Metadata)
 
 
 class Blob(Struct, frozen=True):
@@ -98,9 +96,8 @@ def build(columns: Mapping[str, Column]) -> Blob:
                 offset += chunk.nbytes
                 contiguous = chunk if chunk.flags.c_contiguous else np.ascontiguousarray(chunk)
                 data.append(contiguous.data)
-        first = chunks[0]
-        shape = (num_items, *first.shape[1:])
-        entries[name] = ColumnEntry(_NAMES[first.dtype], shape, (start, offset))
+        _, *item = chunks[0].shape
+        entries[name] = ColumnEntry(_NAMES[chunks[0].dtype], (num_items, *item), (start, offset))
     header = msgspec.json.encode(entries)
     header += b" " * pad(8 + len(header))
     head = len(header).to_bytes(8, "little") + header
@@ -128,10 +125,9 @@ def relabel(blob: memoryview, segment: str) -> list[Buffer]:
 
 def join(blob: Blob) -> memoryview:
     """Return the blob's bytes as one buffer, for a wire. For the thread lane: it copies all data."""
-    parts = seal(blob)
     joined = np.empty(blob.length, np.uint8)
     offset = 0
-    for part in parts:
+    for part in seal(blob):
         raw = np.frombuffer(part, np.uint8)
         joined[offset : offset + raw.size] = raw
         offset += raw.size
@@ -149,10 +145,11 @@ def read_header(blob: memoryview) -> BlobHeader:
         entries = {name: _entry.decode(raw) for name, raw in fields.items()}
     except UNREADABLE as error:
         raise PayloadError(f"its header cannot be read: {error}") from None
-    end = max(0, *(entry.data_offsets[1] for entry in entries.values()), 0)
-    if 8 + size + end > len(blob):
-        raise PayloadError(f"its header claims {8 + size + end} bytes, but {len(blob)} bytes are there")
-    return BlobHeader(8 + size, 8 + size + end, metadata.crc32c, entries)
+    start = 8 + size
+    end = start + max((0, *(entry.data_offsets[1] for entry in entries.values())))
+    if end > len(blob):
+        raise PayloadError(f"its header claims {end} bytes, but {len(blob)} bytes are there")
+    return BlobHeader(start, end, metadata.crc32c, entries)
 
 
 def parse(blob: memoryview) -> Columns:

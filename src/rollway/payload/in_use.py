@@ -35,10 +35,13 @@ class LiveRefs:
         offsets = self._live.setdefault(ref.segment, set())
         if ref.offset in offsets:
             raise PayloadError(f"ref {ref} is already held")
-        is_first = not offsets
         offsets.add(ref.offset)
         self.num_bytes += ref.length
-        return is_first and self._becomes_newest(ref.segment)
+        writer, order = _split(ref.segment)
+        is_newest = order > self._newest.get(writer, (-1, -1))
+        if is_newest:
+            self._newest[writer] = order
+        return is_newest
 
     def release(self, ref: PayloadRef) -> bool:
         """Give a ref back. Return True if its segment is unused now."""
@@ -61,13 +64,6 @@ class LiveRefs:
         """Return those of `files` that are segments and may be removed. Some never had a ref: a worker
         may die, or its rollout be cancelled, after the write and before the ref is sent."""
         return [file for file in files if SegmentName.parse(file) and self.is_unused(file)]
-
-    def _becomes_newest(self, segment: str) -> bool:
-        writer, order = _split(segment)
-        if writer in self._newest and order <= self._newest[writer]:
-            return False
-        self._newest[writer] = order
-        return True
 
 
 def _split(segment: str) -> tuple[_Writer, _Order]:
@@ -97,7 +93,6 @@ class SegmentKeeper:
         self._live.hold(ref, closed=True)
 
     async def release(self, refs: Iterable[PayloadRef]) -> None:
-        """Give refs back that will not be read again."""
         for ref in refs:
             if self._live.release(ref):
                 await thread(self._reader.remove, ref.segment)

@@ -6,6 +6,7 @@ A lock ends when the last descriptor of its file is closed. A memory map keeps a
 
 import errno
 import fcntl
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,19 @@ def lock_shared(file: int, path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_SH)
     if not os.path.samestat(os.fstat(file), path.stat()):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+def map_shared(path: Path) -> memoryview:
+    """Return the bytes of a segment, which stay as long as the view is referenced."""
+    with path.open("rb") as file:
+        lock_shared(file.fileno(), path)
+        return map_file(file.fileno())
+
+
+def map_file(file: int) -> memoryview:
+    if not os.fstat(file).st_size:
+        return memoryview(b"")
+    return memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ))
 
 
 @contextmanager
