@@ -12,8 +12,6 @@ Fate = Literal["trained", "zero_advantage", "filtered", "too_few", "stale", "eva
 
 
 class Member(Struct, frozen=True):
-    """A scored rollout of a group."""
-
     rollout_id: RolloutId
     scored: Scored
 

@@ -22,12 +22,10 @@ class PayloadRef(Struct, frozen=True):
 
     @property
     def is_frame(self) -> bool:
-        """Whether the bytes travel beside this ref as a raw frame, and are not yet in a file."""
         return not self.segment
 
 
 def frame_ref(length: int) -> PayloadRef:
-    """Return a ref for bytes that travel beside it as a raw frame."""
     return PayloadRef("", 0, length)
 
 
@@ -46,7 +44,6 @@ class SegmentName(Struct, frozen=True):
         return f"{prefix}{self.writer}.{self.incarnation}-{self.number:04d}.seg"
 
     def following(self) -> "SegmentName":
-        """Return the name of the writer's next segment."""
         return SegmentName(self.writer, self.incarnation, self.number + 1, self.generation)
 
     @classmethod

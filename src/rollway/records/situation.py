@@ -25,8 +25,6 @@ class WaitingRollout(Struct, frozen=True):
 
 
 class EnvState(Struct, frozen=True):
-    """The rollouts of one environment."""
-
     in_flight: int
     num_settled: int
     silent_s: float

@@ -13,8 +13,6 @@ Routes = NDArray[Any]
 
 
 class Sampling(Struct, frozen=True):
-    """How the engine samples a reply."""
-
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     temperature: Annotated[float, Meta(ge=0, le=1_000)] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0

@@ -44,10 +44,11 @@ class Trace:
 
     def add(self, turn: Turn, place: RowPlace | None = None) -> None:
         """Add a turn to its row. Raise TraceError if the engine's reply cannot be right."""
-        if not len(turn.logprobs) == len(turn.versions) == len(turn.completion_ids):
+        num_tokens, num_logprobs = len(turn.completion_ids), len(turn.logprobs)
+        if not num_tokens == num_logprobs == len(turn.versions):
             raise TraceError(
-                f"the engine's reply has {len(turn.completion_ids)} tokens, {len(turn.logprobs)} "
-                f"logprobs and {len(turn.versions)} versions; these numbers must be equal"
+                f"the engine's reply has {num_tokens} tokens, {num_logprobs} logprobs and "
+                f"{len(turn.versions)} versions; these numbers must be equal"
             )
         place = place or RowPlace(self._longest_prefix(turn.prompt_ids))
         if turn.routes is not None and turn.routes_start > place.routes_start:
@@ -64,6 +65,6 @@ class Trace:
         return tuple(row.finish() for row in self._rows)
 
     def _longest_prefix(self, prompt_ids: Ints) -> OpenRow | None:
-        free = [row for row in self._rows if not any(row is reserved for reserved in self._reserved)]
+        free = [row for row in self._rows if row not in self._reserved]
         matching = [row for row in free if row.is_prefix_of(prompt_ids)]
         return max(matching, key=lambda row: row.num_tokens, default=None)
