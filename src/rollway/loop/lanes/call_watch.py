@@ -52,7 +52,6 @@ class StackPipe:
         return [] if any(line.file == pipe.__file__ for line in stack) else stack
 
     async def wait(self, timeout_s: float) -> list[stacks.StackLine]:
-        """Wait for the next stack; return an empty one if it takes too long."""
         loop = asyncio.get_running_loop()
         is_readable = asyncio.Event()
         loop.add_reader(self._socket, is_readable.set)
@@ -76,8 +75,8 @@ class CallBudget(Struct, frozen=True):
     """The label of a lane's calls, how long a call may take, and who hears of slower ones."""
 
     label: str
-    budget_s: float
-    report: Callable[[Stall], None]
+    budget_s: float = 300.0
+    report: Callable[[Stall], None] = lambda stall: None
 
 
 class CallWatch:
@@ -115,8 +114,8 @@ class CallWatch:
     def _look(self) -> None:
         self._sample(self._stack_pipe.read())
         self._stack_pipe.ask()
-        elapsed_s = time.monotonic() - self._started_s
-        pause_s = max(self._budget.budget_s / 2, elapsed_s / 8)
+        took_s = time.monotonic() - self._started_s
+        pause_s = max(self._budget.budget_s / 2, took_s / 8)
         self._timer = asyncio.get_running_loop().call_later(pause_s, self._look)
 
     def _sample(self, stack: list[stacks.StackLine]) -> stacks.StackLine | None:

@@ -13,7 +13,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 from ...errors import LaneClosed, LaneFull, LaneTimeout
 from ..watch.run import LoopWatch
 from .call_watch import CallBudget
-from .slot import START_DEADLINE_S, LaneCall, LaneSlot, Replier
+from .slot import LaneCall, LaneSlot, Replier
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class ProcessLane:
         it processes start at once, in the background; without it each starts when it is first needed.
         `label` is what reports call the lane's calls: "reward", "reply".
         """
-        budget = CallBudget(label, START_DEADLINE_S, lambda stall: None)
+        budget = CallBudget(label)
         if watch is not None:
             budget = CallBudget(label, watch.budget_s, watch.slow_call)
         self._name = name

@@ -13,7 +13,7 @@ from ...errors import LaneClosed, LaneCrashed, LaneTimeout
 from ..coroutines import is_cancelled
 from ..processes.child import Child, signal_name, start
 from .call_watch import CallBudget, CallWatch, StackPipe
-from .server import LaneAnswer, LaneFailure, LaneQuestion, LaneResult
+from .server import LaneAnswer, LaneFailure, LaneQuestion, dumps
 
 START_DEADLINE_S = 300.0
 """For starting a process and warming it: an environment may load a large dataset."""
@@ -39,7 +39,6 @@ class LaneSlot:
         self._name = name
         self._warm = warm
         self._budget = budget
-        self._warm_budget = CallBudget(budget.label, START_DEADLINE_S, lambda stall: None)
         self._starting: asyncio.Task[_Process] | None = None
         self._closed = False
 
@@ -48,9 +47,7 @@ class LaneSlot:
         if self._closed:
             raise LaneClosed(f"{self._name} is closed")
         if self._starting is None:
-            self._starting = asyncio.get_running_loop().create_task(
-                self._start(), name=self._name, context=Context()
-            )
+            self._starting = asyncio.create_task(self._start(), name=self._name, context=Context())
             self._starting.add_done_callback(_mark_as_seen)
         return self._starting
 
@@ -65,7 +62,7 @@ class LaneSlot:
         finally:
             if answer is None or (isinstance(answer, LaneFailure) and answer.is_out_of_memory):
                 await self.end()
-        return _value(answer)
+        return answer.take()
 
     async def _live_process(self) -> _Process:
         """Return a warm process; a new one if the last was killed while it was idle."""
@@ -104,12 +101,13 @@ class LaneSlot:
             process = _Process(child, stack_pipe, AsyncExitStack())
             if self._warm is not None:
                 frame, function = _pack(self._warm), self._warm[0]
-                _value(await _run(process, function, frame, START_DEADLINE_S, self._warm_budget))
+                budget = CallBudget(self._budget.label)
+                warm = await _run(process, function, frame, START_DEADLINE_S, budget)
+                warm.take()
             return _Process(child, stack_pipe, stack.pop_all())
         raise AssertionError("unreachable")
 
     async def close(self) -> None:
-        """End the process and start no other."""
         self._closed = True
         await self.end()
 
@@ -121,10 +119,10 @@ class LaneSlot:
         if not starting.done():
             starting.cancel()
             await asyncio.wait([starting])
-        if starting.cancelled() or starting.exception() is not None:
-            return
-        starting.result().child.kill()
-        await starting.result().resources.aclose()
+        if not starting.cancelled() and starting.exception() is None:
+            process = starting.result()
+            process.child.kill()
+            await process.resources.aclose()
 
 
 def _mark_as_seen(task: "asyncio.Task[_Process]") -> None:
@@ -146,7 +144,7 @@ async def _wait_until_up(child: Child, stack_pipe: StackPipe) -> None:
 
 def _pack(call: LaneCall) -> bytes:
     function, *args = call
-    return pickle.dumps((function, args), protocol=pickle.HIGHEST_PROTOCOL)
+    return dumps((function, args))
 
 
 async def _run(
@@ -182,7 +180,7 @@ async def _receive_answer(child: Child, name: str, replier: Replier | None) -> L
                 if replier is None:
                     return LaneFailure("", f"{name} asked its caller, which does not answer questions")
                 reply = await replier(question)
-                await child.pipe.send(pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
+                await child.pipe.send(dumps(reply))
             case answer:
                 return answer
     return None
@@ -201,11 +199,3 @@ def _unpack(frame: bytes, name: str) -> LaneAnswer | LaneQuestion:
     except Exception as error:  # unpickling may run code of the user's class
         return LaneFailure("", f"{name} returned a value that this process cannot read: {error!r}")
     return message
-
-
-def _value(answer: LaneAnswer) -> Any:
-    match answer:
-        case LaneResult(value=value):
-            return value
-        case LaneFailure() as failure:
-            raise failure.error()

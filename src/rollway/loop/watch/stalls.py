@@ -105,7 +105,6 @@ _Place = tuple[str, str, str, str]
 
 
 def total(a: Stall, b: Stall) -> Stall:
-    """Add up two sums of the same place."""
     count, total_s, longest_s = a.count + b.count, a.total_s + b.total_s, max(a.longest_s, b.longest_s)
     return structs.replace(a, count=count, total_s=total_s, longest_s=longest_s)
 
@@ -132,7 +131,6 @@ class StallTotals:
         return tuple(sorted(self._by_place.values(), key=lambda stall: (-stall.total_s, stall.where)))
 
     def take(self) -> tuple[Stall, ...]:
-        """Return all sums since the last call."""
         seen, self._by_place = self.seen(), {}
         self._times.clear()
         return seen
