@@ -11,7 +11,7 @@ from ..config.sections import MetricsConfig
 from ..config.specs import SinksSpec
 from ..errors import ConfigError, PartDied
 from ..loop.processes import child
-from ..observe.feed import SinksAnswer, SinksRefused
+from ..observe.feed import SinksAnswer
 from ..rundir.rundir import RunDir
 from .watch import RunWatch
 
@@ -21,8 +21,6 @@ GRACE_S = 60.0
 """How long the last steps may take to arrive once the run has ended."""
 NEW_LINES = b""
 """The frame that says that the metrics files have new lines."""
-
-_answers: msgspec.msgpack.Decoder[SinksAnswer] = msgspec.msgpack.Decoder(SinksAnswer)
 
 
 @asynccontextmanager
@@ -67,8 +65,8 @@ async def _open(process: child.Child, spec: SinksSpec, title: str, log: Path) ->
         raise ConfigError(f"{title} did not open within {OPEN_DEADLINE_S:g} s; see {log}") from None
     if frame is None:
         raise PartDied(f"the process for {title} died; see {log}")
-    answer = _answers.decode(frame)
-    if isinstance(answer, SinksRefused):
+    answer = msgspec.msgpack.decode(frame, type=SinksAnswer)
+    if answer.error:
         raise ConfigError(f"{title} cannot be opened: {answer.error}")
 
 

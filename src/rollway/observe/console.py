@@ -5,8 +5,8 @@ import sys
 from collections.abc import Mapping
 from typing import TextIO
 
-from ..loop.watch.stall_text import late_text, ms, stall_text
-from ..records.lag import LagStats, LateWindow, Stall
+from ..loop.watch.stall_text import ms, stall_text
+from ..records.lag import LagStats, Stall
 from ..records.situation import CoreView
 from .report import EvalDone, StepDone
 
@@ -27,14 +27,13 @@ def step_line(done: StepDone, max_steps: int) -> str:
         f"KL: {get('mismatch_kl', 0):.5f}",
         f"Lag p99/max ms: {lag_line(done.lags)}",
     ]
-    failed = {
-        name.removeprefix("errors/"): count
+    failed = [
+        f"{count:.0f} {name.removeprefix('errors/')}"
         for name, count in done.metrics.items()
         if name.startswith("errors/") and name != "errors/cancelled" and count
-    }
+    ]
     if failed:
-        counts = ", ".join(f"{count:.0f} {boundary}" for boundary, count in failed.items())
-        parts.insert(6, f"Failed: {counts}")
+        parts.insert(6, f"Failed: {', '.join(failed)}")
     return " | ".join(parts)
 
 
@@ -46,9 +45,8 @@ def eval_line(done: EvalDone) -> str:
     for name, value in done.metrics.items():
         _, env, metric = name.split("/", 2)
         by_env.setdefault(env, {})[metric] = value
-    return " | ".join(
-        [f"Eval of version {done.version}", *(f"{env}: {_eval(by_env[env])}" for env in by_env)]
-    )
+    texts = [f"{env}: {_eval(metrics)}" for env, metrics in by_env.items()]
+    return " | ".join([f"Eval of version {done.version}", *texts])
 
 
 def _eval(metrics: Mapping[str, float]) -> str:
@@ -83,10 +81,6 @@ def status_line(core: CoreView, max_steps: int, lags: Mapping[str, LagStats]) ->
 
 def stall_line(process: str, stall: Stall) -> str:
     return f"{process}: {stall_text(stall)}"
-
-
-def late_line(process: str, late: LateWindow) -> str:
-    return f"{process}: {late_text(late)}"
 
 
 class Screen:

@@ -72,10 +72,9 @@ class Child:
         """Close the pipe, wait up to `grace_s` for the child to end, then kill it."""
         await self.pipe.close()
         try:
-            async with asyncio.timeout(grace_s):
-                await self.wait()
-        except TimeoutError:
-            pass
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self.wait()
         finally:
             self.kill()
             await self.wait()

@@ -52,9 +52,7 @@ class PartMessage(Struct, frozen=True, tag="said"):
     body: bytes
 
 
-_decoder: msgspec.msgpack.Decoder[PartReady | PartStats | PartFailure | PartMessage] = (
-    msgspec.msgpack.Decoder(PartReady | PartStats | PartFailure | PartMessage)
-)
+_decode = msgspec.msgpack.Decoder(PartReady | PartStats | PartFailure | PartMessage).decode
 encode = msgspec.msgpack.encode
 
 
@@ -79,7 +77,8 @@ class Parent:
 
     def __init__(self, pipe: AsyncPipe, watch: LoopWatch) -> None:
         self._pipe = pipe
-        self._watch = watch
+        self.watch = watch
+        """Lanes report calls to it that take too long."""
         self.in_flight: Callable[[], int] = lambda: 0
         self.on_stats: Callable[[ProcessStats], Awaitable[None]] = self.report_stats
 
@@ -99,13 +98,8 @@ class Parent:
         if not self._pipe.is_congested:
             await self._pipe.send(encode(PartStats(stats)))
 
-    @property
-    def watch(self) -> LoopWatch:
-        """The watch to which lanes report calls that take too long."""
-        return self._watch
-
     def take_stats(self) -> ProcessStats:
-        return self._watch.take(self.in_flight())
+        return self.watch.take(self.in_flight())
 
     async def receive(self) -> bytes | None:
         """Wait for the parent's next message; None means that the part has to end."""
@@ -187,7 +181,6 @@ def first_cause(error: BaseException) -> BaseException:
 
 
 def describe_exit(code: int) -> str:
-    """Return an exit code in words."""
     return f"was killed by {child.signal_name(code)}" if code < 0 else f"exited with {code}"
 
 
@@ -223,7 +216,7 @@ class Part:
         """Pass on the part's messages until it ends. Raise PartDied unless it ended well."""
         error = ""
         while (frame := await self._process.pipe.receive()) is not None:
-            match _decoder.decode(frame):
+            match _decode(frame):
                 case PartReady(address=address):
                     self._ready.set_result(address)
                 case PartStats(stats=stats):
@@ -235,15 +228,14 @@ class Part:
         code = await self._process.wait()
         if code == 0 and self.was_ready:
             return
-        raise PartDied(error or self._describe_end(code), code=code)
+        if not error:
+            lines = last_log_lines(self._log) if self._log else ""
+            error = f"{self.name} (pid {self.pid}) {describe_exit(code)}{lines}"
+        raise PartDied(error, code=code)
 
     def kill(self) -> None:
         """Kill the part at once, even if it is stopped. `listen` then raises."""
         self._process.kill()
-
-    def _describe_end(self, code: int) -> str:
-        lines = last_log_lines(self._log) if self._log else ""
-        return f"{self.name} (pid {self.pid}) {describe_exit(code)}{lines}"
 
 
 def last_log_lines(log: Path) -> str:
