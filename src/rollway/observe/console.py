@@ -92,22 +92,20 @@ class Screen:
         self._status = ""
 
     def line(self, text: str) -> None:
-        if self._is_terminal:
-            self._stream.write(f"{CLEAR}{text}\n{self._status}")
-        else:
-            self._stream.write(f"{text}\n")
-        self._stream.flush()
+        self._write(f"{CLEAR}{text}\n{self._status}" if self._is_terminal else f"{text}\n")
 
     def status(self, text: str) -> None:
         """Replace the status line. Without a terminal, nothing is shown."""
         if self._is_terminal:
             # CLEAR removes one line, so the status must not wrap.
             self._status = text[: shutil.get_terminal_size().columns - 1]
-            self._stream.write(CLEAR + self._status)
-            self._stream.flush()
+            self._write(CLEAR + self._status)
 
     def close(self) -> None:
-        if self._is_terminal and self._status:
-            self._stream.write(CLEAR)
-            self._stream.flush()
+        if self._status:
+            self._write(CLEAR)
         self._status = ""
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()

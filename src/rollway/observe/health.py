@@ -12,15 +12,15 @@ from ..loop.watch.stalls import StallTotals
 from ..records.lag import LagStats, ProcessStats, Stall
 from .console import Screen, stall_line
 
+Listener = Callable[[ProcessStats], None]
+
 
 class ProcessHealth:
-    """How the processes that a command watches do: the last report and the lag of each.
+    """How the processes that a command watches do: the last report and the lag of each. What held a
+    process is printed when it happens, and less and less often for the same culprit. `on_heard` gets
+    every report too, for a command that passes reports on."""
 
-    What held a process is printed when it happens, and less and less often for the same culprit.
-    `on_heard` gets every report too, for a command that passes reports on.
-    """
-
-    def __init__(self, screen: Screen, on_heard: Callable[[ProcessStats], None] | None = None) -> None:
+    def __init__(self, screen: Screen, on_heard: Listener = lambda stats: None) -> None:
         self._screen = screen
         self._on_heard = on_heard
         self._culprits: defaultdict[str, StallTotals] = defaultdict(StallTotals)
@@ -44,8 +44,7 @@ class ProcessHealth:
                 self._screen.line(stall_line(name, total))
         if stats.late is not None:
             self._screen.line(f"{name}: {late_text(stats.late)}")
-        if self._on_heard is not None:
-            self._on_heard(stats)
+        self._on_heard(stats)
 
     def worst(self) -> list[tuple[str, Stall]]:
         """Return every process with what held it, those that were held longest in all first."""

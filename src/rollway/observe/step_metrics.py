@@ -18,12 +18,9 @@ PHASES = ("queue", "engine", "env", "scoring", "total")
 ALWAYS_COUNTED = (
     "scored/rollouts",
     "scored/tokens",
-    "filters/left_out",
-    "filters/filtered",
-    "filters/too_few",
-    "filters/stale",
     "errors/cancelled",
     "batch/rollouts",
+    *(f"filters/{fate}" for fate in ("left_out", "filtered", "too_few", "stale")),
     *(f"errors/{boundary}" for boundary in get_args(Boundary)),
 )
 """Counts that every step reports, also if they are 0."""

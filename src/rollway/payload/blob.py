@@ -32,10 +32,8 @@ OPENING = b'{"__metadata__":{"crc32c":"'
 _BETWEEN = b'","segment":"'
 _CRC_AT, _CRC_END = 8 + len(OPENING), 8 + len(OPENING) + 8
 _MARK_AT, _MARK_END = _CRC_END + len(_BETWEEN), _CRC_END + len(_BETWEEN) + 8
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "U8": np.dtype("uint8"), "U16": np.dtype("uint16"), "I32": np.dtype("int32"),
-    "I64": np.dtype("int64"), "F32": np.dtype("float32"),
-}  # fmt: skip
+_KINDS = {"U8": "uint8", "U16": "uint16", "I32": "int32", "I64": "int64", "F32": "float32"}
+_DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in _KINDS.items()}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 Column = Sequence[NDArray[np.generic]]
@@ -94,8 +92,7 @@ def build(columns: Mapping[str, Column]) -> Blob:
             num_items += len(chunk)
             if chunk.nbytes:
                 offset += chunk.nbytes
-                contiguous = chunk if chunk.flags.c_contiguous else np.ascontiguousarray(chunk)
-                data.append(contiguous.data)
+                data.append(np.ascontiguousarray(chunk).data)
         _, *item = chunks[0].shape
         entries[name] = ColumnEntry(_NAMES[chunks[0].dtype], (num_items, *item), (start, offset))
     header = msgspec.json.encode(entries)
@@ -114,8 +111,8 @@ def seal(blob: Blob, segment: str = "") -> list[Buffer]:
     checksum = 0
     for chunk in blob.data:
         checksum = crc32c(chunk, checksum)
-    head = blob.head[:_CRC_AT] + _digits(checksum) + _BETWEEN + mark_of(segment) + blob.head[_MARK_END:]
-    return [head, *blob.data]
+    digits = _digits(checksum) + _BETWEEN + mark_of(segment)
+    return [blob.head[:_CRC_AT] + digits + blob.head[_MARK_END:], *blob.data]
 
 
 def relabel(blob: memoryview, segment: str) -> list[Buffer]:

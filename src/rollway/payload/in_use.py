@@ -14,12 +14,9 @@ _Order = tuple[int, int]
 
 
 class LiveRefs:
-    """The refs in use, and their bytes. Pure bookkeeping.
-
-    A writer never returns to an older segment, so a ref in a newer segment closes all older ones. The
-    newest segment of a writer stays, because the writer may still append to it, unless the writer is
-    known to be gone.
-    """
+    """The refs in use, and their bytes. Pure bookkeeping. A writer never returns to an older segment, so
+    a ref in a newer segment closes all older ones. The newest segment of a writer stays, because the
+    writer may still append to it, unless the writer is known to be gone."""
 
     def __init__(self) -> None:
         self._closed: set[str] = set()

@@ -11,10 +11,8 @@ _NAME = re.compile(r"(?:r([1-9]\d*)\.)?(.+)\.(\d+)-(\d+)\.seg")
 
 
 class PayloadRef(Struct, frozen=True):
-    """`length` bytes at `offset` of the file `segment` in the payload directory.
-
-    The segment is empty while the bytes travel beside the ref as a raw frame.
-    """
+    """`length` bytes at `offset` of the file `segment` in the payload directory. The segment is empty
+    while the bytes travel beside the ref as a raw frame."""
 
     segment: Annotated[str, Meta(pattern=FILE_PATTERN)]
     offset: Natural

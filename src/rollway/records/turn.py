@@ -19,11 +19,9 @@ class Sampling(Struct, frozen=True):
 
 
 class Turn(Struct, frozen=True):
-    """The prompt the engine was given and the completion it sampled.
-
-    `routes` covers positions `routes_start .. len(prompt_ids) + len(completion_ids) - 2`: the engine
-    never processed the last token, so that token has no route yet.
-    """
+    """The prompt the engine was given and the completion it sampled. `routes` covers positions
+    `routes_start .. len(prompt_ids) + len(completion_ids) - 2`: the engine never processed the last
+    token, so that token has no route yet."""
 
     prompt_ids: Ints
     completion_ids: Ints

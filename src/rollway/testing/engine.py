@@ -80,17 +80,17 @@ class ScriptedEngine:
 
 
 def _choice(body: dict[str, Any], reply: ScriptedReply) -> dict[str, Any]:
-    choice = {
+    choice: dict[str, Any] = {
         "index": 0,
         "finish_reason": reply.finish_reason,
         "token_ids": reply.token_ids,
         "logprobs": {"token_logprobs": [-0.5] * len(reply.token_ids)},
     }
     start = body.get("routed_experts_prompt_start")
-    if start is None:
-        return choice
-    routes = routes_of(body["prompt"] + reply.token_ids)[start:-1]
-    return {**choice, "routed_experts": encode_npy(routes)}
+    if start is not None:
+        routes = routes_of(body["prompt"] + reply.token_ids)[start:-1]
+        choice["routed_experts"] = encode_npy(routes)
+    return choice
 
 
 @asynccontextmanager

@@ -149,11 +149,9 @@ class _StageSpeakers:
 
 
 class Stage:
-    """What rollouts of one environment share. `async with` closes toolsets of scope `worker`.
-
-    `limits` are keys of a run file's `[env.server]`: `rollout_deadline_s`, `scoring_deadline_s`,
-    `tool_deadline_s`.
-    """
+    """What rollouts of one environment share. `async with` closes toolsets of scope `worker`. `limits`
+    are keys of a run file's `[env.server]`: `rollout_deadline_s`, `scoring_deadline_s`,
+    `tool_deadline_s`."""
 
     def __init__(self, env: Environment, *, max_tokens: int = 1024, **limits: float) -> None:
         name = type(env).__name__
@@ -222,10 +220,8 @@ def _played_row(row: Row) -> PlayedRow:
 async def play(
     env: Environment, task: Task, answer: Answer, *, max_tokens: int = 1024, **limits: float
 ) -> Played:
-    """Play one rollout of `task` with a policy that answers by script.
-
-    Raises RolloutFailed with the failure's `boundary` and `traceback`, or what the script itself raised.
-    """
+    """Play one rollout of `task` with a policy that answers by script. Raises RolloutFailed with the
+    failure's `boundary` and `traceback`, or what the script itself raised."""
     (played,) = await play_group(env, task, [answer], max_tokens=max_tokens, **limits)
     return played
 

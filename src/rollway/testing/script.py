@@ -18,10 +18,8 @@ _NO_THOUGHTS = "<think>\n\n</think>\n\n"
 
 
 class PolicyPrompt(Struct, frozen=True):
-    """A conversation up to the point where the policy replies next.
-
-    Results of tools have the role `tool`. Earlier replies of the policy are here as it drew them.
-    """
+    """A conversation up to the point where the policy replies next. Results of tools have the role
+    `tool`. Earlier replies of the policy are here as it drew them."""
 
     messages: tuple[Message, ...]
     tools: tuple[str, ...]

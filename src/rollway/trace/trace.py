@@ -19,11 +19,9 @@ class RowPlace:
 
 
 class Trace:
-    """All rows of one rollout. A turn extends the longest row that is a prefix of its prompt.
-
-    That row is chosen before the engine is asked, and it is reserved while the engine answers. So two
-    conversations that run at the same time never extend the same row.
-    """
+    """All rows of one rollout. A turn extends the longest row that is a prefix of its prompt. That row
+    is chosen before the engine is asked, and it is reserved while the engine answers. So two
+    conversations that run at the same time never extend the same row."""
 
     def __init__(self) -> None:
         self._rows: list[OpenRow] = []

@@ -28,10 +28,8 @@ async def thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 async def thread_to_the_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Like `thread`, but a cancelled caller waits until the call has ended.
-
-    A thread cannot be stopped, so the buffers it writes to must not be reused while it runs.
-    """
+    """Like `thread`, but a cancelled caller waits until the call has ended. A thread cannot be stopped,
+    so the buffers it writes to must not be reused while it runs."""
     running = asyncio.ensure_future(thread(call, *args, **kwargs))
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
@@ -84,11 +82,9 @@ class ProcessLane:
         self, function: Callable[..., T], *args: Any, deadline_s: float, queue_s: float = MAX_QUEUE_S,
         replier: Replier | None = None,
     ) -> T:  # fmt: skip
-        """Return the function's result, or raise the LaneError that says why there is none.
-
-        `deadline_s` counts from the moment the function runs; `queue_s` bounds the wait for a free
-        process. `replier` answers the questions the function asks through `server.find_caller`.
-        """
+        """Return the function's result, or raise the LaneError that says why there is none. `deadline_s`
+        counts from the moment the function runs; `queue_s` bounds the wait for a free process. `replier`
+        answers the questions the function asks through `server.find_caller`."""
         try:
             async with asyncio.timeout(queue_s):
                 slot = await self._free_slots.take()
@@ -115,11 +111,9 @@ class ProcessLane:
 
 
 class FairQueue(Generic[T]):
-    """Hands free items to callers, first come, first served. At most `max_waiting` callers wait.
-
-    This is not an `asyncio.Queue`: there a newcomer may overtake a waiter that was woken and has not run
-    yet. Here a freed item goes straight to the caller that waited longest.
-    """
+    """Hands free items to callers, first come, first served. At most `max_waiting` callers wait. This is
+    not an `asyncio.Queue`: there a newcomer may overtake a waiter that was woken and has not run yet.
+    Here a freed item goes straight to the caller that waited longest."""
 
     def __init__(self, name: str, max_waiting: int) -> None:
         self._name = name

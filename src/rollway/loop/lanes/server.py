@@ -96,8 +96,8 @@ def _show_stacks(fd: int) -> None:
     os.set_inheritable(fd, False)
     faulthandler.register(STACK_SIGNAL, file=fd, all_threads=False, chain=False)
     faulthandler.enable(file=fd, all_threads=False)
-    main_thread = threading.get_ident()
-    threading.Thread(target=_show_when_asked, args=(fd, main_thread), name="stacks", daemon=True).start()
+    args = fd, threading.get_ident()
+    threading.Thread(target=_show_when_asked, args=args, name="stacks", daemon=True).start()
 
 
 def _show_when_asked(fd: int, main_thread: int) -> None:
@@ -122,8 +122,8 @@ def _out_of_memory(error: MemoryError) -> LaneFailure:
     limit = lift_limit()
     line = stacks.find_user_line(stacks.from_error(error))
     reason = f"its process may take {limit}" if limit else str(error)
-    text = f"{reason}; it was at {line}"
-    return LaneFailure("MemoryError", text, line.where, traceback.format_exc(), is_out_of_memory=True)
+    text, trace = f"{reason}; it was at {line}", traceback.format_exc()
+    return LaneFailure("MemoryError", text, line.where, trace, is_out_of_memory=True)
 
 
 def _pack(answer: LaneAnswer) -> bytes:

@@ -15,6 +15,7 @@ from ..processes.child import Child, signal_name, start
 from .call_watch import CallBudget, CallWatch, StackPipe
 from .server import LaneAnswer, LaneFailure, LaneQuestion, dumps
 
+SERVER = "rollway.loop.lanes.server:serve_lane"
 START_DEADLINE_S = 300.0
 """For starting a process and warming it: an environment may load a large dataset."""
 EXIT_S = 1.0
@@ -52,8 +53,7 @@ class LaneSlot:
         return self._starting
 
     async def call(self, call: LaneCall, deadline_s: float, replier: Replier | None = None) -> Any:
-        """Return the call's result. The call is pickled first: one that cannot be pickled costs no
-        process."""
+        """Return the call's result. A call that cannot be pickled costs no process."""
         frame = _pack(call)
         process = await self._live_process()
         answer: LaneAnswer | None = None
@@ -86,12 +86,9 @@ class LaneSlot:
         async with AsyncExitStack() as stack:
             try:
                 stack_pipe = stack.enter_context(StackPipe.open())
-                child = await stack.enter_async_context(
-                    start(
-                        self._name, "rollway.loop.lanes.server:serve_lane", grace_s=0, computes=True,
-                        pass_fds=[stack_pipe.child_fd],
-                    )
-                )  # fmt: skip
+                fds = [stack_pipe.child_fd]
+                server = start(self._name, SERVER, grace_s=0, computes=True, pass_fds=fds)
+                child = await stack.enter_async_context(server)
             except OSError as error:  # no more processes, files or memory: a later call may succeed
                 raise LaneCrashed(f"{self._name} could not start: {error}") from None
             ended = asyncio.ensure_future(child.wait())
@@ -100,12 +97,11 @@ class LaneSlot:
             await _wait_until_up(child, stack_pipe)
             process = _Process(child, stack_pipe, AsyncExitStack())
             if self._warm is not None:
-                frame, function = _pack(self._warm), self._warm[0]
-                budget = CallBudget(self._budget.label)
-                warm = await _run(process, function, frame, START_DEADLINE_S, budget)
-                warm.take()
-            return _Process(child, stack_pipe, stack.pop_all())
-        raise AssertionError("unreachable")
+                frame, budget = _pack(self._warm), CallBudget(self._budget.label)
+                answer = await _run(process, self._warm[0], frame, START_DEADLINE_S, budget)
+                answer.take()
+            process = _Process(child, stack_pipe, stack.pop_all())
+        return process
 
     async def close(self) -> None:
         self._closed = True
@@ -160,15 +156,15 @@ async def _run(
                 await child.pipe.send(frame)
                 answer = await _receive_answer(child, name, replier)
         except TimeoutError:
+            problem = f"{name} ran longer than {deadline_s:g} s and was killed"
             line = await watch.last_look()
-            where = f"; it was at {line}" if line else ""
-            raise LaneTimeout(f"{name} ran longer than {deadline_s:g} s and was killed{where}") from None
+            raise LaneTimeout(f"{problem}; it was at {line}" if line else problem) from None
         except ConnectionError:
             answer = None
         if answer is None:
-            how = await _how_it_ended(child)
+            problem = f"{name} ended its process {await _how_it_ended(child)}"
             line = watch.crash_line()
-            raise LaneCrashed(f"{name} ended its process {how}" + (f", at {line}" if line else ""))
+            raise LaneCrashed(f"{problem}, at {line}" if line else problem)
     return answer
 
 

@@ -85,11 +85,9 @@ async def start(
     name: str, entry: str, *, log: Path | None = None, grace_s: float = GRACE_S, computes: bool = False,
     pass_fds: Sequence[int] = (),
 ) -> AsyncIterator[Child]:  # fmt: skip
-    """Start `entry` ("module:function", called with name and socket) in a new process.
-
-    Its output goes to `log`, or where this process's output goes. A child that `computes` gets a lower
-    priority, so that event loops get the CPU when they need it.
-    """
+    """Start `entry` ("module:function", called with name and socket) in a new process. Its output goes
+    to `log`, or where this process's output goes. A child that `computes` gets a lower priority, so that
+    event loops get the CPU when they need it."""
     niceness = COMPUTE_NICENESS if computes else 0
     parent_end, child_end = socket.socketpair()
     with child_end, log.open("ab") if log else nullcontext() as output:

@@ -1,8 +1,5 @@
 """A part of a run: an asynchronous child process that reports when it is ready, how late its loop is,
-and why it failed.
-
-`run_part` is the child's side, `start_part` the parent's.
-"""
+and why it failed. `run_part` is the child's side, `start_part` the parent's."""
 
 import asyncio
 import logging
@@ -119,9 +116,7 @@ def run_part(
     name: str, sock: socket.socket, kind: type[S], prepare: Callable[[S], R], main: PartMain[R]
 ) -> None:
     """Read this part's spec, run `main` on a watched loop, and exit with 0 only if it ended well.
-
-    `prepare` loads what takes long before there is a loop that it could hold; `main` gets its result.
-    """
+    `prepare` loads what takes long before there is a loop that it could hold; `main` gets its result."""
     pipe, spec = child.receive_spec(sock, kind)
     try:
         prepared = prepare(spec)
@@ -241,7 +236,7 @@ class Part:
 def last_log_lines(log: Path) -> str:
     """Return the last lines of a log for the message about a dead process; empty if there are none."""
     lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
-    return f"; last lines of {log}:" + "".join(f"\n  | {line}" for line in lines) if lines else ""
+    return "\n  | ".join([f"; last lines of {log}:", *lines]) if lines else ""
 
 
 @asynccontextmanager

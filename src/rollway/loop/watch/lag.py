@@ -39,13 +39,13 @@ class LagWindow:
         self._lags.clear()
 
 
-class LagMonitor:
+class LagMonitor(LagWindow):
     """Measures the lateness of ticks; `take()` closes the current window and starts the next."""
 
     def __init__(self, tick_s: float, on_tick: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
         self._tick_s = tick_s
         self._on_tick = on_tick
-        self._window = LagWindow()
 
     def __enter__(self) -> "LagMonitor":
         self._schedule(asyncio.get_running_loop())
@@ -60,12 +60,9 @@ class LagMonitor:
         self._handle = loop.call_later(self._tick_s, self._tick, loop)
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._window.add(max(0.0, time.monotonic() - self._due_s))
+        self.add(max(0.0, time.monotonic() - self._due_s))
         self._on_tick()
         self._schedule(loop)
-
-    def take(self) -> LagStats:
-        return self._window.take()
 
 
 def summarise(lags: list[float]) -> LagStats:
@@ -114,10 +111,8 @@ class Lateness:
         self._late_windows = Rarely()
 
     def judge(self, lag: LagStats, holds: Sequence[Stall]) -> LateWindow | None:
-        """Return a warning if the window passed a limit for the 1st, 2nd, 4th, 8th, … time.
-
-        `holds` are all places that were seen holding the loop in that window.
-        """
+        """Return a warning if the window passed a limit for the 1st, 2nd, 4th, 8th, … time. `holds` are
+        all places that were seen holding the loop in that window."""
         limits_s = self._limits_s
         ratios = [(getattr(lag, stat) / limit_s, stat) for stat, limit_s in limits_s.items()]
         ratio, stat = max(ratios, default=(0.0, ""))

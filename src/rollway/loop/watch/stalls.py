@@ -24,11 +24,9 @@ an idle process 0.35 % and 0.7 % of a core, and no lag that shows."""
 
 
 class StallWatch:
-    """Watches the thread it is created in, between one `beat()` and the next.
-
-    The loop's own ticker calls `beat()`, so an idle loop beats too. Code that holds the loop longer than
-    the budget is a stall and is logged; code that holds it for less is only counted.
-    """
+    """Watches the thread it is created in, between one `beat()` and the next. The loop's own ticker
+    calls `beat()`, so an idle loop beats too. Code that holds the loop longer than the budget is a stall
+    and is logged; code that holds it for less is only counted."""
 
     def __init__(self, tick_s: float, budget_s: float) -> None:
         self._tick_s = tick_s
