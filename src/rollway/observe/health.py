@@ -17,8 +17,7 @@ Listener = Callable[[ProcessStats], None]
 
 class ProcessHealth:
     """How the processes that a command watches do: the last report and the lag of each. What held a
-    process is printed when it happens, and less and less often for the same culprit. `on_heard` gets
-    every report too, for a command that passes reports on."""
+    process is printed, less and less often for the same culprit. `on_heard` gets every report too."""
 
     def __init__(self, screen: Screen, on_heard: Listener = lambda stats: None) -> None:
         self._screen = screen

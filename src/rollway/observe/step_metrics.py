@@ -42,8 +42,7 @@ class _Sum(Struct):
 
 
 class StepTally:
-    """Collects the metrics of a step. Groups are added one at a time, so that no call takes long,
-    however large the step is."""
+    """Collects the metrics of a step. Groups are added one at a time, so that no call takes long."""
 
     def __init__(self, manifest: BatchManifest, correct_at: float) -> None:
         self._manifest = manifest

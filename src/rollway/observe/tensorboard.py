@@ -15,9 +15,8 @@ class TensorBoard:
         self._writer = EventFileWriter(str(folder))
 
     def log(self, step: int, time_s: float, values: Mapping[str, float]) -> None:
-        summary = Summary(
-            value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        )
+        found = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        summary = Summary(value=found)
         self._writer.add_event(Event(wall_time=time_s, step=step, summary=summary))
         self._writer.flush()
 

@@ -59,8 +59,7 @@ _metadata = msgspec.json.Decoder(_Metadata)
 
 
 class Blob(Struct, frozen=True):
-    """The buffers to write, in order and without joining them: a header that still lacks its checksum,
-    and the columns' own buffers."""
+    """The buffers to write, in order: a header that still lacks its checksum, then the columns."""
 
     length: int
     head: bytes

@@ -71,16 +71,14 @@ def _split(segment: str) -> tuple[_Writer, _Order]:
 
 
 class SegmentKeeper:
-    """Keeps the segments of one payload directory whose refs are in use. It removes the others, in the
-    thread lane."""
+    """Keeps the segments of a payload directory whose refs are in use, and removes the others."""
 
     def __init__(self, reader: SegmentReader) -> None:
         self._reader = reader
         self._live = LiveRefs()
 
     async def hold(self, ref: PayloadRef) -> None:
-        """Take a ref in use. If its writer began a new segment with it, remove the segments that this
-        closed and that are unused."""
+        """Take a ref in use. If it is the first of a new segment, remove older ones that are unused."""
         if self._live.hold(ref):
             for segment in self._live.unused(await thread(self._reader.segments)):
                 await thread(self._reader.remove, segment)

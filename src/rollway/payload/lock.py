@@ -56,8 +56,7 @@ def open_exclusively(path: Path, mode: int) -> Iterator[int]:
 
 
 def is_in_use(path: Path) -> bool:
-    """Return whether a process writes or reads this segment. Its last blob may then be unfinished, which
-    does not mean that it is torn."""
+    """Return whether a process uses this segment. Its last blob may then be unfinished, not torn."""
     try:
         with open_exclusively(path, os.O_RDONLY):
             return False

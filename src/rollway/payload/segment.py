@@ -41,11 +41,11 @@ class OpenSegment:
         offset = self.end + pad(self.end)
         try:
             end = _write_all(self._file, parts, offset)
+            if self._durable:
+                self._sync()
         except OSError:
             self._cut()
             raise
-        if self._durable:
-            self._sync()
         self.end = end
         return offset
 
@@ -58,7 +58,6 @@ class OpenSegment:
             os.fdatasync(self._file) if hasattr(os, "fdatasync") else os.fsync(self._file)
         except OSError:
             self.is_sound = False  # the kernel may have dropped the pages and will not report that again
-            self._cut()
             raise
 
     def _cut(self) -> None:

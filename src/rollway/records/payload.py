@@ -29,8 +29,7 @@ def frame_ref(length: int) -> PayloadRef:
 
 class SegmentName(Struct, frozen=True):
     """The name of a segment file. `r2.env.w0.1-0003.seg` is segment 3 that worker `env.w0` wrote after
-    its first restart, in a run that was resumed twice. Other runs have no `r2.` prefix.
-    """
+    its first restart, in a run that was resumed twice. Other runs have no `r2.` prefix."""
 
     writer: str
     incarnation: int

@@ -64,7 +64,6 @@ class CoreView(Struct, frozen=True):
     pools: dict[Pool, dict[str, int]]
     """Tasks in each pool, by environment."""
     is_finished: bool = False
-    """Whether all steps are trained."""
 
 
 class Situation(Struct, frozen=True):

@@ -15,8 +15,7 @@ T = TypeVar("T")
 
 
 class ThreadLane:
-    """Runs calls in threads of this process. A call that passes its deadline is left to run on, because
-    a thread cannot be killed."""
+    """Runs calls in threads of this process. They cannot be killed: a late call is left to run on."""
 
     async def call(
         self, function: Callable[..., T], *args: Any, deadline_s: float, queue_s: float = MAX_QUEUE_S,
@@ -27,7 +26,8 @@ class ThreadLane:
 
         def ask(value: Any) -> Any:
             assert replier is not None
-            return _send(asyncio.run_coroutine_threadsafe(_reply(replier, _send(value)), loop).result())
+            reply = _reply(replier, _send(value))
+            return _send(asyncio.run_coroutine_threadsafe(reply, loop).result())
 
         def run() -> LaneAnswer:
             ask_caller.set(ask)

@@ -115,8 +115,7 @@ def _copy_for_plain_code(env: Environment) -> Environment:
 
 
 _tracking_stages: Counter[asyncio.AbstractEventLoop] = Counter()
-"""Open stages by the loop whose tasks they track. Stages may overlap, so the last one to close restores
-the loop."""
+"""Open stages by the loop whose tasks they track. The last one to close restores the loop."""
 
 
 @contextmanager
@@ -150,8 +149,7 @@ class _StageSpeakers:
 
 class Stage:
     """What rollouts of one environment share. `async with` closes toolsets of scope `worker`. `limits`
-    are keys of a run file's `[env.server]`: `rollout_deadline_s`, `scoring_deadline_s`,
-    `tool_deadline_s`."""
+    are the keys `rollout_deadline_s`, `scoring_deadline_s` and `tool_deadline_s` of `[env.server]`."""
 
     def __init__(self, env: Environment, *, max_tokens: int = 1024, **limits: float) -> None:
         name = type(env).__name__

@@ -18,8 +18,7 @@ def first_position(num_row_tokens: int) -> int:
 
 
 def new_routes(turn: Turn, num_row_tokens: int) -> Routes:
-    """Return the routes a row of `num_row_tokens` does not have yet. They are copied if the turn brought
-    more, so that the rest can be freed."""
+    """Return the routes that are new to a row: a copy if there are others, so that those are freed."""
     assert turn.routes is not None
     skip = first_position(num_row_tokens) - turn.routes_start
     return turn.routes[skip:].copy() if skip else turn.routes

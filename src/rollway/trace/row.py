@@ -80,9 +80,8 @@ class OpenRow:
             self._routes.append(new_routes(turn, num_before))
         self._ids += turn.prompt_ids[num_before:].tobytes()
         self._ids += turn.completion_ids.tobytes()
-        self._spans.append(
-            RowSpan(num_prompt, num_sampled, turn.logprobs, turn.versions, turn.temperature)
-        )
+        columns = turn.logprobs, turn.versions, turn.temperature
+        self._spans.append(RowSpan(num_prompt, num_sampled, *columns))
         self.num_tokens += num_prompt + num_sampled
 
     def finish(self) -> Row:

@@ -20,8 +20,7 @@ MAX_DUMP_BYTES = 64 << 10
 
 
 class StackPipe:
-    """The parent's end of the socket on which a lane's process shows its stack. A stack that a signal
-    handler writes arrives in pieces. It counts once it is complete."""
+    """The parent's end of the socket on which a lane's process shows its stack, piece by piece."""
 
     def __init__(self, parent_end: socket.socket, child_end: socket.socket) -> None:
         self._socket = parent_end
@@ -79,8 +78,7 @@ class CallBudget(Struct, frozen=True):
 
 class CallWatch:
     """Watches one call of the process `pid`. From the end of its budget on it looks at the call's stack,
-    less often the longer the call takes, and reports the call when it has ended. A call that ends within
-    its budget costs one timer and nothing else."""
+    less and less often, and reports the call when it has ended. A faster call costs one timer."""
 
     def __init__(self, pid: int, stack_pipe: StackPipe, budget: CallBudget) -> None:
         self._pid = pid

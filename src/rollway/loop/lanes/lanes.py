@@ -66,10 +66,8 @@ class ProcessLane:
         self, name: str, size: int, *, warm: LaneCall | None = None, label: str = "call",
         watch: LoopWatch | None = None, max_waiting: int = MAX_WAITING,
     ) -> None:  # fmt: skip
-        """`warm` is a function and its arguments, called in each process before its first call. With
-        it processes start at once, in the background; without it each starts when it is first needed.
-        `label` is what reports call the lane's calls: "reward", "reply".
-        """
+        """`warm` is called in each process before its first call. With it processes start at once, in
+        the background; without it each starts when it is first needed. Reports call a call `label`."""
         budget = CallBudget(label)
         if watch is not None:
             budget = CallBudget(label, watch.budget_s, watch.slow_call)
@@ -153,7 +151,7 @@ class FairQueue(Generic[T]):
     def close(self) -> None:
         """Hand out nothing more. Callers that wait get LaneClosed."""
         self._closed = True
-        waiting, self._waiting = list(self._waiting), {}
-        for waiter in waiting:
+        for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_exception(LaneClosed(f"{self._name} is closed"))
+        self._waiting.clear()

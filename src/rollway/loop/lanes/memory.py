@@ -42,8 +42,7 @@ def load_and_limit(extra_mb: int, load: Callable[..., Any], *args: Any) -> None:
 
 
 def lift_limit() -> str:
-    """Lift the limit, so that a process that reached it can still report that. Return the limit in
-    words, or nothing if there was none."""
+    """Lift the limit, so that a process that reached it can still report it; return it in words."""
     if _limit:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

@@ -111,8 +111,7 @@ async def start(
 
 
 def receive_spec(sock: socket.socket, kind: type[S]) -> tuple[BlockingPipe, S]:
-    """Return the pipe to the parent and the first message on it: the child's spec. If the parent is
-    gone, the child ends here."""
+    """Return the pipe to the parent and the spec that it sends first. Exit if the parent is gone."""
     pipe = BlockingPipe(sock)
     frame = pipe.receive()
     if frame is None:

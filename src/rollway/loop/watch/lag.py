@@ -111,8 +111,7 @@ class Lateness:
         self._late_windows = Rarely()
 
     def judge(self, lag: LagStats, holds: Sequence[Stall]) -> LateWindow | None:
-        """Return a warning if the window passed a limit for the 1st, 2nd, 4th, 8th, … time. `holds` are
-        all places that were seen holding the loop in that window."""
+        """Return a warning if a window with these holds is late, the 1st, 2nd, 4th, 8th, … time."""
         limits_s = self._limits_s
         ratios = [(getattr(lag, stat) / limit_s, stat) for stat, limit_s in limits_s.items()]
         ratio, stat = max(ratios, default=(0.0, ""))

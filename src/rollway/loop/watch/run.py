@@ -58,7 +58,7 @@ class LoopWatch:
         if late is not None:
             log.warning("%s", late_text(late))
         slow = (*stalls, *self._slow_calls.take())
-        return ProcessStats(self.name, lag, rss_bytes(), in_flight=in_flight, stalls=slow, late=late)
+        return ProcessStats(self.name, lag, rss_bytes(), in_flight, slow, late)
 
 
 WatchedMain = Callable[[LoopWatch], Coroutine[Any, Any, T]]

@@ -103,7 +103,8 @@ _Place = tuple[str, str, str, str]
 
 
 def total(a: Stall, b: Stall) -> Stall:
-    count, total_s, longest_s = a.count + b.count, a.total_s + b.total_s, max(a.longest_s, b.longest_s)
+    count, total_s = a.count + b.count, a.total_s + b.total_s
+    longest_s = max(a.longest_s, b.longest_s)
     return structs.replace(a, count=count, total_s=total_s, longest_s=longest_s)
 
 
@@ -118,7 +119,7 @@ class StallTotals:
         """Count a stall. Return the sum of its place, and whether that sum is worth a line now."""
         place = _place(stall)
         if place not in self._by_place and len(self._by_place) >= MAX_PLACES:
-            stall = Stall(ELSEWHERE, "", stall.count, stall.total_s, stall.longest_s, stall.kind)
+            stall = structs.replace(stall, where=ELSEWHERE, function="", call="")
             place = _place(stall)
         old = self._by_place.get(place)
         new = self._by_place[place] = total(old, stall) if old else stall
@@ -126,7 +127,8 @@ class StallTotals:
 
     def seen(self) -> tuple[Stall, ...]:
         """Return all sums, the longest total first."""
-        return tuple(sorted(self._by_place.values(), key=lambda stall: (-stall.total_s, stall.where)))
+        totals = self._by_place.values()
+        return tuple(sorted(totals, key=lambda stall: (-stall.total_s, stall.where)))
 
     def take(self) -> tuple[Stall, ...]:
         seen, self._by_place = self.seen(), {}
