@@ -15,11 +15,8 @@ MAX_VECTORS = 1024
 
 class OpenSegment:
     """A file that is filled with whole blobs. `end` is where the last one ends; a failed write leaves
-    nothing behind.
-
-    Until the segment is closed, bytes of a former segment may lie behind `end`. The file is locked while
-    it is written, so that other processes can tell an unfinished write from a torn one.
-    """
+    nothing behind. Until the segment is closed, bytes of a former segment may lie behind `end`. The file
+    is locked while it is written, so that other processes do not take an unfinished write for torn."""
 
     def __init__(self, path: Path, *, durable: bool) -> None:
         self.path = path

@@ -67,7 +67,7 @@ class ProcessLane:
         watch: LoopWatch | None = None, max_waiting: int = MAX_WAITING,
     ) -> None:  # fmt: skip
         """`warm` is called in each process before its first call. With it processes start at once, in
-        the background; without it each starts when it is first needed. Reports call a call `label`."""
+        the background; without it each starts when it is first needed. Reports name calls by `label`."""
         budget = CallBudget(label)
         if watch is not None:
             budget = CallBudget(label, watch.budget_s, watch.slow_call)

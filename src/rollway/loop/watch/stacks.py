@@ -70,12 +70,9 @@ def is_waiting(stack: Sequence[StackLine]) -> bool:
 
 
 def find_user_line(stack: Sequence[StackLine]) -> StackLine:
-    """Return the line to name when this stack held something up.
-
-    That is the innermost line of the user's own files. Without one it is the innermost line of the
-    package that rollway called, because environments may be installed as packages. Without that it is
-    the innermost line outside Python's standard library.
-    """
+    """Return the line to name when this stack held something up: the innermost line of the user's own
+    files. Without one it is the innermost line of the package that rollway called, because environments
+    may be installed as packages. Without that it is the innermost line outside the standard library."""
     for line in stack:
         if not _is_stdlib(line) and not _PACKAGES.match(line.file) and not _is_rollway(line):
             return line
