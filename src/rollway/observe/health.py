@@ -47,8 +47,9 @@ class ProcessHealth:
 
     def worst(self) -> list[tuple[str, Stall]]:
         """Return every process with what held it, those that were held longest in all first."""
-        culprits = [(name, stall) for name, totals in self._culprits.items() for stall in totals.seen()]
-        return sorted(culprits, key=lambda culprit: -culprit[1].total_s)
+        culprits = self._culprits.items()
+        held = [(name, stall) for name, totals in culprits for stall in totals.seen()]
+        return sorted(held, key=lambda culprit: -culprit[1].total_s)
 
     async def watch_own_loop(self, loop_watch: LoopWatch) -> None:
         """Hear the reports of this process, too, until cancelled."""

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from .ids import FILE_PATTERN, Natural
 
@@ -41,7 +41,7 @@ class SegmentName(Struct, frozen=True):
         return f"{prefix}{self.writer}.{self.incarnation}-{self.number:04d}.seg"
 
     def following(self) -> "SegmentName":
-        return SegmentName(self.writer, self.incarnation, self.number + 1, self.generation)
+        return structs.replace(self, number=self.number + 1)
 
     @classmethod
     def parse(cls, text: str) -> "SegmentName | None":

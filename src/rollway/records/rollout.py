@@ -8,8 +8,6 @@ from .ids import PolicyVersion, RolloutId, WorkerName
 from .payload import PayloadRef
 
 Boundary = Literal["env", "engine", "scorer", "deadline", "worker"]
-
-
 Detection = Literal["gibberish", "repetition"]
 """A sign that the text of a row has gone wrong."""
 

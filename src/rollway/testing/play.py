@@ -173,8 +173,7 @@ class Stage:
 
     async def play(self, task: Task, engine: Engine) -> Played:
         """Play one rollout. RolloutFailed says why a rollout failed."""
-        (played,) = await self.play_group(task, [engine])
-        return played
+        return (await self.play_group(task, [engine]))[0]
 
     async def play_group(self, task: Task, engines: Sequence[Engine]) -> list[Played]:
         """Play rollouts of one task at the same time, one with each engine."""
@@ -220,8 +219,7 @@ async def play(
 ) -> Played:
     """Play one rollout of `task` with a policy that answers by script. Raises RolloutFailed with the
     failure's `boundary` and `traceback`, or what the script itself raised."""
-    (played,) = await play_group(env, task, [answer], max_tokens=max_tokens, **limits)
-    return played
+    return (await play_group(env, task, [answer], max_tokens=max_tokens, **limits))[0]
 
 
 async def play_group(

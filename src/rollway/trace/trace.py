@@ -25,20 +25,17 @@ class Trace:
 
     def __init__(self) -> None:
         self._rows: list[OpenRow] = []
-        self._reserved: list[OpenRow] = []
+        self._reserved: set[OpenRow | None] = set()
 
     @contextmanager
     def place_for(self, prompt_ids: Ints) -> Iterator[RowPlace]:
         """Yield the place of a turn with this prompt, reserved until the block ends."""
         place = RowPlace(self._longest_prefix(prompt_ids))
-        if place.row is None:
-            yield place
-            return
-        self._reserved.append(place.row)
+        self._reserved.add(place.row)
         try:
             yield place
         finally:
-            self._reserved.remove(place.row)
+            self._reserved.discard(place.row)
 
     def add(self, turn: Turn, place: RowPlace | None = None) -> None:
         """Add a turn to its row. Raise TraceError if the engine's reply cannot be right."""

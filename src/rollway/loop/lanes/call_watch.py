@@ -95,15 +95,15 @@ class CallWatch:
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
-        took_s = time.monotonic() - self._started_s
-        if took_s < self._budget.budget_s:
+        budget, took_s = self._budget, time.monotonic() - self._started_s
+        if took_s < budget.budget_s:
             return
         self._sample(self._stack_pipe.read())
         if self._samples:
-            line, call = self._most_seen(), self._budget.label
+            line, call = self._most_seen(), budget.label
             if self._entry_function:
                 call += f" `{self._entry_function}`"
-            self._budget.report(Stall(line.where, line.function, 1, took_s, took_s, "lane", call))
+            budget.report(Stall(line.where, line.function, 1, took_s, took_s, "lane", call))
 
     def _look(self) -> None:
         self._sample(self._stack_pipe.read())
@@ -133,9 +133,8 @@ class CallWatch:
         line = self._sample(await self._stack_pipe.wait(LAST_LOOK_S))
         if line is None and self._samples:
             line = self._most_seen()
-        return str(line) if line else ""
+        return str(line or "")
 
     def crash_line(self) -> str:
         """Return the line a process that crashed was at; empty if it could not show it."""
-        line = self._sample(self._stack_pipe.read())
-        return str(line) if line else ""
+        return str(self._sample(self._stack_pipe.read()) or "")

@@ -2,13 +2,13 @@
 
 import asyncio
 import ctypes
-import importlib
 import logging
 import os
+import pkgutil
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -141,9 +141,7 @@ def main() -> None:
     os.setpgid(0, 0)  # Ctrl-C goes to the parent alone, which decides what to do
     os.nice(int(niceness))
     log_to(None, name)
-    module, _, function = entry.partition(":")
-    target: Callable[[str, socket.socket], None] = getattr(importlib.import_module(module), function)
-    target(name, socket.socket(fileno=int(fd)))
+    pkgutil.resolve_name(entry)(name, socket.socket(fileno=int(fd)))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -136,9 +136,8 @@ async def _run_main(prepared: R, sock: socket.socket, watch: LoopWatch, main: Pa
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
     reporting = asyncio.create_task(_report_stats(parent, work))
     try:
-        await work
-        return True
-    except asyncio.CancelledError:
+        with suppress(asyncio.CancelledError):
+            await work
         return True
     except Exception as error:  # the parent hears of any error before this process ends
         logging.getLogger(watch.name).exception("ended by an error")
@@ -170,8 +169,8 @@ async def _report_stats(parent: Parent, work: "asyncio.Future[None]") -> None:
 def first_cause(error: BaseException) -> BaseException:
     """Return the first leaf of nested exception groups, the error to show to the user."""
     while isinstance(error, BaseExceptionGroup):
-        known = [cause for cause in error.exceptions if isinstance(cause, RollwayError)]
-        error = known[0] if known else error.exceptions[0]
+        causes = error.exceptions
+        error = next((cause for cause in causes if isinstance(cause, RollwayError)), causes[0])
     return error
 
 

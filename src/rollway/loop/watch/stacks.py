@@ -42,7 +42,7 @@ def from_error(error: BaseException) -> list[StackLine]:
 
 
 def _lines(frames: Iterable[tuple[FrameType, int]]) -> list[StackLine]:
-    codes = [(frame.f_code, number) for frame, number in frames]
+    codes = ((frame.f_code, number) for frame, number in frames)
     return [StackLine(code.co_filename, number, code.co_qualname) for code, number in codes]
 
 
@@ -54,8 +54,8 @@ def dump(stack: Sequence[StackLine]) -> str:
 
 def parse_dump(text: str) -> list[StackLine]:
     """Read the last stack that `dump` or `faulthandler` wrote, innermost line first."""
-    last = text.rpartition(_HEADING)[2]
-    return [StackLine(file, int(line), name) for file, line, name in _DUMPED_LINE.findall(last)]
+    found = _DUMPED_LINE.findall(text.rpartition(_HEADING)[2])
+    return [StackLine(file, int(number), function) for file, number, function in found]
 
 
 def is_complete(text: str) -> bool:
@@ -74,7 +74,7 @@ def find_user_line(stack: Sequence[StackLine]) -> StackLine:
     files. Without one it is the innermost line of the package that rollway called, because environments
     may be installed as packages. Without that it is the innermost line outside the standard library."""
     for line in stack:
-        if not _is_stdlib(line) and not _PACKAGES.match(line.file) and not _is_rollway(line):
+        if not (_is_stdlib(line) or _package(line) or _is_rollway(line)):
             return line
     if called := _called_by_rollway(stack):
         package = _package(called[-1])
@@ -104,4 +104,4 @@ def _is_rollway(line: StackLine) -> bool:
 
 
 def _is_stdlib(line: StackLine) -> bool:
-    return line.file.startswith(("<", *_STDLIB)) and not _PACKAGES.match(line.file)
+    return line.file.startswith(("<", *_STDLIB)) and not _package(line)

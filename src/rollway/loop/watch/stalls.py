@@ -84,7 +84,8 @@ class StallWatch:
         if line is None:
             return  # the loop was late because it got no CPU; the lag shows that
         previous_s, last_s = self._beats_s
-        held_s = (last_s if previous_s == started_s else previous_s) - started_s - self._tick_s
+        ended_s = last_s if previous_s == started_s else previous_s
+        held_s = ended_s - started_s - self._tick_s
         self._add(Stall(line.where, line.function, 1, held_s, held_s))
 
     def _add(self, stall: Stall) -> None:
