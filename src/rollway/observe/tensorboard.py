@@ -15,8 +15,9 @@ class TensorBoard:
         self._writer = EventFileWriter(str(folder))
 
     def log(self, step: int, time_s: float, values: Mapping[str, float]) -> None:
-        found = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        summary = Summary(value=found)
+        summary = Summary(
+            value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        )
         self._writer.add_event(Event(wall_time=time_s, step=step, summary=summary))
         self._writer.flush()
 
