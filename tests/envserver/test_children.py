@@ -22,7 +22,7 @@ from rollway.inference.engines.link import EngineAccess
 from rollway.records.turn import Sampling, Turn
 from rollway.testing import Played, PolicyPrompt, Stage, call
 from rollway.testing.model import tokenizer
-from rollway.testing.script import Script
+from rollway.testing.script import draw
 
 pytestmark = pytest.mark.anyio
 
@@ -112,7 +112,6 @@ class InProcess:
     """The script as an engine without a server. It remembers its prompts and what it drew."""
 
     def __init__(self, pause: Pause) -> None:
-        self._script = Script(tokenizer(), answer)
         self._pause = pause
         self.drawn: list[tuple[list[int], list[int]]] = []
 
@@ -121,7 +120,8 @@ class InProcess:
     ) -> Turn:
         await self._pause()
         prompt_ids = prompt.ids.tolist()
-        drawn = (await self._script.draw(prompt_ids, sampling.max_tokens, stop_ids[0])).token_ids
+        reply = await draw(answer, tokenizer(), prompt_ids, sampling.max_tokens, stop_ids[0])
+        drawn = reply.token_ids
         await self._pause()
         self.drawn.append((prompt_ids, drawn))
         return Turn(

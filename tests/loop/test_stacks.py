@@ -13,7 +13,7 @@ from rollway.loop.watch.stacks import (
     dump,
     find_entry_line,
     find_user_line,
-    from_traceback,
+    from_error,
     is_waiting,
     parse_dump,
 )
@@ -69,4 +69,4 @@ def test_a_dump_is_read_back() -> None:
 def test_a_traceback_names_the_callers_line() -> None:
     with pytest.raises(OSError, match="/nowhere") as raised:
         subprocess.run(["/nowhere/program"], check=False)
-    assert find_user_line(from_traceback(raised.tb)).file == __file__
+    assert find_user_line(from_error(raised.value)).file == __file__

@@ -40,7 +40,7 @@ def too_late(task: Task, error: Exception, limit_s: float) -> Failed:
     if isinstance(error, LaneTimeout):
         return Failed("deadline", f"task '{task.id}': {short(error)}")
     cut_short = error.__cause__ or error
-    where = stacks.find_user_line(stacks.from_traceback(cut_short.__traceback__)).where
+    where = stacks.find_user_line(stacks.from_error(cut_short)).where
     text = f"task '{task.id}' ran longer than {limit_s:g} s; it was at {where}"
     return Failed("deadline", text, user_traceback(cut_short))
 

@@ -11,7 +11,7 @@ from ..config.sections import MetricsConfig
 from ..config.specs import SinksSpec
 from ..errors import ConfigError, PartDied
 from ..loop.processes import child
-from ..observe.feed import SinksAnswer, SinksRefused
+from ..observe.feed import SinksAnswer
 from ..rundir.rundir import RunDir
 from .watch import RunWatch
 
@@ -21,8 +21,6 @@ GRACE_S = 60.0
 """How long the last steps may take to arrive once the run has ended."""
 NEW_LINES = b""
 """The frame that says that the metrics files have new lines."""
-
-_answers: msgspec.msgpack.Decoder[SinksAnswer] = msgspec.msgpack.Decoder(SinksAnswer)
 
 
 @asynccontextmanager
@@ -61,16 +59,14 @@ async def _open(process: child.Child, spec: SinksSpec, title: str, log: Path) ->
     """Give the process its spec, and wait until it has opened all sinks."""
     try:
         async with asyncio.timeout(OPEN_DEADLINE_S):
-            await process.pipe.send(msgspec.msgpack.encode(spec))
+            await process.send_spec(spec)
             frame = await process.pipe.receive()
     except TimeoutError:
         raise ConfigError(f"{title} did not open within {OPEN_DEADLINE_S:g} s; see {log}") from None
-    except ConnectionError:
-        frame = None
     if frame is None:
         raise PartDied(f"the process for {title} died; see {log}")
-    answer = _answers.decode(frame)
-    if isinstance(answer, SinksRefused):
+    answer = msgspec.msgpack.decode(frame, type=SinksAnswer)
+    if answer.error:
         raise ConfigError(f"{title} cannot be opened: {answer.error}")
 
 

@@ -9,12 +9,9 @@ MAX_HOLD_S = 0.001
 
 
 class FairLoop:
-    """Keeps a coroutine that handles one message after the other from holding the event loop.
-
-    An `await` whose result is already there does not let other tasks run. So a coroutine with a thousand
-    waiting messages would hold the loop a thousand times as long as one message takes. Call `breathe()`
-    once per message.
-    """
+    """Keeps a coroutine that handles one message after the other from holding the event loop. An `await`
+    whose result is already there does not let other tasks run, so a thousand waiting messages would hold
+    the loop a thousand times as long as one. Call `breathe()` once per message."""
 
     def __init__(self) -> None:
         self._since_s = time.monotonic()

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Mapping
 from typing import TextIO
 
-from ..loop.watch.stall_text import late_text, ms, stall_text
-from ..records.lag import LagStats, LateWindow, Stall
+from ..loop.watch.stall_text import ms, stall_text
+from ..records.lag import LagStats, Stall
 from ..records.situation import CoreView
 from .report import EvalDone, StepDone
 
@@ -27,14 +27,13 @@ def step_line(done: StepDone, max_steps: int) -> str:
         f"KL: {get('mismatch_kl', 0):.5f}",
         f"Lag p99/max ms: {lag_line(done.lags)}",
     ]
-    failed = {
-        name.removeprefix("errors/"): count
+    failed = [
+        f"{count:.0f} {name.removeprefix('errors/')}"
         for name, count in done.metrics.items()
         if name.startswith("errors/") and name != "errors/cancelled" and count
-    }
+    ]
     if failed:
-        counts = ", ".join(f"{count:.0f} {boundary}" for boundary, count in failed.items())
-        parts.insert(6, f"Failed: {counts}")
+        parts.insert(6, f"Failed: {', '.join(failed)}")
     return " | ".join(parts)
 
 
@@ -46,9 +45,8 @@ def eval_line(done: EvalDone) -> str:
     for name, value in done.metrics.items():
         _, env, metric = name.split("/", 2)
         by_env.setdefault(env, {})[metric] = value
-    return " | ".join(
-        [f"Eval of version {done.version}", *(f"{env}: {_eval(by_env[env])}" for env in by_env)]
-    )
+    texts = [f"{env}: {_eval(metrics)}" for env, metrics in by_env.items()]
+    return " | ".join([f"Eval of version {done.version}", *texts])
 
 
 def _eval(metrics: Mapping[str, float]) -> str:
@@ -85,10 +83,6 @@ def stall_line(process: str, stall: Stall) -> str:
     return f"{process}: {stall_text(stall)}"
 
 
-def late_line(process: str, late: LateWindow) -> str:
-    return f"{process}: {late_text(late)}"
-
-
 class Screen:
     """Prints lines and, if the output is a terminal, keeps a status line below them."""
 
@@ -98,22 +92,20 @@ class Screen:
         self._status = ""
 
     def line(self, text: str) -> None:
-        if self._is_terminal:
-            self._stream.write(f"{CLEAR}{text}\n{self._status}")
-        else:
-            self._stream.write(f"{text}\n")
-        self._stream.flush()
+        self._write(f"{CLEAR}{text}\n{self._status}" if self._is_terminal else f"{text}\n")
 
     def status(self, text: str) -> None:
         """Replace the status line. Without a terminal, nothing is shown."""
         if self._is_terminal:
             # CLEAR removes one line, so the status must not wrap.
             self._status = text[: shutil.get_terminal_size().columns - 1]
-            self._stream.write(CLEAR + self._status)
-            self._stream.flush()
+            self._write(CLEAR + self._status)
 
     def close(self) -> None:
-        if self._is_terminal and self._status:
-            self._stream.write(CLEAR)
-            self._stream.flush()
+        if self._status:
+            self._write(CLEAR)
         self._status = ""
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()

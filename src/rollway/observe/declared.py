@@ -103,8 +103,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                "0", is_live=True),
         Metric("max_in_flight", "rollouts", "how many rollouts may run at a time; changes if "
                "`adapt_in_flight` is on"),
-        Metric("retries", "rollouts", "failed rollouts that were run again, since the start of the "
-               "run"),
+        Metric("retries", "rollouts", "failed rollouts that were run again, since the start of the run"),
         Metric("pool/{env}/{pool}", "tasks", "tasks of an environment that count as `easy` or as "
                "`hard`"),
     ),
@@ -112,8 +111,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("eval/{env}/avg@{k}", "reward", "mean reward, with k rollouts of each task"),
         Metric("eval/{env}/pass@{k}", "fraction", "tasks that at least one of k rollouts gets right "
                "(unbiased estimate)"),
-        Metric("eval/{env}/completion_len/mean", "tokens", "mean number of tokens sampled in a "
-               "rollout"),
+        Metric("eval/{env}/completion_len/mean", "tokens", "mean number of tokens sampled in a rollout"),
         Metric("eval/{env}/truncated", "fraction", "rollouts whose last turn reached its token limit"),
         Metric("eval/{env}/failed", "fraction", "rollouts that failed or were cancelled; the means "
                "leave them out"),
@@ -129,8 +127,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("clip_fraction", "fraction", "trainable tokens whose importance ratio was clipped"),
         Metric("ratio/mean", "", "mean importance ratio of trainer to engine"),
         Metric("mismatch_kl", "nats", "estimated KL divergence of the engine from the trainer"),
-        Metric("entropy", "nats", "mean entropy of the trainer's distribution on the tokens trained "
-               "on"),
+        Metric("entropy", "nats", "mean entropy of the trainer's distribution on the tokens trained on"),
         Metric("lr", "", "learning rate"),
     ),
     "Where a rollout's time goes": (

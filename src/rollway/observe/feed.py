@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Struct, field
 
 from ..config.specs import SinksSpec
+from ..loop.processes.child import receive_spec
 from ..rundir.metrics_file import MetricsFile
 from ..rundir.rundir import RunDir, write_whole
-from ..wire.pipe import BlockingPipe
 
 
 class MetricsSink(Protocol):
@@ -33,17 +33,10 @@ NOT_VALUES = ("step", "time")
 MAX_ERROR = 300
 
 
-class SinksOpened(Struct, frozen=True, tag="opened"):
-    """Every sink is open."""
+class SinksAnswer(Struct, frozen=True):
+    """Every sink is open, or `error` says in one line for the user why one is not."""
 
-
-class SinksRefused(Struct, frozen=True, tag="refused"):
-    """A sink cannot be opened; `error` is one line for the user."""
-
-    error: str
-
-
-SinksAnswer = SinksOpened | SinksRefused
+    error: str = ""
 
 
 class SinkPositions(Struct):
@@ -83,7 +76,6 @@ class MetricsFeed:
 
 
 def _read_values(line: bytes) -> tuple[float, dict[str, float]]:
-    """Return when a line was written, and its numbers."""
     found: dict[str, Any] = msgspec.json.decode(line)
     values = {
         name: float(value)
@@ -116,39 +108,31 @@ def open_sinks(spec: SinksSpec, run: RunDir, wandb_id: str) -> dict[str, Metrics
     if spec.metrics.wandb_project:
         from .wandb import WeightsAndBiases
 
-        sinks["wandb"] = WeightsAndBiases(
-            spec.metrics.wandb_project,
-            name=run.path.name,
-            id=wandb_id,
-            folder=run.path,
-            config=tomllib.loads(run.config.read_text()),
-        )
+        config = tomllib.loads(run.config.read_text())
+        project = spec.metrics.wandb_project
+        sinks["wandb"] = WeightsAndBiases(project, wandb_id, run.path, config)
     return sinks
 
 
 def serve(name: str, sock: socket.socket) -> None:
     """Pass on the lines that the files have, then new ones at each frame, until the pipe closes."""
-    pipe = BlockingPipe(sock)
-    first = pipe.receive()
-    if first is None:
-        return
-    spec = msgspec.msgpack.decode(first, type=SinksSpec)
+    pipe, spec = receive_spec(sock, SinksSpec)
     run = RunDir(spec.run_dir)
     positions = load_positions(run.sinks)
     try:
         sinks = open_sinks(spec, run, positions.wandb_id)
     except Exception as error:  # W&B and TensorBoard raise anything when they cannot start
         text = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_ERROR]
-        pipe.send(msgspec.msgpack.encode(SinksRefused(text)))
+        pipe.send(msgspec.msgpack.encode(SinksAnswer(text)))
         return
     feeds = [MetricsFeed(path, run.sinks, sinks, positions) for path in (run.metrics, run.evals)]
-    pipe.send(msgspec.msgpack.encode(SinksOpened()))
-    has_more = True
-    while has_more:
+    pipe.send(msgspec.msgpack.encode(SinksAnswer()))
+    is_over = False
+    while True:
         for feed in feeds:
             feed.pass_on()
-        has_more = pipe.receive() is not None
-    for feed in feeds:
-        feed.pass_on()
+        if is_over:
+            break
+        is_over = pipe.receive() is None
     for sink in sinks.values():
         sink.close()

@@ -1,30 +1,31 @@
 """Keeps how the processes of a run do: the lag of their event loops, and what held them."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable
 
 from ..loop.processes.part import STATS_EVERY_S
 from ..loop.watch.lag import merge
 from ..loop.watch.run import LoopWatch
+from ..loop.watch.stall_text import late_text
 from ..loop.watch.stalls import StallTotals
 from ..records.lag import LagStats, ProcessStats, Stall
-from .console import Screen, late_line, stall_line
+from .console import Screen, stall_line
+
+Listener = Callable[[ProcessStats], None]
 
 
 class ProcessHealth:
-    """How the processes that a command watches do: the last report and the lag of each.
+    """How the processes that a command watches do: the last report and the lag of each. What held a
+    process is printed, less and less often for the same culprit. `on_heard` gets every report too."""
 
-    What held a process is printed when it happens, and less and less often for the same culprit.
-    `on_heard` gets every report too, for a command that passes reports on.
-    """
-
-    def __init__(self, screen: Screen, on_heard: Callable[[ProcessStats], None] | None = None) -> None:
+    def __init__(self, screen: Screen, on_heard: Listener = lambda stats: None) -> None:
         self._screen = screen
         self._on_heard = on_heard
-        self._culprits: dict[str, StallTotals] = {}
+        self._culprits: defaultdict[str, StallTotals] = defaultdict(StallTotals)
         self.latest: dict[str, ProcessStats] = {}
         """The last report of each process."""
-        self.whole_run: dict[str, LagStats] = {}
+        self.whole_run: defaultdict[str, LagStats] = defaultdict(LagStats)
         """The lag of each process since the start."""
 
     @property
@@ -33,23 +34,22 @@ class ProcessHealth:
         return {name: stats.lag for name, stats in self.latest.items()}
 
     def hear(self, stats: ProcessStats) -> None:
-        """Take in the report of a process."""
         name = stats.process
         self.latest[name] = stats
-        self.whole_run[name] = merge(self.whole_run.get(name, LagStats()), stats.lag)
+        self.whole_run[name] = merge(self.whole_run[name], stats.lag)
         for stall in stats.stalls:
-            total, is_worth_a_line = self._culprits.setdefault(name, StallTotals()).add(stall)
+            total, is_worth_a_line = self._culprits[name].add(stall)
             if is_worth_a_line:
                 self._screen.line(stall_line(name, total))
         if stats.late is not None:
-            self._screen.line(late_line(name, stats.late))
-        if self._on_heard is not None:
-            self._on_heard(stats)
+            self._screen.line(f"{name}: {late_text(stats.late)}")
+        self._on_heard(stats)
 
     def worst(self) -> list[tuple[str, Stall]]:
         """Return every process with what held it, those that were held longest in all first."""
-        culprits = [(name, stall) for name, totals in self._culprits.items() for stall in totals.seen()]
-        return sorted(culprits, key=lambda culprit: -culprit[1].total_s)
+        culprits = self._culprits.items()
+        held = [(name, stall) for name, totals in culprits for stall in totals.seen()]
+        return sorted(held, key=lambda culprit: -culprit[1].total_s)
 
     async def watch_own_loop(self, loop_watch: LoopWatch) -> None:
         """Hear the reports of this process, too, until cancelled."""
@@ -62,24 +62,26 @@ class Lags:
     """Lags and stalls of all processes, merged until they are taken for the metrics of a step."""
 
     def __init__(self) -> None:
-        self._since: dict[str, LagStats] = {}
+        self._since: defaultdict[str, LagStats] = defaultdict(LagStats)
         self._last: dict[str, LagStats] = {}
-        self._stalls: dict[str, StallTotals] = {}
+        self._stalls: defaultdict[str, StallTotals] = defaultdict(StallTotals)
         self.rss_bytes: dict[str, int] = {}
 
     def add(self, stats: ProcessStats) -> None:
-        self.rss_bytes[stats.process] = stats.rss_bytes
+        name = stats.process
+        self.rss_bytes[name] = stats.rss_bytes
         for stall in stats.stalls:
-            self._stalls.setdefault(stats.process, StallTotals()).add(stall)
-        self._since[stats.process] = merge(self._since.get(stats.process, LagStats()), stats.lag)
+            self._stalls[name].add(stall)
+        self._since[name] = merge(self._since[name], stats.lag)
 
     def take(self) -> dict[str, LagStats]:
         """Return each process's lag since the last call; without a new report, its lag before that."""
         self._last.update(self._since)
-        self._since = {}
+        self._since.clear()
         return dict(sorted(self._last.items()))
 
     def take_stalls(self) -> dict[str, tuple[Stall, ...]]:
         """Return what held each process since the last call, without processes that were not held."""
-        stalls, self._stalls = self._stalls, {}
-        return {process: culprits.take() for process, culprits in sorted(stalls.items())}
+        taken = {process: culprits.take() for process, culprits in sorted(self._stalls.items())}
+        self._stalls.clear()
+        return taken

@@ -9,12 +9,12 @@ from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 
 from ..config.sections import PrometheusConfig
-from ..loop.processes.port import bind_port
-from ..records.lag import LAG_STATS, ProcessStats
+from ..loop.processes.port import bind_port, serve_app
+from ..records.lag import ProcessStats
 from ..records.situation import CoreView
 from .declared import DECLARED, LABEL, Metric
 from .report import EvalDone, StepDone
-from .step_metrics import stall_metrics
+from .step_metrics import lag_metrics, stall_metrics
 
 UNITS = {"s": "seconds", "bytes": "bytes", "fraction": "ratio"}
 
@@ -22,10 +22,9 @@ UNITS = {"s": "seconds", "bytes": "bytes", "fraction": "ratio"}
 def exported_name(metric: Metric) -> str:
     """Return the name in Prometheus: `event_loop_lag/{process}/{stat}`, in seconds, is
     `rollway_event_loop_lag_seconds`."""
+    dropped = ("", "count", "seconds") if metric.is_summed else ("",)
     words = [LABEL.sub("", word).rstrip("@") for word in metric.name.split("/")]
-    words = [word for word in words if word]
-    if metric.is_summed:
-        words = [word for word in words if word not in ("count", "seconds")]
+    words = [word for word in words if word not in dropped]
     unit = UNITS.get(metric.unit, "")
     if unit and not words[-1].endswith(unit):
         words.append(unit)
@@ -33,8 +32,6 @@ def exported_name(metric: Metric) -> str:
 
 
 class _Exported(Struct, frozen=True):
-    """A declared metric and its counterpart in Prometheus."""
-
     pattern: re.Pattern[str]
     collector: Gauge | Counter
 
@@ -62,24 +59,24 @@ class PrometheusExporter:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        declared = [metric for metric in DECLARED if metric.is_exported]
-        declared.sort(key=lambda metric: len(metric.labels))  # a plain name wins over a label
-        self._live = [self._export(metric) for metric in declared if metric.is_live]
-        by_step = [metric for metric in declared if not metric.is_live]
-        self._by_eval = [self._export(metric) for metric in by_step if metric.name.startswith("eval/")]
-        self._by_step = [
-            self._export(metric) for metric in by_step if not metric.name.startswith("eval/")
-        ]
+        exported = [metric for metric in DECLARED if metric.is_exported]
+        exported.sort(key=lambda metric: len(metric.labels))  # a plain name wins over a label
+        live = [metric for metric in exported if metric.is_live]
+        by_eval = [metric for metric in exported if metric.name.startswith("eval/")]
+        by_step = [metric for metric in exported if metric not in (*live, *by_eval)]
+        self._live = list(map(self._export, live))
+        self._by_eval = list(map(self._export, by_eval))
+        self._by_step = list(map(self._export, by_step))
 
     def _export(self, metric: Metric) -> _Exported:
-        kind = Counter if metric.is_summed else Gauge
-        collector = kind(exported_name(metric), metric.meaning, metric.labels, registry=self._registry)
+        kind, name = Counter if metric.is_summed else Gauge, exported_name(metric)
+        collector = kind(name, metric.meaning, metric.labels, registry=self._registry)
         return _Exported(metric.pattern, collector)
 
     def on_stats(self, stats: ProcessStats) -> None:
         process = stats.process
         self._set(self._live, {
-            **{f"event_loop_lag/{process}/{stat}": getattr(stats.lag, stat) for stat in LAG_STATS},
+            **lag_metrics({process: stats.lag}),
             f"rss/{process}": stats.rss_bytes,
             f"process_in_flight/{process}": stats.in_flight,
             **stall_metrics({process: stats.stalls}),
@@ -94,8 +91,7 @@ class PrometheusExporter:
         })  # fmt: skip
 
     def on_step(self, done: StepDone) -> None:
-        """Show the values of this step only: what the last step had and this one lacks, such as a stop
-        condition, disappears."""
+        """Show this step's values. A label that only the last step had disappears."""
         for exported in self._by_step:
             exported.clear_labels()
         self._set(self._by_step, done.metrics)
@@ -115,8 +111,7 @@ class PrometheusExporter:
 async def serve_metrics(
     config: PrometheusConfig | None, render: Callable[[], bytes]
 ) -> AsyncIterator[None]:
-    """Serve `/metrics` for the length of the block, if the run file asks for it. Rendering the metrics
-    of 20 processes takes 1 ms."""
+    """Serve `/metrics` if the run file asks for it. Rendering metrics of 20 processes takes 1 ms."""
     if config is None:
         yield
         return
@@ -126,11 +121,6 @@ async def serve_metrics(
 
     app = web.Application()
     app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        sock = bind_port("metrics.prometheus.port", config.host, config.port)
-        await web.SockSite(runner, sock).start()
+    sock = bind_port("metrics.prometheus.port", config.host, config.port)
+    async with serve_app(app, sock):
         yield
-    finally:
-        await runner.cleanup()

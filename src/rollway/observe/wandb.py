@@ -10,14 +10,12 @@ import wandb
 class WeightsAndBiases:
     """One run of a W&B project. `WANDB_MODE=offline` keeps it in `folder` for `wandb sync`."""
 
-    def __init__(
-        self, project: str, *, name: str, id: str, folder: Path, config: dict[str, Any]
-    ) -> None:
+    def __init__(self, project: str, run_id: str, folder: Path, config: dict[str, Any]) -> None:
         """Begin or resume the run. `project` may name a team too: `team/project`."""
         entity, _, project = project.rpartition("/")
         self._run = wandb.init(
-            entity=entity or None, project=project, name=name, id=id, resume="allow", dir=str(folder),
-            config=config, settings=wandb.Settings(console="off"),
+            entity=entity or None, project=project, name=folder.name, id=run_id, resume="allow",
+            dir=str(folder), config=config, settings=wandb.Settings(console="off"),
         )  # fmt: skip
         self._newest = 0
 

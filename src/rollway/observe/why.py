@@ -8,22 +8,19 @@ MAX_LINES = 15
 def first_line(now: Situation) -> str:
     """Return the most important line: what the step waits for, and the oldest rollout."""
     core = now.core
-    text = f"step {core.step} waits for {_waits_for(now)} ({core.ready} of {core.batch_size} ready, "
-    text += f"{core.in_flight} in flight)"
-    silent = [
-        (env.silent_s, name) for name, env in now.envs.items() if env.in_flight and env.silent_s > 10
-    ]
+    counts = f"{core.ready} of {core.batch_size} ready, {core.in_flight} in flight"
+    text = f"step {core.step} waits for {_waits_for(now)} ({counts})"
     if now.oldest:
         text += f"; oldest: {rollout_line(now.oldest[0])}"
-    if len(now.envs) > 1 and silent:
-        seconds, name = max(silent)
+    silent = [(env.silent_s, name) for name, env in now.envs.items() if env.in_flight]
+    seconds, name = max(silent, default=(0, ""))
+    if len(now.envs) > 1 and seconds > 10:
         text += f"; no rollout of '{name}' has settled for {seconds:.0f} s"
     return text
 
 
 def _waits_for(now: Situation) -> str:
-    """Name engines that do not answer. If none answers, all rollouts wait for them, so nothing else is
-    named."""
+    """Name engines that do not answer. If none answers, all rollouts wait for them alone."""
     waits_for = now.core.waits_for
     away = [f"the {engine_line(engine)}" for engine in now.engines if engine.trouble]
     if not away:
@@ -33,18 +30,15 @@ def _waits_for(now: Situation) -> str:
 
 
 def engine_line(engine: EngineState) -> str:
-    """Say what an engine does, or for how long it has not answered."""
     if engine.trouble:
         return f"engine at {engine.url}: no answer for {engine.silent_s:.0f} s ({engine.trouble})"
     text = f"engine at {engine.url}: version {engine.version}"
-    if engine.load is not None:
-        text += f", {engine.load.running} running, {engine.load.waiting} waiting, cache "
-        text += f"{engine.load.cache_use:.0%} full"
+    if load := engine.load:
+        text += f", {load.running} running, {load.waiting} waiting, cache {load.cache_use:.0%} full"
     return text
 
 
 def rollout_line(rollout: WaitingRollout) -> str:
-    """Say where a rollout is, and for how long."""
     where = f" in {rollout.worker}" if rollout.worker else ""
     text = f"{rollout.rollout_id} of '{rollout.env}' (task '{rollout.task_id}'), "
     text += f"{rollout.age_s:.0f} s old, {rollout.phase} for {rollout.phase_s:.0f} s{where}"

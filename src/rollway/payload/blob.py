@@ -32,10 +32,8 @@ OPENING = b'{"__metadata__":{"crc32c":"'
 _BETWEEN = b'","segment":"'
 _CRC_AT, _CRC_END = 8 + len(OPENING), 8 + len(OPENING) + 8
 _MARK_AT, _MARK_END = _CRC_END + len(_BETWEEN), _CRC_END + len(_BETWEEN) + 8
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "U8": np.dtype("uint8"), "U16": np.dtype("uint16"), "I32": np.dtype("int32"),
-    "I64": np.dtype("int64"), "F32": np.dtype("float32"),
-}  # fmt: skip
+_KINDS = {"U8": "uint8", "U16": "uint16", "I32": "int32", "I64": "int64", "F32": "float32"}
+_DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in _KINDS.items()}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 Column = Sequence[NDArray[np.generic]]
@@ -45,8 +43,6 @@ Buffer = bytes | memoryview
 
 
 class ColumnEntry(Struct, frozen=True):
-    """The entry of one column in a header."""
-
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
@@ -57,14 +53,13 @@ class _Metadata(Struct):
     segment: str = ""
 
 
-_header: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_entry: msgspec.json.Decoder[ColumnEntry] = msgspec.json.Decoder(ColumnEntry)
-_metadata: msgspec.json.Decoder[_Metadata] = msgspec.json.Decoder(_Metadata)
+_header = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_entry = msgspec.json.Decoder(ColumnEntry)
+_metadata = msgspec.json.Decoder(_Metadata)
 
 
 class Blob(Struct, frozen=True):
-    """The buffers to write, in order and without joining them: a header that still lacks its checksum,
-    and the columns' own buffers."""
+    """The buffers to write, in order: a header that still lacks its checksum, then the columns."""
 
     length: int
     head: bytes
@@ -96,11 +91,9 @@ def build(columns: Mapping[str, Column]) -> Blob:
             num_items += len(chunk)
             if chunk.nbytes:
                 offset += chunk.nbytes
-                contiguous = chunk if chunk.flags.c_contiguous else np.ascontiguousarray(chunk)
-                data.append(contiguous.data)
-        first = chunks[0]
-        shape = (num_items, *first.shape[1:])
-        entries[name] = ColumnEntry(_NAMES[first.dtype], shape, (start, offset))
+                data.append(np.ascontiguousarray(chunk).data)
+        _, *item = chunks[0].shape
+        entries[name] = ColumnEntry(_NAMES[chunks[0].dtype], (num_items, *item), (start, offset))
     header = msgspec.json.encode(entries)
     header += b" " * pad(8 + len(header))
     head = len(header).to_bytes(8, "little") + header
@@ -117,8 +110,8 @@ def seal(blob: Blob, segment: str = "") -> list[Buffer]:
     checksum = 0
     for chunk in blob.data:
         checksum = crc32c(chunk, checksum)
-    head = blob.head[:_CRC_AT] + _digits(checksum) + _BETWEEN + mark_of(segment) + blob.head[_MARK_END:]
-    return [head, *blob.data]
+    digits = _digits(checksum) + _BETWEEN + mark_of(segment)
+    return [blob.head[:_CRC_AT] + digits + blob.head[_MARK_END:], *blob.data]
 
 
 def relabel(blob: memoryview, segment: str) -> list[Buffer]:
@@ -128,10 +121,9 @@ def relabel(blob: memoryview, segment: str) -> list[Buffer]:
 
 def join(blob: Blob) -> memoryview:
     """Return the blob's bytes as one buffer, for a wire. For the thread lane: it copies all data."""
-    parts = seal(blob)
     joined = np.empty(blob.length, np.uint8)
     offset = 0
-    for part in parts:
+    for part in seal(blob):
         raw = np.frombuffer(part, np.uint8)
         joined[offset : offset + raw.size] = raw
         offset += raw.size
@@ -149,10 +141,11 @@ def read_header(blob: memoryview) -> BlobHeader:
         entries = {name: _entry.decode(raw) for name, raw in fields.items()}
     except UNREADABLE as error:
         raise PayloadError(f"its header cannot be read: {error}") from None
-    end = max(0, *(entry.data_offsets[1] for entry in entries.values()), 0)
-    if 8 + size + end > len(blob):
-        raise PayloadError(f"its header claims {8 + size + end} bytes, but {len(blob)} bytes are there")
-    return BlobHeader(8 + size, 8 + size + end, metadata.crc32c, entries)
+    start = 8 + size
+    end = start + max((0, *(entry.data_offsets[1] for entry in entries.values())))
+    if end > len(blob):
+        raise PayloadError(f"its header claims {end} bytes, but {len(blob)} bytes are there")
+    return BlobHeader(start, end, metadata.crc32c, entries)
 
 
 def parse(blob: memoryview) -> Columns:

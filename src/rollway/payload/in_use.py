@@ -14,12 +14,9 @@ _Order = tuple[int, int]
 
 
 class LiveRefs:
-    """The refs in use, and their bytes. Pure bookkeeping.
-
-    A writer never returns to an older segment, so a ref in a newer segment closes all older ones. The
-    newest segment of a writer stays, because the writer may still append to it, unless the writer is
-    known to be gone.
-    """
+    """The refs in use, and their bytes. Pure bookkeeping. A writer never returns to an older segment, so
+    a ref in a newer segment closes all older ones. The newest segment of a writer stays, because the
+    writer may still append to it, unless the writer is known to be gone."""
 
     def __init__(self) -> None:
         self._closed: set[str] = set()
@@ -35,10 +32,13 @@ class LiveRefs:
         offsets = self._live.setdefault(ref.segment, set())
         if ref.offset in offsets:
             raise PayloadError(f"ref {ref} is already held")
-        is_first = not offsets
         offsets.add(ref.offset)
         self.num_bytes += ref.length
-        return is_first and self._becomes_newest(ref.segment)
+        writer, order = _split(ref.segment)
+        is_newest = order > self._newest.get(writer, (-1, -1))
+        if is_newest:
+            self._newest[writer] = order
+        return is_newest
 
     def release(self, ref: PayloadRef) -> bool:
         """Give a ref back. Return True if its segment is unused now."""
@@ -62,13 +62,6 @@ class LiveRefs:
         may die, or its rollout be cancelled, after the write and before the ref is sent."""
         return [file for file in files if SegmentName.parse(file) and self.is_unused(file)]
 
-    def _becomes_newest(self, segment: str) -> bool:
-        writer, order = _split(segment)
-        if writer in self._newest and order <= self._newest[writer]:
-            return False
-        self._newest[writer] = order
-        return True
-
 
 def _split(segment: str) -> tuple[_Writer, _Order]:
     name = SegmentName.parse(segment)
@@ -78,16 +71,14 @@ def _split(segment: str) -> tuple[_Writer, _Order]:
 
 
 class SegmentKeeper:
-    """Keeps the segments of one payload directory whose refs are in use. It removes the others, in the
-    thread lane."""
+    """Keeps the segments of a payload directory whose refs are in use, and removes the others."""
 
     def __init__(self, reader: SegmentReader) -> None:
         self._reader = reader
         self._live = LiveRefs()
 
     async def hold(self, ref: PayloadRef) -> None:
-        """Take a ref in use. If its writer began a new segment with it, remove the segments that this
-        closed and that are unused."""
+        """Take a ref in use. If it is the first of a new segment, remove older ones that are unused."""
         if self._live.hold(ref):
             for segment in self._live.unused(await thread(self._reader.segments)):
                 await thread(self._reader.remove, segment)
@@ -97,7 +88,6 @@ class SegmentKeeper:
         self._live.hold(ref, closed=True)
 
     async def release(self, refs: Iterable[PayloadRef]) -> None:
-        """Give refs back that will not be read again."""
         for ref in refs:
             if self._live.release(ref):
                 await thread(self._reader.remove, ref.segment)

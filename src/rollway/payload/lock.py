@@ -6,6 +6,7 @@ A lock ends when the last descriptor of its file is closed. A memory map keeps a
 
 import errno
 import fcntl
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,19 @@ def lock_shared(file: int, path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_SH)
     if not os.path.samestat(os.fstat(file), path.stat()):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+def map_shared(path: Path) -> memoryview:
+    """Return the bytes of a segment, which stay as long as the view is referenced."""
+    with path.open("rb") as file:
+        lock_shared(file.fileno(), path)
+        return map_file(file.fileno())
+
+
+def map_file(file: int) -> memoryview:
+    if not os.fstat(file).st_size:
+        return memoryview(b"")
+    return memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ))
 
 
 @contextmanager
@@ -42,8 +56,7 @@ def open_exclusively(path: Path, mode: int) -> Iterator[int]:
 
 
 def is_in_use(path: Path) -> bool:
-    """Return whether a process writes or reads this segment. Its last blob may then be unfinished, which
-    does not mean that it is torn."""
+    """Return whether a process uses this segment. Its last blob may then be unfinished, not torn."""
     try:
         with open_exclusively(path, os.O_RDONLY):
             return False

@@ -1,8 +1,8 @@
 """Opens refs: maps each segment once and returns views of its columns."""
 
-import mmap
-import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -10,8 +10,10 @@ from ..errors import PayloadError
 from ..records.batch import BatchRow
 from ..records.payload import PayloadRef
 from .blob import Columns, check_data, check_mark, parse
-from .lock import lock_shared
+from .lock import map_shared
 from .reuse import make_spare
+
+T = TypeVar("T")
 
 _RESUME = "'rollway train … --resume' runs the rollouts again that were not trained"
 
@@ -21,17 +23,11 @@ class SegmentReader:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._maps: dict[str, mmap.mmap] = {}
+        self._maps: dict[str, memoryview] = {}
 
     def open(self, ref: PayloadRef) -> Columns:
         """Return the columns of the blob at `ref`, without copying or reading them."""
-        blob = self._bytes(ref)
-        try:
-            columns = parse(blob)
-            check_mark(blob, ref.segment)
-        except PayloadError as error:
-            raise self._damaged(ref, error) from None
-        return columns
+        return self._inspect(ref, parse)
 
     def row(self, row: BatchRow) -> Columns:
         """Return the columns of one row of a batch: `token_ids`, `loss_mask`, `logprobs` and so on."""
@@ -56,15 +52,9 @@ class SegmentReader:
 
     def verify(self, ref: PayloadRef) -> None:
         """Read the whole blob. Raise PayloadError unless it is, byte for byte, what was written."""
-        blob = self._bytes(ref)
-        try:
-            check_data(blob)
-            check_mark(blob, ref.segment)
-        except PayloadError as error:
-            raise self._damaged(ref, error) from None
+        self._inspect(ref, check_data)
 
     def segments(self) -> list[str]:
-        """Return the names of all segments in the folder."""
         return [path.name for path in self._folder.glob("*.seg")]
 
     def remove(self, segment: str) -> None:
@@ -72,25 +62,31 @@ class SegmentReader:
         self._maps.pop(segment, None)
         make_spare(self._folder / segment)
 
+    def _inspect(self, ref: PayloadRef, inspect: Callable[[memoryview], T]) -> T:
+        """Return what `inspect` returns for a blob, which must have the mark of its segment."""
+        blob = self._bytes(ref)
+        try:
+            result = inspect(blob)
+            check_mark(blob, ref.segment)
+        except PayloadError as error:
+            path = self._folder / ref.segment
+            raise PayloadError(
+                f"the blob at offset {ref.offset} of {path} is damaged: {error}; 'rollway payload show "
+                f"--verify {path}' lists the blobs that are whole; {_RESUME}"
+            ) from None
+        return result
+
     def _bytes(self, ref: PayloadRef) -> memoryview:
         end = ref.offset + ref.length
         mapped = self._maps.get(ref.segment)
         if mapped is None or len(mapped) < end:
             mapped = self._maps[ref.segment] = self._map(ref, end)
-        return memoryview(mapped)[ref.offset : end]
+        return mapped[ref.offset : end]
 
-    def _map(self, ref: PayloadRef, end: int) -> mmap.mmap:
+    def _map(self, ref: PayloadRef, end: int) -> memoryview:
         path = self._folder / ref.segment
         try:
-            with path.open("rb") as file:
-                lock_shared(file.fileno(), path)
-                size = os.fstat(file.fileno()).st_size
-                if size < end:
-                    raise PayloadError(
-                        f"segment {path} has {size} bytes, but the ref at {ref.offset} ends at {end}: "
-                        f"the file was cut after the ref was written; {_RESUME}"
-                    )
-                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped = map_shared(path)
         except FileNotFoundError:
             raise PayloadError(
                 f"segment {path} of the ref at {ref.offset} does not exist: it was released, or removed "
@@ -98,10 +94,9 @@ class SegmentReader:
             ) from None
         except OSError as error:
             raise PayloadError(f"cannot open segment {path}: {error}") from None
-
-    def _damaged(self, ref: PayloadRef, error: PayloadError) -> PayloadError:
-        path = self._folder / ref.segment
-        return PayloadError(
-            f"the blob at offset {ref.offset} of {path} is damaged: {error}; 'rollway payload show "
-            f"--verify {path}' lists the blobs that are whole; {_RESUME}"
-        )
+        if len(mapped) < end:
+            raise PayloadError(
+                f"segment {path} has {len(mapped)} bytes, but the ref at {ref.offset} ends at {end}: "
+                f"the file was cut after the ref was written; {_RESUME}"
+            )
+        return mapped

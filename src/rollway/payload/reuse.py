@@ -16,8 +16,7 @@ SPARE = ".spare"
 
 
 def make_spare(path: Path) -> None:
-    """Turn the file of a segment that is no longer needed into a spare one. If another process may still
-    use the file, remove it instead: existing views stay valid."""
+    """Turn the file of an unused segment into a spare one. Remove it if a process still has views."""
     try:
         with open_exclusively(path, os.O_RDONLY):
             path.rename(path.with_name(path.name + SPARE))

@@ -4,7 +4,6 @@ A writer that was killed leaves whole blobs and behind them a torn tail: an unfi
 of the segment that used the file before.
 """
 
-import mmap
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -14,7 +13,7 @@ from msgspec import Struct
 
 from ..errors import PayloadError
 from .blob import ALIGN, OPENING, ColumnEntry, check_data, check_mark, pad, parse, read_header
-from .lock import lock_shared, open_exclusively
+from .lock import map_file, map_shared, open_exclusively
 
 _opening = re.compile(re.escape(OPENING))
 
@@ -90,7 +89,7 @@ class RecoveryReport(Struct, frozen=True):
 def recover(path: Path) -> RecoveryReport:
     """Cut the torn tail off a segment that is no longer in use. Whole blobs stay untouched."""
     with open_exclusively(path, os.O_RDWR) as file:
-        data = _map(file)
+        data = map_file(file)
         size = len(data)
         pieces = list(scan(data, path.name, verify=True))
         end = tail_offset(pieces)
@@ -106,16 +105,7 @@ def recover(path: Path) -> RecoveryReport:
 
 
 def map_segment(path: Path) -> memoryview:
-    """Return the bytes of a segment."""
     try:
-        with path.open("rb") as file:
-            lock_shared(file.fileno(), path)
-            return _map(file.fileno())
+        return map_shared(path)
     except OSError as error:
         raise PayloadError(f"cannot read segment {path}: {error.strerror or error}") from None
-
-
-def _map(file: int) -> memoryview:
-    if not os.fstat(file).st_size:
-        return memoryview(b"")
-    return memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ))

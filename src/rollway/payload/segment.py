@@ -15,11 +15,8 @@ MAX_VECTORS = 1024
 
 class OpenSegment:
     """A file that is filled with whole blobs. `end` is where the last one ends; a failed write leaves
-    nothing behind.
-
-    Until the segment is closed, bytes of a former segment may lie behind `end`. The file is locked while
-    it is written, so that other processes can tell an unfinished write from a torn one.
-    """
+    nothing behind. Until the segment is closed, bytes of a former segment may lie behind `end`. The file
+    is locked while it is written, so that other processes do not take an unfinished write for torn."""
 
     def __init__(self, path: Path, *, durable: bool) -> None:
         self.path = path
@@ -41,11 +38,11 @@ class OpenSegment:
         offset = self.end + pad(self.end)
         try:
             end = _write_all(self._file, parts, offset)
+            if self._durable:
+                self._sync()
         except OSError:
             self._cut()
             raise
-        if self._durable:
-            self._sync()
         self.end = end
         return offset
 
@@ -58,7 +55,6 @@ class OpenSegment:
             os.fdatasync(self._file) if hasattr(os, "fdatasync") else os.fsync(self._file)
         except OSError:
             self.is_sound = False  # the kernel may have dropped the pages and will not report that again
-            self._cut()
             raise
 
     def _cut(self) -> None:

@@ -27,11 +27,9 @@ class PayloadStore(Protocol):
 
     async def store(self, blob: Blob) -> Stored:
         """Keep a blob. Wait while the store is at its bound; raise PayloadError if it cannot."""
-        ...
 
     def taken(self, num_bytes: int) -> None:
         """The receiver has these bytes: as many may follow."""
-        ...
 
 
 class FrameStore:
@@ -41,7 +39,6 @@ class FrameStore:
         self._window = ByteWindow(window_bytes)
 
     async def store(self, blob: Blob) -> Stored:
-        """Make a frame as soon as the window has room for it."""
         await self._window.take(blob.length)
         try:
             frame = await thread_to_the_end(join, blob)

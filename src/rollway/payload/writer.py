@@ -49,7 +49,6 @@ class SegmentWriter:
         return await self._append(partial(_check_and_relabel, frame), len(frame))
 
     async def store(self, blob: Blob) -> Stored:
-        """Append a blob. Its ref is enough to find the bytes in the file, so no frame travels."""
         return Stored(await self.append(blob))
 
     def taken(self, num_bytes: int) -> None:

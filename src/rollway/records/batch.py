@@ -19,12 +19,9 @@ class BatchRow(Struct, frozen=True):
 
 class BatchManifest(Struct, frozen=True):
     """The rows of one step and how they are packed: `ranks` holds, for each rank of the trainer, its
-    micro-batches, each of them indices into `rows`.
-
-    Every row is in exactly one micro-batch, and every rank has the same number of micro-batches. An
-    empty micro-batch is padding for a rank that has no rows left: the rank takes part in the collective
-    operations and adds nothing.
-    """
+    micro-batches, each of them indices into `rows`. Every row is in exactly one micro-batch, and every
+    rank has the same number of micro-batches. An empty micro-batch is padding for a rank that has no
+    rows left: the rank takes part in the collective operations and adds nothing."""
 
     step: Step
     trains_version: PolicyVersion

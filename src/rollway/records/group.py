@@ -12,15 +12,11 @@ Fate = Literal["trained", "zero_advantage", "filtered", "too_few", "stale", "eva
 
 
 class Member(Struct, frozen=True):
-    """A scored rollout of a group."""
-
     rollout_id: RolloutId
     scored: Scored
 
 
 class Group(Struct, frozen=True):
-    """The rollouts of one task, all of them settled."""
-
     id: GroupId
     env: str
     task_id: str
@@ -45,8 +41,9 @@ class ClosedGroup(Struct, frozen=True):
     @property
     def num_tokens(self) -> int:
         """The tokens of the rollouts that train."""
-        trained = (member for member in self.group.members if member.rollout_id not in self.left_out)
-        return sum(member.scored.num_tokens for member in trained)
+        members, left_out = self.group.members, self.left_out
+        trained = [member.scored for member in members if member.rollout_id not in left_out]
+        return sum(scored.num_tokens for scored in trained)
 
     @property
     def first_version(self) -> PolicyVersion:

@@ -23,12 +23,10 @@ def next_try(rollout_id: RolloutId) -> RolloutId:
 
 
 def num_retries(rollout_id: RolloutId) -> int:
-    """Return how many times this rollout ran before."""
     return _split_retries(rollout_id)[1]
 
 
 def _split_retries(rollout_id: RolloutId) -> tuple[str, int]:
-    """Return the id of the first try, and the number of retries."""
     first, _, retries = rollout_id.partition("+")
     return first, int(retries or 0)
 

@@ -8,10 +8,8 @@ LAG_STATS = ("min", "mean", "med", "p90", "p99", "max")
 
 
 class LagStats(Struct, frozen=True):
-    """How many seconds late a loop's ticks came.
-
-    `buckets` counts ticks by lateness on a logarithmic scale, so that windows can be merged.
-    """
+    """How many seconds late a loop's ticks came. `buckets` counts ticks by lateness on a logarithmic
+    scale, so that windows can be merged."""
 
     min: float = 0.0
     mean: float = 0.0
@@ -24,11 +22,8 @@ class LagStats(Struct, frozen=True):
 
 
 class Stall(Struct, frozen=True):
-    """How often and for how long one line of code (`where`, a file:line) held something up.
-
-    Kind `loop` held the event loop. Kind `lane` held a lane's process and no loop; `call` says which
-    call that was.
-    """
+    """How often and for how long one line of code (`where`, a file:line) held something up. Kind `loop`
+    held the event loop. Kind `lane` held a lane's process and no loop; `call` names that call."""
 
     where: str
     function: str
@@ -41,9 +36,7 @@ class Stall(Struct, frozen=True):
 
 class LateWindow(Struct, frozen=True):
     """A window in which a loop was later than `watch.warn_*` allows; `num_windows` counts them.
-
-    `longest_hold` is the code that held the loop longest in that window, or None if none was seen.
-    """
+    `longest_hold` is the code that held the loop longest in that window, or None if none was seen."""
 
     stat: str
     lag_s: float

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from .ids import FILE_PATTERN, Natural
 
@@ -11,10 +11,8 @@ _NAME = re.compile(r"(?:r([1-9]\d*)\.)?(.+)\.(\d+)-(\d+)\.seg")
 
 
 class PayloadRef(Struct, frozen=True):
-    """`length` bytes at `offset` of the file `segment` in the payload directory.
-
-    The segment is empty while the bytes travel beside the ref as a raw frame.
-    """
+    """`length` bytes at `offset` of the file `segment` in the payload directory. The segment is empty
+    while the bytes travel beside the ref as a raw frame."""
 
     segment: Annotated[str, Meta(pattern=FILE_PATTERN)]
     offset: Natural
@@ -22,19 +20,16 @@ class PayloadRef(Struct, frozen=True):
 
     @property
     def is_frame(self) -> bool:
-        """Whether the bytes travel beside this ref as a raw frame, and are not yet in a file."""
         return not self.segment
 
 
 def frame_ref(length: int) -> PayloadRef:
-    """Return a ref for bytes that travel beside it as a raw frame."""
     return PayloadRef("", 0, length)
 
 
 class SegmentName(Struct, frozen=True):
     """The name of a segment file. `r2.env.w0.1-0003.seg` is segment 3 that worker `env.w0` wrote after
-    its first restart, in a run that was resumed twice. Other runs have no `r2.` prefix.
-    """
+    its first restart, in a run that was resumed twice. Other runs have no `r2.` prefix."""
 
     writer: str
     incarnation: int
@@ -46,8 +41,7 @@ class SegmentName(Struct, frozen=True):
         return f"{prefix}{self.writer}.{self.incarnation}-{self.number:04d}.seg"
 
     def following(self) -> "SegmentName":
-        """Return the name of the writer's next segment."""
-        return SegmentName(self.writer, self.incarnation, self.number + 1, self.generation)
+        return structs.replace(self, number=self.number + 1)
 
     @classmethod
     def parse(cls, text: str) -> "SegmentName | None":

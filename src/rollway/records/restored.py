@@ -37,8 +37,6 @@ class RestoredTask(Struct, frozen=True):
 
 
 class Restored(Struct, frozen=True):
-    """Everything a run needs to continue."""
-
     groups: tuple[RestoredGroup, ...] = ()
     batches: tuple[RestoredBatch, ...] = ()
     cursors: dict[str, int] = {}

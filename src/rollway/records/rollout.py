@@ -8,8 +8,6 @@ from .ids import PolicyVersion, RolloutId, WorkerName
 from .payload import PayloadRef
 
 Boundary = Literal["env", "engine", "scorer", "deadline", "worker"]
-
-
 Detection = Literal["gibberish", "repetition"]
 """A sign that the text of a row has gone wrong."""
 
@@ -36,10 +34,8 @@ class Timing(Struct, frozen=True):
 
 
 class Scored(Struct, frozen=True, tag="scored"):
-    """The rollout has ended, its rewards are known and its columns are written.
-
-    A rollout of a chat endpoint, which returns text but no token ids, has no rows and cannot be trained.
-    """
+    """The rollout has ended, its rewards are known and its columns are written. A rollout of a chat
+    endpoint, which returns text but no token ids, has no rows and cannot be trained."""
 
     reward: float
     rewards: dict[str, float]

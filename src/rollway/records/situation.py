@@ -25,8 +25,6 @@ class WaitingRollout(Struct, frozen=True):
 
 
 class EnvState(Struct, frozen=True):
-    """The rollouts of one environment."""
-
     in_flight: int
     num_settled: int
     silent_s: float
@@ -66,7 +64,6 @@ class CoreView(Struct, frozen=True):
     pools: dict[Pool, dict[str, int]]
     """Tasks in each pool, by environment."""
     is_finished: bool = False
-    """Whether all steps are trained."""
 
 
 class Situation(Struct, frozen=True):

@@ -20,15 +20,13 @@ class CalledFunction(Struct, frozen=True):
 
 
 class ToolCall(Struct, frozen=True):
-    """A tool call of the policy, in the shape that chat APIs use."""
-
     id: str
     function: CalledFunction
     type: str = "function"
 
 
 class Message(Struct, frozen=True, omit_defaults=True):
-    """One message of a conversation, in the shape that chat APIs use."""
+    """One message of a conversation. Like its tool calls it has the shape that chat APIs use."""
 
     role: str
     content: str

@@ -13,19 +13,15 @@ Routes = NDArray[Any]
 
 
 class Sampling(Struct, frozen=True):
-    """How the engine samples a reply."""
-
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     temperature: Annotated[float, Meta(ge=0, le=1_000)] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
 
 
 class Turn(Struct, frozen=True):
-    """The prompt the engine was given and the completion it sampled.
-
-    `routes` covers positions `routes_start .. len(prompt_ids) + len(completion_ids) - 2`: the engine
-    never processed the last token, so that token has no route yet.
-    """
+    """The prompt the engine was given and the completion it sampled. `routes` covers positions
+    `routes_start .. len(prompt_ids) + len(completion_ids) - 2`: the engine never processed the last
+    token, so that token has no route yet."""
 
     prompt_ids: Ints
     completion_ids: Ints

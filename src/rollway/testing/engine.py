@@ -6,7 +6,7 @@ routes are a function of the tokens up to it, so that requests may arrive in any
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from aiohttp import web
 
 from ..inference.rendering.tokenizer import Tokenizer
 from ..inference.replies.routes import encode_npy
+from ..loop.processes.port import bind_port, serve_app
 from ..records.turn import Routes
 from .model import model_folder
-from .script import Answer, Script, ScriptedReply
+from .script import Answer, ScriptedReply, draw
 
 LAYERS, TOPK, EXPERTS = 2, 2, 8
 
@@ -32,10 +33,12 @@ def routes_of(ids: list[int]) -> Routes:
 class ScriptedEngine:
     """Remembers the prompts and replies of all requests, and the `errors` that the script raised."""
 
-    def __init__(self, script: Script, latency_s: float) -> None:
-        self._script = script
+    def __init__(self, answer: Answer, tokenizer: Tokenizer, latency_s: float) -> None:
+        self._tokenizer = tokenizer
         self._latency_s = latency_s
         self._changed = asyncio.Condition()
+        self.answer = answer
+        """The script. A test may replace it: that counts from the next request on."""
         self.url = ""
         self.prompts: list[list[int]] = []
         self.replies: list[list[int]] = []
@@ -43,17 +46,7 @@ class ScriptedEngine:
         self.num_running = 0
         self.num_aborted = 0
 
-    @property
-    def answer(self) -> Answer:
-        return self._script.answer
-
-    @answer.setter
-    def answer(self, answer: Answer) -> None:
-        """Use another script from the next request on."""
-        self._script.answer = answer
-
     async def until_running(self, count: int) -> None:
-        """Wait until exactly this many requests are in flight."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.num_running == count)
 
@@ -62,12 +55,11 @@ class ScriptedEngine:
 
     async def completions(self, request: web.Request) -> web.Response:
         body = await request.json()
+        prompt, limit, stop_id = body["prompt"], body["max_tokens"], body["stop_token_ids"][0]
         await self._change_running(+1)
         try:
             await asyncio.sleep(self._latency_s)
-            reply = await self._script.draw(
-                body["prompt"], body["max_tokens"], body["stop_token_ids"][0]
-            )
+            reply = await draw(self.answer, self._tokenizer, prompt, limit, stop_id)
         except asyncio.CancelledError:
             self.num_aborted += 1
             raise
@@ -77,7 +69,7 @@ class ScriptedEngine:
             return web.json_response({"error": {"message": message}}, status=500)
         finally:
             await self._change_running(-1)
-        self.prompts.append(body["prompt"])
+        self.prompts.append(prompt)
         self.replies.append(reply.token_ids)
         return web.json_response({"choices": [_choice(body, reply)]})
 
@@ -88,17 +80,17 @@ class ScriptedEngine:
 
 
 def _choice(body: dict[str, Any], reply: ScriptedReply) -> dict[str, Any]:
-    choice = {
+    choice: dict[str, Any] = {
         "index": 0,
         "finish_reason": reply.finish_reason,
         "token_ids": reply.token_ids,
         "logprobs": {"token_logprobs": [-0.5] * len(reply.token_ids)},
     }
     start = body.get("routed_experts_prompt_start")
-    if start is None:
-        return choice
-    routes = routes_of(body["prompt"] + reply.token_ids)[start:-1]
-    return {**choice, "routed_experts": encode_npy(routes)}
+    if start is not None:
+        routes = routes_of(body["prompt"] + reply.token_ids)[start:-1]
+        choice["routed_experts"] = encode_npy(routes)
+    return choice
 
 
 @asynccontextmanager
@@ -108,7 +100,7 @@ async def scripted_engine(
     """Serve a scripted engine on a free port of this host. `folder` holds the tokenizer of the model
     that the engine stands for; by default `model_folder()`."""
     tokenizer = Tokenizer(str(folder or model_folder()))
-    engine = ScriptedEngine(Script(tokenizer, answer), latency_s)
+    engine = ScriptedEngine(answer, tokenizer, latency_s)
     app = web.Application(client_max_size=1 << 30)
     app.router.add_get("/v1/models", engine.models)
     app.router.add_post("/v1/completions", engine.completions)
@@ -116,14 +108,6 @@ async def scripted_engine(
         yield engine
 
 
-@asynccontextmanager
-async def served(app: web.Application) -> AsyncIterator[str]:
-    """Serve an app on a free port of this host, and yield its address. A client that hangs up cancels
-    its request. Requests that still run when the block ends are cut off."""
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+def served(app: web.Application) -> AbstractAsyncContextManager[str]:
+    """Serve an app on a free port of this host, and yield its address."""
+    return serve_app(app, bind_port("port", "127.0.0.1", None))

@@ -8,27 +8,26 @@ from typing import Any, TypeVar
 from ..envs.in_lane import EnvSpec
 from ..errors import LaneTimeout
 from ..loop.lanes.lanes import MAX_QUEUE_S, thread
-from ..loop.lanes.server import LaneAnswer, LaneFailure, LaneResult, ask_caller, describe
+from ..loop.lanes.server import LaneAnswer, LaneResult, ask_caller, describe, dumps
 from ..loop.lanes.slot import Replier
 
 T = TypeVar("T")
 
 
 class ThreadLane:
-    """Runs calls in threads of this process. A call that passes its deadline is left to run on, because
-    a thread cannot be killed."""
+    """Runs calls in threads of this process. They cannot be killed: a late call is left to run on."""
 
     async def call(
         self, function: Callable[..., T], *args: Any, deadline_s: float, queue_s: float = MAX_QUEUE_S,
         replier: Replier | None = None,
     ) -> T:  # fmt: skip
-        """Return the function's result, or raise LaneError."""
         copies = [value if isinstance(value, EnvSpec) else _send(value) for value in args]
         loop = asyncio.get_running_loop()
 
         def ask(value: Any) -> Any:
             assert replier is not None
-            return _send(asyncio.run_coroutine_threadsafe(_reply(replier, _send(value)), loop).result())
+            reply = _reply(replier, _send(value))
+            return _send(asyncio.run_coroutine_threadsafe(reply, loop).result())
 
         def run() -> LaneAnswer:
             ask_caller.set(ask)
@@ -43,15 +42,13 @@ class ThreadLane:
         except TimeoutError:
             name = f"{function.__module__}.{function.__qualname__}"
             raise LaneTimeout(f"{name} ran longer than {deadline_s:g} s") from None
-        if isinstance(answer, LaneFailure):
-            raise answer.error()
-        result: T = answer.value
+        result: T = answer.take()
         return result
 
 
 def _send(value: T) -> T:
     """Return a value as it would arrive in another process. What pickle refuses is refused here too."""
-    arrived: T = pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+    arrived: T = pickle.loads(dumps(value))
     return arrived
 
 

@@ -23,7 +23,6 @@ def model_folder() -> Path:
 
 @cache
 def model() -> ModelConfig:
-    """Return the model as a run file would name it."""
     return ModelConfig(path=str(model_folder()), renderer="qwen3", template={"enable_thinking": False})
 
 

@@ -19,7 +19,7 @@ from ..envs.rewards import split_scores, total
 from ..envs.rollout import Rollout
 from ..envserver.worker.group import LiveGroup
 from ..envserver.worker.kit import build_kit
-from ..envserver.worker.live_rollout import Finished, LiveRollout
+from ..envserver.worker.live_rollout import LiveRollout
 from ..envserver.worker.rollout import play as play_rollout
 from ..envserver.worker.token_speaker import TokenSpeaker
 from ..errors import RolloutFailed
@@ -58,8 +58,8 @@ class PlayedRow(Struct, frozen=True):
         return tokenizer().decode(self.token_ids)
 
     def __repr__(self) -> str:
-        num_tokens, num_drawn = len(self.token_ids), sum(self.loss_mask)
-        return f"PlayedRow({num_tokens} tokens, {num_drawn} drawn by the policy, {_shorten(self.text)})"
+        tokens = f"{len(self.token_ids)} tokens, {sum(self.loss_mask)} drawn by the policy"
+        return f"PlayedRow({tokens}, {_shorten(self.text)})"
 
 
 class Played(Struct, frozen=True):
@@ -77,7 +77,6 @@ class Played(Struct, frozen=True):
 
     @property
     def last_text(self) -> str:
-        """The text of the policy's last reply."""
         return self.rollout.last_text
 
     @property
@@ -116,8 +115,7 @@ def _copy_for_plain_code(env: Environment) -> Environment:
 
 
 _tracking_stages: Counter[asyncio.AbstractEventLoop] = Counter()
-"""Open stages by the loop whose tasks they track. Stages may overlap, so the last one to close restores
-the loop."""
+"""Open stages by the loop whose tasks they track. The last one to close restores the loop."""
 
 
 @contextmanager
@@ -140,8 +138,6 @@ def _tracked_tasks() -> Iterator[None]:
 
 
 class _StageSpeakers:
-    """Gives each rollout a speaker for the engine it is played with."""
-
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self.engines: dict[int, Engine] = {}
@@ -152,11 +148,8 @@ class _StageSpeakers:
 
 
 class Stage:
-    """What rollouts of one environment share. `async with` closes toolsets of scope `worker`.
-
-    `limits` are keys of a run file's `[env.server]`: `rollout_deadline_s`, `scoring_deadline_s`,
-    `tool_deadline_s`.
-    """
+    """What rollouts of one environment share. `async with` closes toolsets of scope `worker`. `limits`
+    are the keys `rollout_deadline_s`, `scoring_deadline_s` and `tool_deadline_s` of `[env.server]`."""
 
     def __init__(self, env: Environment, *, max_tokens: int = 1024, **limits: float) -> None:
         name = type(env).__name__
@@ -180,19 +173,17 @@ class Stage:
 
     async def play(self, task: Task, engine: Engine) -> Played:
         """Play one rollout. RolloutFailed says why a rollout failed."""
-        (played,) = await self.play_group(task, [engine])
-        return played
+        return (await self.play_group(task, [engine]))[0]
 
     async def play_group(self, task: Task, engines: Sequence[Engine]) -> list[Played]:
         """Play rollouts of one task at the same time, one with each engine."""
         runs = [self._run(task) for _ in engines]
         group = None
         if needs_whole_groups(self._kit.env):
-            members = frozenset(run.rollout_id for run in runs)
-            group = LiveGroup(task, members, self._kit.scoring)
-        ends = await asyncio.gather(
-            *(self._play_member(run, engine, group) for run, engine in zip(runs, engines, strict=True))
-        )
+            ids = frozenset(run.rollout_id for run in runs)
+            group = LiveGroup(task, ids, self._kit.scoring)
+        members = zip(runs, engines, strict=True)
+        ends = await asyncio.gather(*(self._play_member(*member, group) for member in members))
         for end in ends:
             if isinstance(end, Failed):
                 raise RolloutFailed(f"{end.boundary}: {end.error}", end.boundary, end.traceback)
@@ -212,18 +203,11 @@ class Stage:
             del engines[run.serial]
             if group is not None:
                 group.leave(run.rollout_id)
-        return finished if isinstance(finished, Failed) else _played(type(self._kit.env), live, finished)
-
-
-def _played(kind: type, live: LiveRollout, finished: Finished) -> Played:
-    rewards, metrics = split_scores(kind, finished.scores)
-    return Played(
-        reward=total(kind, rewards),
-        rewards=rewards,
-        metrics=metrics,
-        rollout=finished.rollout,
-        rows=tuple(_played_row(row) for row in live.trace.finish()),
-    )
+        if isinstance(finished, Failed):
+            return finished
+        kind, rows = type(self._kit.env), map(_played_row, live.trace.finish())
+        rewards, metrics = split_scores(kind, finished.scores)
+        return Played(total(kind, rewards), rewards, metrics, finished.rollout, tuple(rows))
 
 
 def _played_row(row: Row) -> PlayedRow:
@@ -233,12 +217,9 @@ def _played_row(row: Row) -> PlayedRow:
 async def play(
     env: Environment, task: Task, answer: Answer, *, max_tokens: int = 1024, **limits: float
 ) -> Played:
-    """Play one rollout of `task` with a policy that answers by script.
-
-    Raises RolloutFailed with the failure's `boundary` and `traceback`, or what the script itself raised.
-    """
-    (played,) = await play_group(env, task, [answer], max_tokens=max_tokens, **limits)
-    return played
+    """Play one rollout of `task` with a policy that answers by script. Raises RolloutFailed with the
+    failure's `boundary` and `traceback`, or what the script itself raised."""
+    return (await play_group(env, task, [answer], max_tokens=max_tokens, **limits))[0]
 
 
 async def play_group(
@@ -256,7 +237,8 @@ async def play_group(
         try:
             return await stage.play_group(task, engines)
         except RolloutFailed as failure:
-            for error in (error for engine in scripted for error in engine.errors):
-                raise error from failure
+            errors = [error for engine in scripted for error in engine.errors]
+            if errors:
+                raise errors[0] from failure
             raise
     raise AssertionError("unreachable")

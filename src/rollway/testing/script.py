@@ -18,10 +18,8 @@ _NO_THOUGHTS = "<think>\n\n</think>\n\n"
 
 
 class PolicyPrompt(Struct, frozen=True):
-    """A conversation up to the point where the policy replies next.
-
-    Results of tools have the role `tool`. Earlier replies of the policy are here as it drew them.
-    """
+    """A conversation up to the point where the policy replies next. Results of tools have the role
+    `tool`. Earlier replies of the policy are here as it drew them."""
 
     messages: tuple[Message, ...]
     tools: tuple[str, ...]
@@ -40,7 +38,6 @@ class PolicyPrompt(Struct, frozen=True):
 
     @property
     def results(self) -> tuple[str, ...]:
-        """The results of tools so far."""
         return tuple(message.content for message in self.messages if message.role == "tool")
 
 
@@ -60,7 +57,8 @@ def read_prompt(text: str) -> PolicyPrompt:
     tools: tuple[str, ...] = ()
     for role, content in _MESSAGE.findall(text):
         if role == "system" and (found := _TOOLS.search(content)):
-            tools = tuple(_name(line) for line in found[1].splitlines())
+            schemas = map(msgspec.json.decode, found[1].splitlines())
+            tools = tuple(schema["function"]["name"] for schema in schemas)
             content = content[: found.start()]
         results = _RESULT.findall(content) if role == "user" else []
         if results:
@@ -70,32 +68,22 @@ def read_prompt(text: str) -> PolicyPrompt:
     return PolicyPrompt(tuple(messages), tools)
 
 
-def _name(schema: str) -> str:
-    name: str = msgspec.json.decode(schema)["function"]["name"]
-    return name
-
-
 class ScriptedReply(Struct, frozen=True):
-    """A scripted reply as an engine returns it."""
-
     token_ids: list[int]
     finish_reason: str
 
 
-class Script:
-    """Makes a policy over token ids from a policy over text."""
-
-    def __init__(self, tokenizer: Tokenizer, answer: Answer) -> None:
-        self._tokenizer = tokenizer
-        self.answer = answer
-
-    async def draw(self, prompt_ids: list[int], max_tokens: int, stop_id: int) -> ScriptedReply:
-        prompt = read_prompt(self._tokenizer.decode(prompt_ids))
-        answer = self.answer(prompt)
-        text = await answer if inspect.isawaitable(answer) else answer
-        if not isinstance(text, str):
-            raise TypeError(f"the answer to {prompt.last_text!r} is {text!r}, not a string")
-        ids = [*self._tokenizer.encode(text), stop_id]
-        if len(ids) > max_tokens:
-            return ScriptedReply(ids[:max_tokens], "length")
-        return ScriptedReply(ids, "stop")
+async def draw(
+    answer: Answer, tokenizer: Tokenizer, prompt_ids: list[int], max_tokens: int, stop_id: int
+) -> ScriptedReply:
+    """Ask a policy over text for its reply to a prompt of token ids."""
+    prompt = read_prompt(tokenizer.decode(prompt_ids))
+    text = answer(prompt)
+    if inspect.isawaitable(text):
+        text = await text
+    if not isinstance(text, str):
+        raise TypeError(f"the answer to {prompt.last_text!r} is {text!r}, not a string")
+    ids = [*tokenizer.encode(text), stop_id]
+    if len(ids) > max_tokens:
+        return ScriptedReply(ids[:max_tokens], "length")
+    return ScriptedReply(ids, "stop")

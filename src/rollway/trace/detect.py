@@ -28,7 +28,6 @@ def detect(token_ids: Ints, logprobs: Floats) -> tuple[Detection, ...]:
 
 
 def longest_run(flags: np.typing.NDArray[np.bool_]) -> int:
-    """Return the length of the longest run of true values."""
     if not flags.any():
         return 0
     ends = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).astype(np.int8)))

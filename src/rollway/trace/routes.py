@@ -18,8 +18,7 @@ def first_position(num_row_tokens: int) -> int:
 
 
 def new_routes(turn: Turn, num_row_tokens: int) -> Routes:
-    """Return the routes a row of `num_row_tokens` does not have yet. They are copied if the turn brought
-    more, so that the rest can be freed."""
+    """Return the routes that are new to a row: a copy if there are others, so that those are freed."""
     assert turn.routes is not None
     skip = first_position(num_row_tokens) - turn.routes_start
     return turn.routes[skip:].copy() if skip else turn.routes
@@ -27,21 +26,22 @@ def new_routes(turn: Turn, num_row_tokens: int) -> Routes:
 
 def check_routes(turn: Turn, *, has_routes: bool) -> None:
     """Raise TraceError if the routes do not cover the turn's positions, or only some turns have them."""
-    if (turn.routes is not None) != has_routes:
+    routes, start = turn.routes, turn.routes_start
+    if routes is None:
         if has_routes:
             raise TraceError("the engine's reply has no routes, but earlier turns of its row had them")
-        raise TraceError("the engine's reply has routes, but earlier turns of its row had none")
-    if turn.routes is None:
         return
-    if turn.routes.dtype not in _DTYPES or turn.routes.ndim != 3:
+    if not has_routes:
+        raise TraceError("the engine's reply has routes, but earlier turns of its row had none")
+    if routes.dtype not in _DTYPES or routes.ndim != 3:
         raise TraceError(
-            f"the engine's routes are {turn.routes.dtype}{list(turn.routes.shape)}; "
+            f"the engine's routes are {routes.dtype}{list(routes.shape)}; "
             "uint8 or uint16 [tokens, layers, topk] was expected"
         )
-    expected = len(turn.prompt_ids) + len(turn.completion_ids) - 1 - turn.routes_start
-    if len(turn.routes) != expected:
+    num_prompt, num_reply = len(turn.prompt_ids), len(turn.completion_ids)
+    expected = num_prompt + num_reply - 1 - start
+    if len(routes) != expected:
         raise TraceError(
-            f"the engine returned routes of {len(turn.routes)} tokens from position "
-            f"{turn.routes_start}; {expected} were expected for {len(turn.prompt_ids)} prompt tokens "
-            f"and {len(turn.completion_ids)} reply tokens"
+            f"the engine returned routes of {len(routes)} tokens from position {start}; {expected} "
+            f"were expected for {num_prompt} prompt tokens and {num_reply} reply tokens"
         )

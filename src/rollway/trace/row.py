@@ -1,7 +1,5 @@
 """A row: one token sequence the trainer sees, as columns."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
@@ -82,14 +80,16 @@ class OpenRow:
             self._routes.append(new_routes(turn, num_before))
         self._ids += turn.prompt_ids[num_before:].tobytes()
         self._ids += turn.completion_ids.tobytes()
-        self._spans.append(
-            RowSpan(num_prompt, num_sampled, turn.logprobs, turn.versions, turn.temperature)
-        )
+        columns = turn.logprobs, turn.versions, turn.temperature
+        self._spans.append(RowSpan(num_prompt, num_sampled, *columns))
         self.num_tokens += num_prompt + num_sampled
 
     def finish(self) -> Row:
         """Lay out the columns. The last token's route is zero: the engine never processed that token."""
         count, routes = self.num_tokens, self._routes
+        if routes:
+            _, *grid = routes[-1].shape
+            routes = [*routes, np.zeros((1, *grid), routes[-1].dtype)]
         loss_mask, logprobs = np.zeros(count, np.uint8), np.zeros(count, np.float32)
         temperatures, versions = np.ones(count, np.float32), np.full(count, NOT_SAMPLED, np.int32)
         end = 0
@@ -107,10 +107,5 @@ class OpenRow:
             logprobs=logprobs,
             temperatures=temperatures,
             versions=versions,
-            routes=None if routes is None else (*routes, _zero_route(routes)),
+            routes=tuple(routes) if routes else None,
         )
-
-
-def _zero_route(routes: Sequence[Routes]) -> Routes:
-    last = routes[-1]
-    return np.zeros((1, *last.shape[1:]), last.dtype)

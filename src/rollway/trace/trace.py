@@ -19,35 +19,31 @@ class RowPlace:
 
 
 class Trace:
-    """All rows of one rollout. A turn extends the longest row that is a prefix of its prompt.
-
-    That row is chosen before the engine is asked, and it is reserved while the engine answers. So two
-    conversations that run at the same time never extend the same row.
-    """
+    """All rows of one rollout. A turn extends the longest row that is a prefix of its prompt. That row
+    is chosen before the engine is asked, and it is reserved while the engine answers. So two
+    conversations that run at the same time never extend the same row."""
 
     def __init__(self) -> None:
         self._rows: list[OpenRow] = []
-        self._reserved: list[OpenRow] = []
+        self._reserved: set[OpenRow | None] = set()
 
     @contextmanager
     def place_for(self, prompt_ids: Ints) -> Iterator[RowPlace]:
         """Yield the place of a turn with this prompt, reserved until the block ends."""
         place = RowPlace(self._longest_prefix(prompt_ids))
-        if place.row is None:
-            yield place
-            return
-        self._reserved.append(place.row)
+        self._reserved.add(place.row)
         try:
             yield place
         finally:
-            self._reserved.remove(place.row)
+            self._reserved.discard(place.row)
 
     def add(self, turn: Turn, place: RowPlace | None = None) -> None:
         """Add a turn to its row. Raise TraceError if the engine's reply cannot be right."""
-        if not len(turn.logprobs) == len(turn.versions) == len(turn.completion_ids):
+        num_tokens, num_logprobs = len(turn.completion_ids), len(turn.logprobs)
+        if not num_tokens == num_logprobs == len(turn.versions):
             raise TraceError(
-                f"the engine's reply has {len(turn.completion_ids)} tokens, {len(turn.logprobs)} "
-                f"logprobs and {len(turn.versions)} versions; these numbers must be equal"
+                f"the engine's reply has {num_tokens} tokens, {num_logprobs} logprobs and "
+                f"{len(turn.versions)} versions; these numbers must be equal"
             )
         place = place or RowPlace(self._longest_prefix(turn.prompt_ids))
         if turn.routes is not None and turn.routes_start > place.routes_start:
@@ -64,6 +60,6 @@ class Trace:
         return tuple(row.finish() for row in self._rows)
 
     def _longest_prefix(self, prompt_ids: Ints) -> OpenRow | None:
-        free = [row for row in self._rows if not any(row is reserved for reserved in self._reserved)]
+        free = [row for row in self._rows if row not in self._reserved]
         matching = [row for row in free if row.is_prefix_of(prompt_ids)]
         return max(matching, key=lambda row: row.num_tokens, default=None)

@@ -11,13 +11,13 @@ import torch
 
 from ..config.specs import TrainerSpec
 from ..errors import ModelError, RollwayError
+from ..loop.processes.child import receive_spec
 from ..model.load import load_model, save_weights
 from ..model.routers import check_replay
 from ..records.engine import Published
 from ..records.ids import PolicyVersion, Step
 from ..rundir.rundir import RunDir, remove_folder
 from ..transport.batch import Batch
-from ..wire.pipe import BlockingPipe
 from .collective import Collective, join_ranks
 from .rank_processes import RankFailed, RankLoaded, RankStart, RankTrained
 from .step import Learner
@@ -100,12 +100,8 @@ class Rank:
 
 def serve_rank(name: str, sock: socket.socket) -> None:
     """Load the model, then train the batches that the front sends, until the front is gone."""
-    pipe = BlockingPipe(sock)
-    first = pipe.receive()
-    if first is None:
-        return
+    pipe, start = receive_spec(sock, RankStart)
     try:
-        start = msgspec.msgpack.decode(first, type=RankStart)
         rank = Rank(start.spec, join_ranks(start.rank, start.spec.trainer.ranks, start.meeting))
         pipe.send(msgspec.msgpack.encode(RankLoaded()))
         while (frame := pipe.receive()) is not None:

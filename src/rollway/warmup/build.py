@@ -40,7 +40,7 @@ async def build_model(spec: WarmupSpec, run: RunDir, screen: Screen) -> None:
     )
     log = run.logs / "warmup.log"
     async with child.start("warmup", "rollway.warmup.imitate:main", log=log) as process:
-        await process.send_first(msgspec.msgpack.encode(spec))
+        await process.send_spec(spec)
         while (frame := await process.pipe.receive()) is not None:
             match _messages.decode(frame):
                 case WarmupProgress(step=step, loss=loss, solve_rate=solve_rate):

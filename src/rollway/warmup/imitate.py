@@ -21,6 +21,7 @@ from ..envs.in_lane import EnvSpec
 from ..errors import ConfigError, ModelError, RollwayError
 from ..inference.rendering.rendering import SyncRenderer
 from ..inference.rendering.tokenizer import Tokenizer
+from ..loop.processes.child import receive_spec
 from ..model.load import save_weights
 from ..model.tiny import TinyShape, tiny_model, write_tokenizer
 from ..records.task import Message
@@ -119,12 +120,9 @@ def _likelihood(model: Any, examples: list[Example]) -> tuple[torch.Tensor, floa
 
 def main(name: str, sock: socket.socket) -> None:
     """Run the warm-up in its process."""
-    pipe = BlockingPipe(sock)
-    first = pipe.receive()
-    if first is None:
-        return
+    pipe, spec = receive_spec(sock, WarmupSpec)
     try:
-        warm_up(msgspec.msgpack.decode(first, type=WarmupSpec), pipe)
+        warm_up(spec, pipe)
         ended = WarmupEnded()
     except RollwayError as error:
         ended = WarmupEnded(str(error))

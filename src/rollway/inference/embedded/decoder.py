@@ -13,8 +13,8 @@ import torch
 
 from ...config.specs import EngineSpec
 from ...errors import RollwayError
+from ...loop.processes.child import receive_spec
 from ...model.load import load_model, load_weights
-from ...wire.pipe import BlockingPipe
 from ..engines.vllm import CompletionRequest
 from ..rendering.tokenizer import Tokenizer
 from ..replies.columns import SAFETENSORS
@@ -176,12 +176,9 @@ def _encode(call: DecoderCall, reply: dict[str, Any], status: int = 200) -> Deco
 
 def serve_decoder(name: str, sock: socket.socket) -> None:
     """Load the model, then decode and answer calls until the front is gone."""
-    pipe = BlockingPipe(sock)
-    first = pipe.receive()
-    if first is None:
-        return
+    pipe, spec = receive_spec(sock, EngineSpec)
     try:
-        decoder = Decoder(msgspec.msgpack.decode(first, type=EngineSpec))
+        decoder = Decoder(spec)
     except RollwayError as error:
         pipe.send(msgspec.msgpack.encode(DecoderAnswer(0, 500, str(error).encode())))
         return

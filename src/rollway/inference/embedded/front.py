@@ -14,12 +14,11 @@ from ...config.specs import EngineSpec
 from ...errors import EngineError, ModelError, PartDied
 from ...loop.processes import child
 from ...loop.processes.part import Parent, run_part, unchanged
-from ...loop.processes.port import bind_port
+from ...loop.processes.port import bind_port, serve_app
 from ...wire.pipe import AsyncPipe
 from .calls import DecoderAnswer, DecoderCall, model_name
 
 MAX_BODY_BYTES = 64 << 20
-MAX_BACKLOG = 4096
 SHUTDOWN_S = 1.0
 """How long requests in flight may continue when the engine ends."""
 
@@ -151,7 +150,7 @@ async def _start_decoder(spec: EngineSpec) -> AsyncIterator[DecoderClient]:
     async with child.start(
         "engine-decoder", "rollway.inference.embedded.decoder:serve_decoder", computes=True
     ) as process:
-        await process.send_first(msgspec.msgpack.encode(spec))
+        await process.send_spec(spec)
         first = await process.pipe.receive()
         if first is None:
             raise EngineError("the embedded engine's decoder process ended while it loaded the model")
@@ -159,19 +158,6 @@ async def _start_decoder(spec: EngineSpec) -> AsyncIterator[DecoderClient]:
         if not ready.is_ok:
             raise ModelError(ready.body.decode())
         yield DecoderClient(process.pipe)
-
-
-@asynccontextmanager
-async def _serve(app: web.Application, sock: socket.socket) -> AsyncIterator[str]:
-    """Serve `app` on a bound socket while the block runs. Gives the server's address to the block."""
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
-    await runner.setup()
-    try:
-        await web.SockSite(runner, sock, backlog=MAX_BACKLOG).start()
-        host, port = sock.getsockname()
-        yield f"http://{host}:{port}"
-    finally:
-        await runner.cleanup()
 
 
 def _open_socket(spec: EngineSpec) -> socket.socket:
@@ -185,7 +171,7 @@ async def engine(spec: EngineSpec, parent: Parent) -> None:
     with _open_socket(spec) as sock:
         async with asyncio.TaskGroup() as tasks, _start_decoder(spec) as decoder:
             front = EngineFront(decoder, model_name(spec))
-            async with _serve(front.app(), sock) as address:
+            async with serve_app(front.app(), sock, SHUTDOWN_S) as address:
                 listening = tasks.create_task(decoder.listen())
                 parent.in_flight = lambda: decoder.num_waiting
                 await parent.report_ready(address)

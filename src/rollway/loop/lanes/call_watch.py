@@ -20,10 +20,7 @@ MAX_DUMP_BYTES = 64 << 10
 
 
 class StackPipe:
-    """The parent's end of the socket on which a lane's process shows its stack.
-
-    A stack that a signal handler writes arrives in pieces. It counts once it is complete.
-    """
+    """The parent's end of the socket on which a lane's process shows its stack, piece by piece."""
 
     def __init__(self, parent_end: socket.socket, child_end: socket.socket) -> None:
         self._socket = parent_end
@@ -52,7 +49,6 @@ class StackPipe:
         return [] if any(line.file == pipe.__file__ for line in stack) else stack
 
     async def wait(self, timeout_s: float) -> list[stacks.StackLine]:
-        """Wait for the next stack; return an empty one if it takes too long."""
         loop = asyncio.get_running_loop()
         is_readable = asyncio.Event()
         loop.add_reader(self._socket, is_readable.set)
@@ -76,16 +72,13 @@ class CallBudget(Struct, frozen=True):
     """The label of a lane's calls, how long a call may take, and who hears of slower ones."""
 
     label: str
-    budget_s: float
-    report: Callable[[Stall], None]
+    budget_s: float = 300.0
+    report: Callable[[Stall], None] = lambda stall: None
 
 
 class CallWatch:
     """Watches one call of the process `pid`. From the end of its budget on it looks at the call's stack,
-    less often the longer the call takes, and reports the call when it has ended.
-
-    A call that ends within its budget costs one timer and nothing else.
-    """
+    less and less often, and reports the call when it has ended. A faster call costs one timer."""
 
     def __init__(self, pid: int, stack_pipe: StackPipe, budget: CallBudget) -> None:
         self._pid = pid
@@ -102,21 +95,21 @@ class CallWatch:
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
-        took_s = time.monotonic() - self._started_s
-        if took_s < self._budget.budget_s:
+        budget, took_s = self._budget, time.monotonic() - self._started_s
+        if took_s < budget.budget_s:
             return
         self._sample(self._stack_pipe.read())
         if self._samples:
-            line, call = self._most_seen(), self._budget.label
+            line, call = self._most_seen(), budget.label
             if self._entry_function:
                 call += f" `{self._entry_function}`"
-            self._budget.report(Stall(line.where, line.function, 1, took_s, took_s, "lane", call))
+            budget.report(Stall(line.where, line.function, 1, took_s, took_s, "lane", call))
 
     def _look(self) -> None:
         self._sample(self._stack_pipe.read())
         self._stack_pipe.ask()
-        elapsed_s = time.monotonic() - self._started_s
-        pause_s = max(self._budget.budget_s / 2, elapsed_s / 8)
+        took_s = time.monotonic() - self._started_s
+        pause_s = max(self._budget.budget_s / 2, took_s / 8)
         self._timer = asyncio.get_running_loop().call_later(pause_s, self._look)
 
     def _sample(self, stack: list[stacks.StackLine]) -> stacks.StackLine | None:
@@ -140,9 +133,8 @@ class CallWatch:
         line = self._sample(await self._stack_pipe.wait(LAST_LOOK_S))
         if line is None and self._samples:
             line = self._most_seen()
-        return str(line) if line else ""
+        return str(line or "")
 
     def crash_line(self) -> str:
         """Return the line a process that crashed was at; empty if it could not show it."""
-        line = self._sample(self._stack_pipe.read())
-        return str(line) if line else ""
+        return str(self._sample(self._stack_pipe.read()) or "")

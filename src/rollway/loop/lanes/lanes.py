@@ -13,7 +13,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 from ...errors import LaneClosed, LaneFull, LaneTimeout
 from ..watch.run import LoopWatch
 from .call_watch import CallBudget
-from .slot import START_DEADLINE_S, LaneCall, LaneSlot, Replier
+from .slot import LaneCall, LaneSlot, Replier
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,10 +28,8 @@ async def thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 async def thread_to_the_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Like `thread`, but a cancelled caller waits until the call has ended.
-
-    A thread cannot be stopped, so the buffers it writes to must not be reused while it runs.
-    """
+    """Like `thread`, but a cancelled caller waits until the call has ended. A thread cannot be stopped,
+    so the buffers it writes to must not be reused while it runs."""
     running = asyncio.ensure_future(thread(call, *args, **kwargs))
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
@@ -68,11 +66,9 @@ class ProcessLane:
         self, name: str, size: int, *, warm: LaneCall | None = None, label: str = "call",
         watch: LoopWatch | None = None, max_waiting: int = MAX_WAITING,
     ) -> None:  # fmt: skip
-        """`warm` is a function and its arguments, called in each process before its first call. With
-        it processes start at once, in the background; without it each starts when it is first needed.
-        `label` is what reports call the lane's calls: "reward", "reply".
-        """
-        budget = CallBudget(label, START_DEADLINE_S, lambda stall: None)
+        """`warm` is called in each process before its first call. With it processes start at once, in
+        the background; without it each starts when it is first needed. Reports name calls by `label`."""
+        budget = CallBudget(label)
         if watch is not None:
             budget = CallBudget(label, watch.budget_s, watch.slow_call)
         self._name = name
@@ -84,11 +80,9 @@ class ProcessLane:
         self, function: Callable[..., T], *args: Any, deadline_s: float, queue_s: float = MAX_QUEUE_S,
         replier: Replier | None = None,
     ) -> T:  # fmt: skip
-        """Return the function's result, or raise the LaneError that says why there is none.
-
-        `deadline_s` counts from the moment the function runs; `queue_s` bounds the wait for a free
-        process. `replier` answers the questions the function asks through `server.find_caller`.
-        """
+        """Return the function's result, or raise the LaneError that says why there is none. `deadline_s`
+        counts from the moment the function runs; `queue_s` bounds the wait for a free process. `replier`
+        answers the questions the function asks through `server.find_caller`."""
         try:
             async with asyncio.timeout(queue_s):
                 slot = await self._free_slots.take()
@@ -115,11 +109,9 @@ class ProcessLane:
 
 
 class FairQueue(Generic[T]):
-    """Hands free items to callers, first come, first served. At most `max_waiting` callers wait.
-
-    This is not an `asyncio.Queue`: there a newcomer may overtake a waiter that was woken and has not run
-    yet. Here a freed item goes straight to the caller that waited longest.
-    """
+    """Hands free items to callers, first come, first served. At most `max_waiting` callers wait. This is
+    not an `asyncio.Queue`: there a newcomer may overtake a waiter that was woken and has not run yet.
+    Here a freed item goes straight to the caller that waited longest."""
 
     def __init__(self, name: str, max_waiting: int) -> None:
         self._name = name
@@ -159,7 +151,7 @@ class FairQueue(Generic[T]):
     def close(self) -> None:
         """Hand out nothing more. Callers that wait get LaneClosed."""
         self._closed = True
-        waiting, self._waiting = list(self._waiting), {}
-        for waiter in waiting:
+        for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_exception(LaneClosed(f"{self._name} is closed"))
+        self._waiting.clear()

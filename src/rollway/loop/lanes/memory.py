@@ -15,11 +15,8 @@ MAX_IDLE_BYTES = 256 << 20
 
 
 def recycle_buffers() -> None:
-    """Keep freed buffers for reuse. Without glibc nothing changes.
-
-    By default glibc maps and unmaps every buffer of 128 KB and more, which makes filling it 4 to 6 times
-    slower.
-    """
+    """Keep freed buffers for reuse. Without glibc nothing changes. By default glibc maps and unmaps
+    every buffer of 128 KB and more, which makes filling it 4 to 6 times slower."""
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -33,11 +30,8 @@ _limit = ""
 
 
 def load_and_limit(extra_mb: int, load: Callable[..., Any], *args: Any) -> None:
-    """Call `load`, then limit this process to `extra_mb` more memory than it has then.
-
-    Code that wants more gets a MemoryError. Where the system does not say how much memory a process
-    has, nothing is limited.
-    """
+    """Call `load`, then limit this process to `extra_mb` more memory than it has then. Code that wants
+    more gets a MemoryError. On systems without /proc nothing is limited."""
     global _limit
     load(*args)
     taken = _data_bytes()
@@ -48,10 +42,7 @@ def load_and_limit(extra_mb: int, load: Callable[..., Any], *args: Any) -> None:
 
 
 def lift_limit() -> str:
-    """Lift the limit, so that a process that reached it can still report that.
-
-    Return the limit in words, or nothing if there was none.
-    """
+    """Lift the limit, so that a process that reached it can still report it; return it in words."""
     if _limit:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

@@ -17,23 +17,27 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, Never
 
 from msgspec import Struct
 
 from ...errors import LaneRaised
 from ...wire.pipe import BlockingPipe
+from ..processes.child import receive_spec
 from ..watch import stacks
 from .memory import lift_limit
 
 STACK_SIGNAL = signal.SIGRTMAX if sys.platform == "linux" else signal.SIGUSR2
 """A signal that user code is unlikely to use: time limits inside rewards often take SIGALRM."""
 
+dumps = partial(pickle.dumps, protocol=pickle.HIGHEST_PROTOCOL)
+
 
 class LaneResult(Struct, frozen=True):
-    """The value a call returned."""
-
     value: Any
+
+    def take(self) -> Any:
+        return self.value
 
 
 class LaneFailure(Struct, frozen=True):
@@ -46,17 +50,16 @@ class LaneFailure(Struct, frozen=True):
     is_out_of_memory: bool = False
     """The process has run out of memory and must be replaced."""
 
-    def error(self) -> LaneRaised:
-        return LaneRaised(self.kind, self.text, traceback=self.traceback, where=self.where)
+    def take(self) -> Never:
+        raise LaneRaised(self.kind, self.text, traceback=self.traceback, where=self.where)
 
 
 class LaneQuestion(Struct, frozen=True):
-    """A question that a running call asks its caller."""
-
     value: Any
 
 
 LaneAnswer = LaneResult | LaneFailure
+"""`take` returns the value or raises the error."""
 Ask = Callable[[Any], Any]
 
 ask_caller: ContextVar[Ask | None] = ContextVar("ask the caller", default=None)
@@ -72,7 +75,7 @@ def find_caller() -> Ask:
 
 
 def _ask_through(pipe: BlockingPipe, value: Any) -> Any:
-    pipe.send(pickle.dumps(LaneQuestion(value), protocol=pickle.HIGHEST_PROTOCOL))
+    pipe.send(dumps(LaneQuestion(value)))
     frame = pipe.receive()
     if frame is None:
         sys.exit(1)  # the parent is gone, so nothing waits for the result either
@@ -80,13 +83,10 @@ def _ask_through(pipe: BlockingPipe, value: Any) -> Any:
 
 
 def serve_lane(name: str, sock: socket.socket) -> None:
-    """Answer calls. The first frame names the socket on which stacks are asked for and written."""
-    pipe = BlockingPipe(sock)
+    """Answer calls. The spec is the descriptor on which stacks are asked for and written."""
+    pipe, stack_fd = receive_spec(sock, int)
     ask_caller.set(partial(_ask_through, pipe))
-    first = pipe.receive()
-    if first is None:
-        return
-    _show_stacks(int(first))
+    _show_stacks(stack_fd)
     pipe.send(b"up")
     while (frame := pipe.receive()) is not None:
         pipe.send(_pack(_answer(frame)))
@@ -96,8 +96,8 @@ def _show_stacks(fd: int) -> None:
     os.set_inheritable(fd, False)
     faulthandler.register(STACK_SIGNAL, file=fd, all_threads=False, chain=False)
     faulthandler.enable(file=fd, all_threads=False)
-    main_thread = threading.get_ident()
-    threading.Thread(target=_show_when_asked, args=(fd, main_thread), name="stacks", daemon=True).start()
+    args = fd, threading.get_ident()
+    threading.Thread(target=_show_when_asked, args=args, name="stacks", daemon=True).start()
 
 
 def _show_when_asked(fd: int, main_thread: int) -> None:
@@ -120,20 +120,20 @@ def _answer(frame: bytes) -> LaneAnswer:
 
 def _out_of_memory(error: MemoryError) -> LaneFailure:
     limit = lift_limit()
-    line = stacks.find_user_line(stacks.from_traceback(error.__traceback__))
+    line = stacks.find_user_line(stacks.from_error(error))
     reason = f"its process may take {limit}" if limit else str(error)
-    text = f"{reason}; it was at {line}"
-    return LaneFailure("MemoryError", text, line.where, traceback.format_exc(), is_out_of_memory=True)
+    text, trace = f"{reason}; it was at {line}", traceback.format_exc()
+    return LaneFailure("MemoryError", text, line.where, trace, is_out_of_memory=True)
 
 
 def _pack(answer: LaneAnswer) -> bytes:
     try:
-        return pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL)
+        return dumps(answer)
     except Exception as error:  # pickling runs code of the user's objects
-        return pickle.dumps(describe(error), protocol=pickle.HIGHEST_PROTOCOL)
+        return dumps(describe(error))
 
 
 def describe(error: Exception) -> LaneFailure:
     """Return the failure that a call's caller hears of for an exception that was just raised."""
-    where = stacks.find_user_line(stacks.from_traceback(error.__traceback__)).where
+    where = stacks.find_user_line(stacks.from_error(error)).where
     return LaneFailure(type(error).__name__, str(error), where, traceback.format_exc())

@@ -13,8 +13,9 @@ from ...errors import LaneClosed, LaneCrashed, LaneTimeout
 from ..coroutines import is_cancelled
 from ..processes.child import Child, signal_name, start
 from .call_watch import CallBudget, CallWatch, StackPipe
-from .server import LaneAnswer, LaneFailure, LaneQuestion, LaneResult
+from .server import LaneAnswer, LaneFailure, LaneQuestion, dumps
 
+SERVER = "rollway.loop.lanes.server:serve_lane"
 START_DEADLINE_S = 300.0
 """For starting a process and warming it: an environment may load a large dataset."""
 EXIT_S = 1.0
@@ -39,7 +40,6 @@ class LaneSlot:
         self._name = name
         self._warm = warm
         self._budget = budget
-        self._warm_budget = CallBudget(budget.label, START_DEADLINE_S, lambda stall: None)
         self._starting: asyncio.Task[_Process] | None = None
         self._closed = False
 
@@ -48,15 +48,12 @@ class LaneSlot:
         if self._closed:
             raise LaneClosed(f"{self._name} is closed")
         if self._starting is None:
-            self._starting = asyncio.get_running_loop().create_task(
-                self._start(), name=self._name, context=Context()
-            )
+            self._starting = asyncio.create_task(self._start(), name=self._name, context=Context())
             self._starting.add_done_callback(_mark_as_seen)
         return self._starting
 
     async def call(self, call: LaneCall, deadline_s: float, replier: Replier | None = None) -> Any:
-        """Return the call's result. The call is pickled first: one that cannot be pickled costs no
-        process."""
+        """Return the call's result. A call that cannot be pickled costs no process."""
         frame = _pack(call)
         process = await self._live_process()
         answer: LaneAnswer | None = None
@@ -65,7 +62,7 @@ class LaneSlot:
         finally:
             if answer is None or (isinstance(answer, LaneFailure) and answer.is_out_of_memory):
                 await self.end()
-        return _value(answer)
+        return answer.take()
 
     async def _live_process(self) -> _Process:
         """Return a warm process; a new one if the last was killed while it was idle."""
@@ -89,12 +86,9 @@ class LaneSlot:
         async with AsyncExitStack() as stack:
             try:
                 stack_pipe = stack.enter_context(StackPipe.open())
-                child = await stack.enter_async_context(
-                    start(
-                        self._name, "rollway.loop.lanes.server:serve_lane", grace_s=0, computes=True,
-                        pass_fds=[stack_pipe.child_fd],
-                    )
-                )  # fmt: skip
+                fds = [stack_pipe.child_fd]
+                server = start(self._name, SERVER, grace_s=0, computes=True, pass_fds=fds)
+                child = await stack.enter_async_context(server)
             except OSError as error:  # no more processes, files or memory: a later call may succeed
                 raise LaneCrashed(f"{self._name} could not start: {error}") from None
             ended = asyncio.ensure_future(child.wait())
@@ -103,13 +97,13 @@ class LaneSlot:
             await _wait_until_up(child, stack_pipe)
             process = _Process(child, stack_pipe, AsyncExitStack())
             if self._warm is not None:
-                frame, function = _pack(self._warm), self._warm[0]
-                _value(await _run(process, function, frame, START_DEADLINE_S, self._warm_budget))
-            return _Process(child, stack_pipe, stack.pop_all())
-        raise AssertionError("unreachable")
+                frame, budget = _pack(self._warm), CallBudget(self._budget.label)
+                answer = await _run(process, self._warm[0], frame, START_DEADLINE_S, budget)
+                answer.take()
+            process = _Process(child, stack_pipe, stack.pop_all())
+        return process
 
     async def close(self) -> None:
-        """End the process and start no other."""
         self._closed = True
         await self.end()
 
@@ -121,10 +115,10 @@ class LaneSlot:
         if not starting.done():
             starting.cancel()
             await asyncio.wait([starting])
-        if starting.cancelled() or starting.exception() is not None:
-            return
-        starting.result().child.kill()
-        await starting.result().resources.aclose()
+        if not starting.cancelled() and starting.exception() is None:
+            process = starting.result()
+            process.child.kill()
+            await process.resources.aclose()
 
 
 def _mark_as_seen(task: "asyncio.Task[_Process]") -> None:
@@ -136,19 +130,17 @@ def _mark_as_seen(task: "asyncio.Task[_Process]") -> None:
 async def _wait_until_up(child: Child, stack_pipe: StackPipe) -> None:
     try:
         async with asyncio.timeout(START_DEADLINE_S):
-            await child.pipe.send(str(stack_pipe.child_fd).encode())
+            await child.send_spec(stack_pipe.child_fd)
             if await child.pipe.receive() is not None:
                 return
     except TimeoutError:
         raise LaneTimeout(f"{child.name} did not start within {START_DEADLINE_S:g} s") from None
-    except ConnectionError:
-        pass
     raise LaneCrashed(f"{child.name} could not start: it ended {await _how_it_ended(child)}")
 
 
 def _pack(call: LaneCall) -> bytes:
     function, *args = call
-    return pickle.dumps((function, args), protocol=pickle.HIGHEST_PROTOCOL)
+    return dumps((function, args))
 
 
 async def _run(
@@ -164,15 +156,15 @@ async def _run(
                 await child.pipe.send(frame)
                 answer = await _receive_answer(child, name, replier)
         except TimeoutError:
+            problem = f"{name} ran longer than {deadline_s:g} s and was killed"
             line = await watch.last_look()
-            where = f"; it was at {line}" if line else ""
-            raise LaneTimeout(f"{name} ran longer than {deadline_s:g} s and was killed{where}") from None
+            raise LaneTimeout(f"{problem}; it was at {line}" if line else problem) from None
         except ConnectionError:
             answer = None
         if answer is None:
-            how = await _how_it_ended(child)
+            problem = f"{name} ended its process {await _how_it_ended(child)}"
             line = watch.crash_line()
-            raise LaneCrashed(f"{name} ended its process {how}" + (f", at {line}" if line else ""))
+            raise LaneCrashed(f"{problem}, at {line}" if line else problem)
     return answer
 
 
@@ -184,7 +176,7 @@ async def _receive_answer(child: Child, name: str, replier: Replier | None) -> L
                 if replier is None:
                     return LaneFailure("", f"{name} asked its caller, which does not answer questions")
                 reply = await replier(question)
-                await child.pipe.send(pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
+                await child.pipe.send(dumps(reply))
             case answer:
                 return answer
     return None
@@ -203,11 +195,3 @@ def _unpack(frame: bytes, name: str) -> LaneAnswer | LaneQuestion:
     except Exception as error:  # unpickling may run code of the user's class
         return LaneFailure("", f"{name} returned a value that this process cannot read: {error!r}")
     return message
-
-
-def _value(answer: LaneAnswer) -> Any:
-    match answer:
-        case LaneResult(value=value):
-            return value
-        case LaneFailure() as failure:
-            raise failure.error()

@@ -8,11 +8,8 @@ from types import ModuleType
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a file, once for each process.
-
-    The module's name contains a hash of the path, so that two files with the same stem do not collide. A
-    file that raises while it is imported leaves no half-loaded module behind.
-    """
+    """Import a file, once for each process. A hash of its path is part of the module's name, so that
+    files with the same stem do not collide."""
     name = f"rollway_file_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -2,17 +2,22 @@
 
 import asyncio
 import ctypes
-import importlib
 import logging
 import os
+import pkgutil
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import TypeVar
 
-from ...wire.pipe import AsyncPipe
+import msgspec
+
+from ...wire.pipe import AsyncPipe, BlockingPipe
+
+S = TypeVar("S")
 
 COMPUTE_NICENESS = 10
 GRACE_S = 5.0
@@ -44,10 +49,10 @@ class Child:
     def has_ended(self) -> bool:
         return self._process.returncode is not None
 
-    async def send_first(self, frame: bytes) -> None:
-        """Send the first frame. If the child has died already, this does nothing: its end shows that."""
+    async def send_spec(self, spec: object) -> None:
+        """Send what `receive_spec` returns. If the child has died already, only its end shows that."""
         with suppress(ConnectionError):
-            await self.pipe.send(frame)
+            await self.pipe.send(msgspec.msgpack.encode(spec))
 
     async def wait(self) -> int:
         """Wait until the child has ended; return its exit code, which is negative for a signal."""
@@ -67,10 +72,9 @@ class Child:
         """Close the pipe, wait up to `grace_s` for the child to end, then kill it."""
         await self.pipe.close()
         try:
-            async with asyncio.timeout(grace_s):
-                await self.wait()
-        except TimeoutError:
-            pass
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self.wait()
         finally:
             self.kill()
             await self.wait()
@@ -81,11 +85,9 @@ async def start(
     name: str, entry: str, *, log: Path | None = None, grace_s: float = GRACE_S, computes: bool = False,
     pass_fds: Sequence[int] = (),
 ) -> AsyncIterator[Child]:  # fmt: skip
-    """Start `entry` ("module:function", called with name and socket) in a new process.
-
-    Its output goes to `log`, or where this process's output goes. A child that `computes` gets a lower
-    priority, so that event loops get the CPU when they need it.
-    """
+    """Start `entry` ("module:function", called with name and socket) in a new process. Its output goes
+    to `log`, or where this process's output goes. A child that `computes` gets a lower priority, so that
+    event loops get the CPU when they need it."""
     niceness = COMPUTE_NICENESS if computes else 0
     parent_end, child_end = socket.socketpair()
     with child_end, log.open("ab") if log else nullcontext() as output:
@@ -106,6 +108,15 @@ async def start(
         yield child
     finally:
         await child.end(grace_s)
+
+
+def receive_spec(sock: socket.socket, kind: type[S]) -> tuple[BlockingPipe, S]:
+    """Return the pipe to the parent and the spec that it sends first. Exit if the parent is gone."""
+    pipe = BlockingPipe(sock)
+    frame = pipe.receive()
+    if frame is None:
+        sys.exit(0)
+    return pipe, msgspec.msgpack.decode(frame, type=kind)
 
 
 def log_to(path: Path | None, name: str) -> None:
@@ -130,9 +141,7 @@ def main() -> None:
     os.setpgid(0, 0)  # Ctrl-C goes to the parent alone, which decides what to do
     os.nice(int(niceness))
     log_to(None, name)
-    module, _, function = entry.partition(":")
-    target: Callable[[str, socket.socket], None] = getattr(importlib.import_module(module), function)
-    target(name, socket.socket(fileno=int(fd)))
+    pkgutil.resolve_name(entry)(name, socket.socket(fileno=int(fd)))
 
 
 if __name__ == "__main__":

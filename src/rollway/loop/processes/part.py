@@ -1,8 +1,5 @@
 """A part of a run: an asynchronous child process that reports when it is ready, how late its loop is,
-and why it failed.
-
-`run_part` is the child's side, `start_part` the parent's.
-"""
+and why it failed. `run_part` is the child's side, `start_part` the parent's."""
 
 import asyncio
 import logging
@@ -10,7 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +17,7 @@ from msgspec import Struct
 from ...config.specs import WatchSpec
 from ...errors import PartDied, RollwayError
 from ...records.lag import ProcessStats
-from ...wire.pipe import AsyncPipe, BlockingPipe
+from ...wire.pipe import AsyncPipe
 from ..watch.run import LoopWatch, run
 from . import child
 
@@ -52,9 +49,7 @@ class PartMessage(Struct, frozen=True, tag="said"):
     body: bytes
 
 
-_decoder: msgspec.msgpack.Decoder[PartReady | PartStats | PartFailure | PartMessage] = (
-    msgspec.msgpack.Decoder(PartReady | PartStats | PartFailure | PartMessage)
-)
+_decode = msgspec.msgpack.Decoder(PartReady | PartStats | PartFailure | PartMessage).decode
 encode = msgspec.msgpack.encode
 
 
@@ -79,7 +74,8 @@ class Parent:
 
     def __init__(self, pipe: AsyncPipe, watch: LoopWatch) -> None:
         self._pipe = pipe
-        self._watch = watch
+        self.watch = watch
+        """Lanes report calls to it that take too long."""
         self.in_flight: Callable[[], int] = lambda: 0
         self.on_stats: Callable[[ProcessStats], Awaitable[None]] = self.report_stats
 
@@ -99,13 +95,8 @@ class Parent:
         if not self._pipe.is_congested:
             await self._pipe.send(encode(PartStats(stats)))
 
-    @property
-    def watch(self) -> LoopWatch:
-        """The watch to which lanes report calls that take too long."""
-        return self._watch
-
     def take_stats(self) -> ProcessStats:
-        return self._watch.take(self.in_flight())
+        return self.watch.take(self.in_flight())
 
     async def receive(self) -> bytes | None:
         """Wait for the parent's next message; None means that the part has to end."""
@@ -125,17 +116,12 @@ def run_part(
     name: str, sock: socket.socket, kind: type[S], prepare: Callable[[S], R], main: PartMain[R]
 ) -> None:
     """Read this part's spec, run `main` on a watched loop, and exit with 0 only if it ended well.
-
-    `prepare` loads what takes long before there is a loop that it could hold; `main` gets its result.
-    """
-    first = BlockingPipe(sock).receive()
-    if first is None:
-        return
-    spec = msgspec.msgpack.decode(first, type=kind)
+    `prepare` loads what takes long before there is a loop that it could hold; `main` gets its result."""
+    pipe, spec = child.receive_spec(sock, kind)
     try:
         prepared = prepare(spec)
     except RollwayError as error:
-        BlockingPipe(sock).send(encode(PartFailure(str(error))))
+        pipe.send(encode(PartFailure(str(error))))
         sys.exit(1)
     ok = run(name, spec.watch, lambda watch: _run_main(prepared, sock, watch, main))
     sys.exit(0 if ok else 1)
@@ -150,9 +136,8 @@ async def _run_main(prepared: R, sock: socket.socket, watch: LoopWatch, main: Pa
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
     reporting = asyncio.create_task(_report_stats(parent, work))
     try:
-        await work
-        return True
-    except asyncio.CancelledError:
+        with suppress(asyncio.CancelledError):
+            await work
         return True
     except Exception as error:  # the parent hears of any error before this process ends
         logging.getLogger(watch.name).exception("ended by an error")
@@ -184,13 +169,12 @@ async def _report_stats(parent: Parent, work: "asyncio.Future[None]") -> None:
 def first_cause(error: BaseException) -> BaseException:
     """Return the first leaf of nested exception groups, the error to show to the user."""
     while isinstance(error, BaseExceptionGroup):
-        known = [cause for cause in error.exceptions if isinstance(cause, RollwayError)]
-        error = known[0] if known else error.exceptions[0]
+        causes = error.exceptions
+        error = next((cause for cause in causes if isinstance(cause, RollwayError)), causes[0])
     return error
 
 
 def describe_exit(code: int) -> str:
-    """Return an exit code in words."""
     return f"was killed by {child.signal_name(code)}" if code < 0 else f"exited with {code}"
 
 
@@ -226,7 +210,7 @@ class Part:
         """Pass on the part's messages until it ends. Raise PartDied unless it ended well."""
         error = ""
         while (frame := await self._process.pipe.receive()) is not None:
-            match _decoder.decode(frame):
+            match _decode(frame):
                 case PartReady(address=address):
                     self._ready.set_result(address)
                 case PartStats(stats=stats):
@@ -238,21 +222,20 @@ class Part:
         code = await self._process.wait()
         if code == 0 and self.was_ready:
             return
-        raise PartDied(error or self._describe_end(code), code=code)
+        if not error:
+            lines = last_log_lines(self._log) if self._log else ""
+            error = f"{self.name} (pid {self.pid}) {describe_exit(code)}{lines}"
+        raise PartDied(error, code=code)
 
     def kill(self) -> None:
         """Kill the part at once, even if it is stopped. `listen` then raises."""
         self._process.kill()
 
-    def _describe_end(self, code: int) -> str:
-        lines = last_log_lines(self._log) if self._log else ""
-        return f"{self.name} (pid {self.pid}) {describe_exit(code)}{lines}"
-
 
 def last_log_lines(log: Path) -> str:
     """Return the last lines of a log for the message about a dead process; empty if there are none."""
     lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
-    return f"; last lines of {log}:" + "".join(f"\n  | {line}" for line in lines) if lines else ""
+    return "\n  | ".join([f"; last lines of {log}:", *lines]) if lines else ""
 
 
 @asynccontextmanager
@@ -261,5 +244,5 @@ async def start_part(
 ) -> AsyncIterator[Part]:
     """Start a part with its spec. Leaving the block ends it."""
     async with child.start(name, entry, log=log, pass_fds=pass_fds) as process:
-        await process.send_first(encode(spec))
+        await process.send_spec(spec)
         yield Part(process, log)

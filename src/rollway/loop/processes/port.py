@@ -1,8 +1,14 @@
-"""Binds a port before anything slow is done, so that a port in use is reported at once."""
+"""Binds a port before anything slow is done, so that a port in use is known at once, and serves it."""
 
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
 
 from ...errors import PortError
+
+MAX_BACKLOG = 4096
 
 
 def bind_port(key: str, host: str, port: int | None) -> socket.socket:
@@ -17,3 +23,19 @@ def bind_port(key: str, host: str, port: int | None) -> socket.socket:
             f"'{key}' = {port} cannot be bound at {host}: {error.strerror or error}; choose another port"
         ) from None
     return sock
+
+
+@asynccontextmanager
+async def serve_app(
+    app: web.Application, sock: socket.socket, shutdown_s: float = 0.1
+) -> AsyncIterator[str]:
+    """Serve an app on a bound socket for the length of the block, and yield its address. A client that
+    hangs up cancels its request. Requests may still run for `shutdown_s` when the block ends."""
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_s)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, sock, backlog=MAX_BACKLOG).start()
+        host, port = sock.getsockname()
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()

@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
@@ -130,11 +130,8 @@ def new_page() -> Iterator[tuple[RunningCodePage, int]]:
     fd = _memory_file()
     try:
         os.ftruncate(fd, SIZE)
-        page = RunningCodePage(fd)
-        try:
+        with closing(RunningCodePage(fd)) as page:
             yield page, fd
-        finally:
-            page.close()
     finally:
         os.close(fd)
 

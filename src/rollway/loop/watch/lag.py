@@ -39,23 +39,20 @@ class LagWindow:
         self._lags.clear()
 
 
-class LagMonitor:
+class LagMonitor(LagWindow):
     """Measures the lateness of ticks; `take()` closes the current window and starts the next."""
 
     def __init__(self, tick_s: float, on_tick: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
         self._tick_s = tick_s
         self._on_tick = on_tick
-        self._window = LagWindow()
-        self._handle: asyncio.TimerHandle | None = None
-        self._due_s = 0.0
 
     def __enter__(self) -> "LagMonitor":
         self._schedule(asyncio.get_running_loop())
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
+        self._handle.cancel()
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         # not loop.time(): uvloop's stands still while a callback runs and counts milliseconds
@@ -63,13 +60,9 @@ class LagMonitor:
         self._handle = loop.call_later(self._tick_s, self._tick, loop)
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._window.add(max(0.0, time.monotonic() - self._due_s))
+        self.add(max(0.0, time.monotonic() - self._due_s))
         self._on_tick()
         self._schedule(loop)
-
-    def take(self) -> LagStats:
-        """Return the statistics since the last call."""
-        return self._window.take()
 
 
 def summarise(lags: list[float]) -> LagStats:
@@ -100,16 +93,8 @@ def _stats(least: float, mean: float, most: float, buckets: Counter[int]) -> Lag
                 return min(most, FINEST_S * GROWTH**bucket)
         return most
 
-    return LagStats(
-        min=least,
-        mean=mean,
-        med=quantile(0.5),
-        p90=quantile(0.9),
-        p99=quantile(0.99),
-        max=most,
-        num_ticks=total,
-        buckets=dict(buckets),
-    )
+    med, p90, p99 = quantile(0.5), quantile(0.9), quantile(0.99)
+    return LagStats(least, mean, med, p90, p99, most, total, dict(buckets))
 
 
 def _bucket(lag: float) -> int:
@@ -126,18 +111,12 @@ class Lateness:
         self._late_windows = Rarely()
 
     def judge(self, lag: LagStats, holds: Sequence[Stall]) -> LateWindow | None:
-        """Return a warning if the window passed a limit for the 1st, 2nd, 4th, 8th, … time.
-
-        `holds` are all places that were seen holding the loop in that window.
-        """
-        over = {
-            stat: getattr(lag, stat) / limit_s
-            for stat, limit_s in self._limits_s.items()
-            if getattr(lag, stat) > limit_s
-        }
-        if not over or not self._late_windows.add():
+        """Return a warning if a window with these holds is late, the 1st, 2nd, 4th, 8th, … time."""
+        limits_s = self._limits_s
+        ratios = [(getattr(lag, stat) / limit_s, stat) for stat, limit_s in limits_s.items()]
+        ratio, stat = max(ratios, default=(0.0, ""))
+        if ratio <= 1 or not self._late_windows.add():
             return None
-        stat = max(over, key=lambda stat: over[stat])
         longest = max(holds, key=lambda stall: stall.total_s, default=None)
         count = self._late_windows.count
-        return LateWindow(stat, getattr(lag, stat), self._limits_s[stat], count, longest)
+        return LateWindow(stat, getattr(lag, stat), limits_s[stat], count, longest)

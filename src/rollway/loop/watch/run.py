@@ -1,7 +1,6 @@
 """Runs a coroutine on a watched loop (uvloop if installed): its lag is measured, stalls are named."""
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
@@ -10,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from ...config.specs import WatchSpec
@@ -45,7 +43,6 @@ class LoopWatch:
         self._slow_calls, self._slow_call_log = StallTotals(), StallLog()
 
     def slow_call(self, stall: Stall) -> None:
-        """Count a call in a lane that took longer than the budget."""
         self._slow_calls.add(stall)
         self._slow_call_log.add(stall)
 
@@ -61,10 +58,13 @@ class LoopWatch:
         if late is not None:
             log.warning("%s", late_text(late))
         slow = (*stalls, *self._slow_calls.take())
-        return ProcessStats(self.name, lag, rss_bytes(), in_flight=in_flight, stalls=slow, late=late)
+        return ProcessStats(self.name, lag, rss_bytes(), in_flight, slow, late)
 
 
-def run(name: str, config: WatchSpec, main: Callable[[LoopWatch], Coroutine[Any, Any, T]]) -> T:
+WatchedMain = Callable[[LoopWatch], Coroutine[Any, Any, T]]
+
+
+def run(name: str, config: WatchSpec, main: WatchedMain[T]) -> T:
     """Run `main` to its end on a new loop, watched from its first callback to its last."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     recycle_buffers()
@@ -74,23 +74,20 @@ def run(name: str, config: WatchSpec, main: Callable[[LoopWatch], Coroutine[Any,
         return runner.run(_watched(name, config, main))
 
 
-async def _watched(
-    name: str, config: WatchSpec, main: Callable[[LoopWatch], Coroutine[Any, Any, T]]
-) -> T:
-    asyncio.get_running_loop().set_default_executor(low_priority_threads())
+async def _watched(name: str, config: WatchSpec, main: WatchedMain[T]) -> T:
+    threads = ThreadPoolExecutor(thread_name_prefix="lane", initializer=_lower_priority)
+    asyncio.get_running_loop().set_default_executor(threads)
     tick_s, budget_s = config.tick_ms / 1000, config.stall_ms / 1000
-    with ExitStack() as stack:
-        stalls = stack.enter_context(StallWatch(tick_s, budget_s))
-        lag = stack.enter_context(LagMonitor(tick_s, on_tick=stalls.beat))
+    with StallWatch(tick_s, budget_s) as stalls, LagMonitor(tick_s, stalls.beat) as lag:
         return await main(LoopWatch(name, config, lag, stalls))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    with contextlib.suppress(ImportError):
+    try:
         import uvloop
-
-        return uvloop.new_event_loop
-    return None
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 def rss_bytes() -> int:
@@ -105,10 +102,6 @@ def rss_bytes() -> int:
 NICENESS = 10
 """Where every CPU is busy, a thread that writes 10 MB keeps a loop waiting for whole slices of 4 ms.
 With this, workers' lag p99 falls from 16-22 ms to 11-12 ms on two full CPUs (bench/envserver.py)."""
-
-
-def low_priority_threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_name_prefix="lane", initializer=_lower_priority)
 
 
 def _lower_priority() -> None:

@@ -2,9 +2,10 @@
 
 import re
 import sysconfig
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 
 from msgspec import Struct
 
@@ -18,8 +19,6 @@ _DUMPED_LINE = re.compile(r'^  File "(.*)", line (\d+) in (.+)$', re.MULTILINE)
 
 
 class StackLine(Struct, frozen=True):
-    """One level of a stack."""
-
     file: str
     number: int
     function: str
@@ -34,22 +33,17 @@ class StackLine(Struct, frozen=True):
 
 def from_frame(frame: FrameType | None) -> list[StackLine]:
     """Return a running thread's stack, innermost line first."""
-    lines = []
-    while frame is not None:
-        code = frame.f_code
-        lines.append(StackLine(code.co_filename, frame.f_lineno, code.co_qualname))
-        frame = frame.f_back
-    return lines
+    return _lines(traceback.walk_stack(frame)) if frame else []
 
 
-def from_traceback(traceback: TracebackType | None) -> list[StackLine]:
+def from_error(error: BaseException) -> list[StackLine]:
     """Return the lines an exception passed through, innermost line first."""
-    lines = []
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        lines.append(StackLine(code.co_filename, traceback.tb_lineno, code.co_qualname))
-        traceback = traceback.tb_next
-    return lines[::-1]
+    return _lines(traceback.walk_tb(error.__traceback__))[::-1]
+
+
+def _lines(frames: Iterable[tuple[FrameType, int]]) -> list[StackLine]:
+    codes = ((frame.f_code, number) for frame, number in frames)
+    return [StackLine(code.co_filename, number, code.co_qualname) for code, number in codes]
 
 
 def dump(stack: Sequence[StackLine]) -> str:
@@ -60,8 +54,8 @@ def dump(stack: Sequence[StackLine]) -> str:
 
 def parse_dump(text: str) -> list[StackLine]:
     """Read the last stack that `dump` or `faulthandler` wrote, innermost line first."""
-    last = text.rpartition(_HEADING)[2]
-    return [StackLine(file, int(line), name) for file, line, name in _DUMPED_LINE.findall(last)]
+    found = _DUMPED_LINE.findall(text.rpartition(_HEADING)[2])
+    return [StackLine(file, int(number), function) for file, number, function in found]
 
 
 def is_complete(text: str) -> bool:
@@ -76,17 +70,13 @@ def is_waiting(stack: Sequence[StackLine]) -> bool:
 
 
 def find_user_line(stack: Sequence[StackLine]) -> StackLine:
-    """Return the line to name when this stack held something up.
-
-    That is the innermost line of the user's own files. Without one it is the innermost line of the
-    package that rollway called, because environments may be installed as packages. Without that it is
-    the innermost line outside Python's standard library.
-    """
+    """Return the line to name when this stack held something up: the innermost line of the user's own
+    files. Without one it is the innermost line of the package that rollway called, because environments
+    may be installed as packages. Without that it is the innermost line outside the standard library."""
     for line in stack:
-        if not _is_stdlib(line) and not _PACKAGES.match(line.file) and not _is_rollway(line):
+        if not (_is_stdlib(line) or _package(line) or _is_rollway(line)):
             return line
-    called = [line for line in _called_by_rollway(stack) if not _is_stdlib(line)]
-    if called:
+    if called := _called_by_rollway(stack):
         package = _package(called[-1])
         return next(line for line in called if _package(line) == package)
     return next((line for line in stack if not _is_stdlib(line)), stack[0])
@@ -94,13 +84,14 @@ def find_user_line(stack: Sequence[StackLine]) -> StackLine:
 
 def find_entry_line(stack: Sequence[StackLine]) -> StackLine | None:
     """Return the line that rollway called, outside Python's standard library."""
-    return next((line for line in reversed(_called_by_rollway(stack)) if not _is_stdlib(line)), None)
+    called = _called_by_rollway(stack)
+    return called[-1] if called else None
 
 
 def _called_by_rollway(stack: Sequence[StackLine]) -> list[StackLine]:
-    """Return the lines inside rollway's innermost line."""
+    """Return the lines inside rollway's innermost line, without those of the standard library."""
     count = next((index for index, line in enumerate(stack) if _is_rollway(line)), 0)
-    return list(stack[:count])
+    return [line for line in stack[:count] if not _is_stdlib(line)]
 
 
 def _package(line: StackLine) -> str:
@@ -113,4 +104,4 @@ def _is_rollway(line: StackLine) -> bool:
 
 
 def _is_stdlib(line: StackLine) -> bool:
-    return line.file.startswith(("<", *_STDLIB)) and not _PACKAGES.match(line.file)
+    return line.file.startswith(("<", *_STDLIB)) and not _package(line)

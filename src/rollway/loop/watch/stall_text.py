@@ -4,7 +4,6 @@ from ...records.lag import LateWindow, Stall
 
 
 def stall_text(stall: Stall) -> str:
-    """Describe a stall, or the sum of all stalls of one place."""
     place = f"{stall.where} in {stall.function}" if stall.function else stall.where
     longest = f"{ms(stall.longest_s)} ms"
     often = f"{stall.count} times, {ms(stall.total_s)} ms in all, at most {longest}"

@@ -24,11 +24,9 @@ an idle process 0.35 % and 0.7 % of a core, and no lag that shows."""
 
 
 class StallWatch:
-    """Watches the thread it is created in, between one `beat()` and the next.
-
-    The loop's own ticker calls `beat()`, so an idle loop beats too. Code that holds the loop longer than
-    the budget is a stall and is logged; code that holds it for less is only counted.
-    """
+    """Watches the thread it is created in, between one `beat()` and the next. The loop's own ticker
+    calls `beat()`, so an idle loop beats too. Code that holds the loop longer than the budget is a stall
+    and is logged; code that holds it for less is only counted."""
 
     def __init__(self, tick_s: float, budget_s: float) -> None:
         self._tick_s = tick_s
@@ -86,7 +84,8 @@ class StallWatch:
         if line is None:
             return  # the loop was late because it got no CPU; the lag shows that
         previous_s, last_s = self._beats_s
-        held_s = (last_s if previous_s == started_s else previous_s) - started_s - self._tick_s
+        ended_s = last_s if previous_s == started_s else previous_s
+        held_s = ended_s - started_s - self._tick_s
         self._add(Stall(line.where, line.function, 1, held_s, held_s))
 
     def _add(self, stall: Stall) -> None:
@@ -105,8 +104,8 @@ _Place = tuple[str, str, str, str]
 
 
 def total(a: Stall, b: Stall) -> Stall:
-    """Add up two sums of the same place."""
-    count, total_s, longest_s = a.count + b.count, a.total_s + b.total_s, max(a.longest_s, b.longest_s)
+    count, total_s = a.count + b.count, a.total_s + b.total_s
+    longest_s = max(a.longest_s, b.longest_s)
     return structs.replace(a, count=count, total_s=total_s, longest_s=longest_s)
 
 
@@ -121,7 +120,7 @@ class StallTotals:
         """Count a stall. Return the sum of its place, and whether that sum is worth a line now."""
         place = _place(stall)
         if place not in self._by_place and len(self._by_place) >= MAX_PLACES:
-            stall = Stall(ELSEWHERE, "", stall.count, stall.total_s, stall.longest_s, stall.kind)
+            stall = structs.replace(stall, where=ELSEWHERE, function="", call="")
             place = _place(stall)
         old = self._by_place.get(place)
         new = self._by_place[place] = total(old, stall) if old else stall
@@ -129,10 +128,10 @@ class StallTotals:
 
     def seen(self) -> tuple[Stall, ...]:
         """Return all sums, the longest total first."""
-        return tuple(sorted(self._by_place.values(), key=lambda stall: (-stall.total_s, stall.where)))
+        totals = self._by_place.values()
+        return tuple(sorted(totals, key=lambda stall: (-stall.total_s, stall.where)))
 
     def take(self) -> tuple[Stall, ...]:
-        """Return all sums since the last call."""
         seen, self._by_place = self.seen(), {}
         self._times.clear()
         return seen
