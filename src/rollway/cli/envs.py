@@ -5,7 +5,7 @@ from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 
-import typer
+from typer import echo
 
 from ..envs.registry import registered
 
@@ -15,8 +15,8 @@ def envs() -> None:
     points = registered()
     width = max(map(len, points), default=0)
     for name, point in points.items():
-        typer.echo(f"{name:{width}}  {describe(name, point)}")
-    typer.echo("You can also name a module (my_package.my_env) or a file (path/to/env.py).")
+        echo(f"{name:{width}}  {describe(name, point)}")
+    echo("You can also name a module (my_package.my_env) or a file (path/to/env.py).")
 
 
 def describe(name: str, point: EntryPoint) -> str:
