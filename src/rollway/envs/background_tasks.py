@@ -8,9 +8,8 @@ from typing import Any
 
 END_DEADLINE_S = 10.0
 
-_rollout_tasks: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar(
-    "tasks of this rollout", default=None
-)
+AnyTask = asyncio.Task[Any]
+_rollout_tasks: ContextVar[set[AnyTask] | None] = ContextVar("tasks of this rollout", default=None)
 
 
 def keep_track(loop: asyncio.AbstractEventLoop) -> None:
@@ -22,10 +21,10 @@ def keep_track(loop: asyncio.AbstractEventLoop) -> None:
 
     def factory(
         loop: asyncio.AbstractEventLoop, coro: Any, *, context: Context | None = None, **options: Any
-    ) -> asyncio.Task[Any]:
+    ) -> AnyTask:
         if context is not None:
             options["context"] = context
-        task: asyncio.Task[Any] = make_task(loop, coro, **options)
+        task: AnyTask = make_task(loop, coro, **options)
         tasks = _rollout_tasks.get() if context is None else context.get(_rollout_tasks)
         if tasks is not None:
             tasks.add(task)
@@ -35,7 +34,7 @@ def keep_track(loop: asyncio.AbstractEventLoop) -> None:
     loop.set_task_factory(factory)
 
 
-def _make_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+def _make_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> AnyTask:
     return asyncio.Task(coro, loop=loop, **options)
 
 
@@ -55,7 +54,7 @@ def outside_rollouts() -> Iterator[None]:
 @asynccontextmanager
 async def cancel_leftover_tasks() -> AsyncIterator[None]:
     """On leaving the block, cancel the tasks that were started within it and wait until they end."""
-    tasks: set[asyncio.Task[Any]] = set()
+    tasks: set[AnyTask] = set()
     token = _rollout_tasks.set(tasks)
     try:
         yield

@@ -21,10 +21,7 @@ class Stopped(Exception):
 
 
 def stop_in(error: Exception) -> str:
-    """Return the name of the stop that an exception stands for, or "" for any other exception.
-
-    A group of exceptions, as task groups raise it, stands for a stop if all its members do.
-    """
+    """Return the name of the stop that an exception or all exceptions of a group stand for, or ""."""
     if isinstance(error, Stopped):
         return error.name
     if isinstance(error, ExceptionGroup):
@@ -53,9 +50,8 @@ def never_stop(chat: "Chat") -> str:
 class Chat:
     """One conversation of a rollout. Every turn of the policy is recorded token by token.
 
-    `messages` may be edited: what was sampled before stays in its row, and the next turn begins a new
-    row. `info` is the environment's notebook for this rollout: JSON-like values that rewards find in
-    `rollout.info`.
+    `messages` may be edited: the next turn then begins a new row. `info` is the environment's notebook
+    for this rollout: JSON-like values that rewards find in `rollout.info`.
     """
 
     def __init__(
@@ -66,11 +62,9 @@ class Chat:
         self._toolbox = toolbox
         self._stop_reason = stop_reason
         self.is_child = is_child
-        self.messages: list[Message] = []
+        self.messages = [Message("system", system_prompt)] if system_prompt else []
         self.replies: list[Reply] = []
         self.info: dict[str, Any] = {}
-        if system_prompt:
-            self.messages.append(Message("system", system_prompt))
 
     @property
     def tools(self) -> tuple[Toolset, ...]:
@@ -117,9 +111,8 @@ class Chat:
     ) -> "Chat":
         """Hold another conversation with the same policy: act on `prompt` and return the whole chat.
 
-        `tools` are borrowed from this chat (`chat.tools`): they stay open, and children that run at the
-        same time share them. Rows of children of the rollout and of updates join the rollout, rows of
-        children of rewards do not.
+        `tools` are borrowed from this chat (`chat.tools`) and shared by children that run at the same
+        time. Rows of children of the rollout and of updates join the rollout, those of rewards do not.
         """
         child = Chat(
             self._speaker.child(), self._toolbox.only(tools), self._stop_reason,

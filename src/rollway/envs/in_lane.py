@@ -4,7 +4,6 @@ A lane's process finds them by name, so they stand at the top level of a module.
 copy of the environment.
 """
 
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -34,10 +33,6 @@ class EnvSpec(msgspec.Struct, frozen=True):
         env.seed = self.seed
         return env
 
-    def shared(self) -> Environment:
-        """Return this process's copy, which is built on the first call."""
-        return _shared(self)
-
 
 @cache
 def _shared(spec: EnvSpec) -> Environment:
@@ -46,7 +41,7 @@ def _shared(spec: EnvSpec) -> Environment:
 
 def load_shared(spec: EnvSpec) -> None:
     """Build this process's copy ahead of the first rollout it scores."""
-    spec.shared()
+    _shared(spec)
 
 
 class _Cursor:
@@ -54,7 +49,7 @@ class _Cursor:
 
     def __init__(self, spec: EnvSpec, split: str) -> None:
         env = spec.build()
-        self.tasks: Iterator[Task] = iter(env.eval_tasks() if split == "eval" else env.tasks())
+        self.tasks = iter(env.eval_tasks() if split == "eval" else env.tasks())
         self.position = 0
 
 
@@ -62,8 +57,7 @@ _cursors: dict[tuple[EnvSpec, str], _Cursor] = {}
 
 
 def take_tasks(spec: EnvSpec, start: int, count: int, split: str = "train") -> tuple[Task, ...]:
-    """Return tasks `start` to `start + count`, or fewer if the tasks end. To go back, the environment is
-    built again and its tasks are read from the first."""
+    """Return `count` tasks from `start`, or fewer if they end. Going back builds a new environment."""
     cursor = _cursors.get((spec, split))
     if cursor is None or cursor.position > start:
         cursor = _cursors[spec, split] = _Cursor(spec, split)
@@ -89,28 +83,26 @@ def _decoded(task: Task) -> Task:
 
 def score(spec: EnvSpec, task: Task, rollout: Rollout) -> dict[str, float]:
     """Return the environment's plain (not async) rewards and metrics, by name."""
-    env = spec.shared()
-    return {
-        scorer.name: finite_number(scorer.name, getattr(env, scorer.name)(task, rollout))
-        for scorer in scorers(type(env))
-        if not scorer.is_async and not scorer.is_group
-    }
+    env = _shared(spec)
+    kinds = scorers(type(env))
+    names = [kind.name for kind in kinds if not kind.is_async and not kind.is_group]
+    return {name: finite_number(name, getattr(env, name)(task, rollout)) for name in names}
 
 
 def score_group(spec: EnvSpec, task: Task, rollouts: tuple[Rollout, ...]) -> dict[str, list[float]]:
     """Return the environment's plain group rewards by name: a number for each rollout."""
-    env = spec.shared()
+    env = _shared(spec)
+    kinds = scorers(type(env))
     scores: dict[str, list[float]] = {}
-    for scorer in scorers(type(env)):
-        if scorer.is_group and not scorer.is_async:
-            values = getattr(env, scorer.name)(task, list(rollouts))
-            scores[scorer.name] = one_for_each(scorer.name, values, len(rollouts), "rewards")
+    for name in [kind.name for kind in kinds if kind.is_group and not kind.is_async]:
+        values = getattr(env, name)(task, list(rollouts))
+        scores[name] = one_for_each(name, values, len(rollouts), "rewards")
     return scores
 
 
 def call_plain_tool(spec: EnvSpec, task: Task, name: str, arguments: dict[str, Any]) -> Any:
     """Call a plain tool on a toolset of this process, which is never opened."""
-    for toolset in spec.shared().tools(task):
+    for toolset in _shared(spec).tools(task):
         if any(tool.name == name for tool in tool_specs(type(toolset))):
             return getattr(toolset, name)(**arguments)
     raise LookupError(f"tools() of task {task.id!r} has no tool '{name}' in this process")
@@ -120,5 +112,5 @@ def run_plain(spec: EnvSpec, method: str, task: Task, state: ChatState, ask: Ask
     """Run a plain `rollout` or update of the environment, and return the chat as it was left."""
     chat = PlainChat(ask, state)
     with suppress(EndPlainCode):  # the worker, which asked for it, knows why
-        getattr(spec.shared(), method)(task, chat)
+        getattr(_shared(spec), method)(task, chat)
     return chat.state

@@ -56,7 +56,6 @@ class PlainChat:
 
     @property
     def last_text(self) -> str:
-        """The text of the policy's last reply."""
         return self.replies[-1].text if self.replies else ""
 
     def say(self, content: str) -> Reply:

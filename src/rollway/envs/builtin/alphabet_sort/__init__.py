@@ -7,7 +7,7 @@ import random
 
 import rollway as rw
 
-from ..drawn_tasks import DrawnTasks
+from ..drawn_tasks import DrawnTasks, replies_of
 
 NAMES = (
     "Ada", "Ann", "Ben", "Bob", "Cal", "Cleo", "Dan", "Dora", "Eli", "Eve", "Finn", "Fay", "Gil", "Gus",
@@ -35,11 +35,9 @@ class AlphabetSort(DrawnTasks):
         drawn = iter(rng.sample(NAMES, self.num_batches * self.max_names))
         sizes = [rng.randint(1, self.max_names) for _ in range(self.num_batches)]
         batches = [list(itertools.islice(drawn, size)) for size in sizes]
-        lists = itertools.accumulate(batches, operator.add)
+        answer = [sorted(names) for names in itertools.accumulate(batches, operator.add)]
         prompt = f"Sort: {', '.join(batches[0])}"
-        return rw.Task(
-            task_id, prompt, answer=[sorted(names) for names in lists], info={"batches": batches}
-        )
+        return rw.Task(task_id, prompt, answer, info={"batches": batches})
 
     async def user(self, task: rw.Task, chat: rw.Chat) -> str | None:
         batches = task.info["batches"][len(chat.replies) :]
@@ -47,8 +45,8 @@ class AlphabetSort(DrawnTasks):
 
     @rw.reward
     def similar(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        replies = [message.content for message in rollout.messages if message.role == "assistant"]
-        pairs = zip(map(names_in, replies), task.answer, strict=False)
+        lists = map(names_in, replies_of(rollout))
+        pairs = zip(lists, task.answer, strict=False)
         return sum(similarity(names, right) for names, right in pairs) / len(task.answer)
 
     @rw.metric

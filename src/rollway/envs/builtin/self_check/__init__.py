@@ -55,9 +55,8 @@ class SelfCheck(DrawnTasks):
         """Let children check the answer at the same time, with the tool that this rollout has open."""
         question = f"{task.prompt} Use the tool. Is it {number_in(chat.last_text)}? Say yes or no."
         async with asyncio.TaskGroup() as tasks:
-            children = [
-                tasks.create_task(chat.child(question, tools=chat.tools)) for _ in range(NUM_CHECKS)
-            ]
+            questions = [chat.child(question, tools=chat.tools) for _ in range(NUM_CHECKS)]
+            children = [tasks.create_task(child) for child in questions]
         chat.info["verdicts"] = [says_yes(child.result().last_text) for child in children]
         counters = [toolset for toolset in chat.tools if isinstance(toolset, LetterCounter)]
         chat.info["lookups"] = sum(counter.num_calls for counter in counters)
