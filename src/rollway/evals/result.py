@@ -1,6 +1,6 @@
-"""A line of `results.jsonl`: how one rollout ended."""
+"""A line of `results.jsonl`: how one rollout ended. The recorder adds its `messages`."""
 
-from msgspec import Raw, Struct, field
+from msgspec import Struct, field
 
 from ..records.rollout import Cancelled, Failed, Outcome, Scored, Timing
 from ..records.task import Task
@@ -36,12 +36,6 @@ class EvalResult(Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> ResultKey:
         return self.position, self.rollout
-
-
-class TranscriptLine(Struct, frozen=True):
-    """The rest of a line: the conversation as JSON, copied without parsing it."""
-
-    messages: Raw
 
 
 def result_of(key: ResultKey, task: Task, outcome: Outcome) -> EvalResult:

@@ -46,8 +46,8 @@ async def evaluate(evaluation: Evaluation, watch: LoopWatch) -> None:
             folder.logs, progress.health.hear, lambda body: None, screen.line
         ) as parts:
             url = spec.engine_url or await start_engine(parts, spec, runtime, screen)
-            router_name = f"{env_name(spec.env)}.router"
-            router = await parts.start(router_name, ROUTER, router_spec(spec, runtime, folder, url))
+            name = f"{env_name(spec.env)}.router"
+            router = await parts.start(name, ROUTER, router_spec(spec, runtime, folder, url))
             async with (
                 envs.connect(await router.ready()) as client,
                 open_recorder(folder) as recorder,
@@ -65,12 +65,11 @@ async def check_env(spec: EvalSpec) -> None:
     async with ProcessLane("env-check", 1) as lane:
         try:
             await lane.call(load_shared, env, deadline_s=LOAD_DEADLINE_S)
-        except LaneRaised as error:
-            for kind in (EnvironmentNotFound, EnvironmentInvalid):
-                if error.kind == kind.__name__:
-                    raise kind(error.text) from None
-            raise EnvironmentInvalid(str(error)) from None
         except LaneError as error:
+            if isinstance(error, LaneRaised):
+                for kind in (EnvironmentNotFound, EnvironmentInvalid):
+                    if error.kind == kind.__name__:
+                        raise kind(error.text) from None
             raise EnvironmentInvalid(str(error)) from None
 
 
@@ -98,14 +97,11 @@ def model_config(spec: EvalSpec) -> ModelConfig:
 
 
 def engine_config(spec: EvalSpec, runtime: EvalRuntime) -> EngineConfig:
-    embedded, external = None, None
-    if spec.engine_url:
-        external = ExternalEngineConfig(url=spec.engine_url, model=spec.model, key_var=runtime.key_var)
-    else:
-        embedded = EmbeddedEngineConfig(max_batch=min(runtime.concurrency, MAX_EMBEDDED_BATCH))
+    url, max_batch = spec.engine_url, min(runtime.concurrency, MAX_EMBEDDED_BATCH)
+    external = ExternalEngineConfig(url=url, model=spec.model, key_var=runtime.key_var)
     return EngineConfig(
-        embedded=embedded,
-        external=external,
+        embedded=None if url else EmbeddedEngineConfig(max_batch=max_batch),
+        external=external if url else None,
         max_context=runtime.max_context,
         request_deadline_s=runtime.rollout_deadline_s,
         routes=False,
@@ -113,16 +109,14 @@ def engine_config(spec: EvalSpec, runtime: EvalRuntime) -> EngineConfig:
 
 
 def router_spec(spec: EvalSpec, runtime: EvalRuntime, folder: EvalFolder, url: str) -> RouterSpec:
+    concurrency = runtime.concurrency
+    server = ServerConfig(
+        workers=min(runtime.workers, concurrency),
+        concurrency=max(concurrency, spec.num_rollouts),
+        rollout_deadline_s=runtime.rollout_deadline_s,
+    )
     return RouterSpec(
-        env=EnvConfig(
-            id=spec.env,
-            args=spec.args,
-            server=ServerConfig(
-                workers=min(runtime.workers, runtime.concurrency),
-                concurrency=max(runtime.concurrency, spec.num_rollouts),
-                rollout_deadline_s=runtime.rollout_deadline_s,
-            ),
-        ),
+        env=EnvConfig(id=spec.env, args=spec.args, server=server),
         model=model_config(spec),
         engine=engine_config(spec, runtime),
         engine_urls=(url,),
