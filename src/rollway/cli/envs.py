@@ -21,7 +21,8 @@ def envs() -> None:
 
 def describe(name: str, point: EntryPoint) -> str:
     """Return the first line of the module's docstring, or else its package's summary. No code is run."""
-    text = _docstring(point.module).partition("\n")[0].strip().removeprefix(f"{name}:").strip()
+    first_line = _docstring(point.module).partition("\n")[0]
+    text = first_line.strip().removeprefix(f"{name}:").strip()
     if text or point.dist is None:
         return text or point.value
     return str(point.dist.metadata["Summary"] or point.value)

@@ -81,15 +81,30 @@ MaxContext = Annotated[
 
 
 def evaluate(
-    env: Env, model: Model, num_tasks: NumTasks = 100, rollouts: NumRollouts = 1,
-    concurrency: Concurrency = 32, engine_url: EngineUrl = "", args: Args = "{}",
-    split: SplitOption = SplitName.EVAL, temperature: Temperature = 1.0, top_p: TopP = 1.0,
-    max_tokens: MaxTokens = 1024, seed: Seed = 0, key_var: KeyVar = "OPENAI_API_KEY",
-    tokens: Tokens = False, tokenizer: Tokenizer = "", renderer: RendererName = "auto",
-    template: Template = "{}", correct_at: CorrectAt = 1.0, output: Output = None,
-    resume: Resume = False, workers: Workers = 2, rollout_deadline_s: Deadline = 600.0,
+    env: Env,
+    model: Model,
+    num_tasks: NumTasks = 100,
+    rollouts: NumRollouts = 1,
+    concurrency: Concurrency = 32,
+    engine_url: EngineUrl = "",
+    args: Args = "{}",
+    split: SplitOption = SplitName.EVAL,
+    temperature: Temperature = 1.0,
+    top_p: TopP = 1.0,
+    max_tokens: MaxTokens = 1024,
+    seed: Seed = 0,
+    key_var: KeyVar = "OPENAI_API_KEY",
+    tokens: Tokens = False,
+    tokenizer: Tokenizer = "",
+    renderer: RendererName = "auto",
+    template: Template = "{}",
+    correct_at: CorrectAt = 1.0,
+    output: Output = None,
+    resume: Resume = False,
+    workers: Workers = 2,
+    rollout_deadline_s: Deadline = 600.0,
     max_context: MaxContext = 4096,
-) -> None:  # fmt: skip
+) -> None:
     """Evaluate a model on an environment: mean rewards with standard errors, avg@k and pass@k.
 
     Every rollout is written to results.jsonl as soon as it ends. Ctrl-C stops the evaluation and prints

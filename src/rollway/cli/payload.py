@@ -94,19 +94,18 @@ def _show_segment(path: Path, *, verify: bool) -> bool:
     in_use = is_in_use(path)
     data = map_segment(path)
     pieces = list(scan(data, path.name, verify=verify))
-    blobs = [piece for piece in pieces if isinstance(piece, WholeBlob)]
+    broken = [piece for piece in pieces if isinstance(piece, BrokenPiece)]
     state = ", in use" if in_use else ""
-    echo(f"{path}: {len(data)} bytes, {len(blobs)} blobs{state}")
+    echo(f"{path}: {len(data)} bytes, {len(pieces) - len(broken)} blobs{state}")
     tail = tail_offset(pieces)
-    rest = [piece for piece in pieces if isinstance(piece, BrokenPiece) and piece.offset >= tail]
+    rest = [piece for piece in broken if piece.offset >= tail]
     for piece in pieces[: len(pieces) - len(rest)]:
         for line in _lines(piece, verify=verify):
             echo(f"  {line}")
     if rest:
-        kind, first = "unfinished" if in_use else "torn tail", rest[0]
-        echo(f"  {kind} at {first.offset}, {len(data) - first.offset} bytes: {first.why}")
-    num_allowed = len(rest) if in_use else 0
-    return len(pieces) == len(blobs) + num_allowed
+        kind, start = "unfinished" if in_use else "torn tail", rest[0].offset
+        echo(f"  {kind} at {start}, {len(data) - start} bytes: {rest[0].why}")
+    return len(broken) == (len(rest) if in_use else 0)
 
 
 def _lines(piece: Piece, *, verify: bool) -> Iterator[str]:
@@ -121,10 +120,9 @@ def _lines(piece: Piece, *, verify: bool) -> Iterator[str]:
     head = f"at {piece.offset}, {piece.length} bytes"
     yield f"{head}: {num_rows} rows, {num_tokens} tokens{checksum}"
     for name, entries in rows.items():
-        columns = " ".join(
-            f"{column} {entry.dtype}{list(entry.shape)}" for column, entry in sorted(entries.items())
-        )
-        yield f"  {name}: {columns}" if name else f"  {columns}"
+        columns = [f"{key} {entry.dtype}{list(entry.shape)}" for key, entry in entries.items()]
+        prefix = f"{name}: " if name else ""
+        yield f"  {prefix}{' '.join(columns)}"
 
 
 def _rows(entries: dict[str, ColumnEntry]) -> dict[str, dict[str, ColumnEntry]]:

@@ -67,12 +67,23 @@ LogDir = Annotated[Path, Option(help="Folder for the logs, one file per process.
 
 
 def serve(
-    env: Env, engine_url: EngineUrl, model: Model, bind: Bind = ANY_LOOPBACK_PORT, keys: Keys = "",
-    workers: Workers = 2, concurrency: Concurrency = 64, args: Args = "{}",
-    renderer: RendererName = "auto", template: Template = "{}", routes: Routes = True,
-    payload: Payload = "frames", payload_dir: PayloadDir = "", rollout_deadline_s: Deadline = 300.0,
-    seed: Seed = 0, log_dir: LogDir = Path("logs"),
-) -> None:  # fmt: skip
+    env: Env,
+    engine_url: EngineUrl,
+    model: Model,
+    bind: Bind = ANY_LOOPBACK_PORT,
+    keys: Keys = "",
+    workers: Workers = 2,
+    concurrency: Concurrency = 64,
+    args: Args = "{}",
+    renderer: RendererName = "auto",
+    template: Template = "{}",
+    routes: Routes = True,
+    payload: Payload = "frames",
+    payload_dir: PayloadDir = "",
+    rollout_deadline_s: Deadline = 300.0,
+    seed: Seed = 0,
+    log_dir: LogDir = Path("logs"),
+) -> None:
     """Serve an environment to runs, on this machine or on others, until Ctrl-C.
 
     A run uses this server if its run file has 'external = { address = "tcp://…" }' in the section of the

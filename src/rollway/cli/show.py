@@ -74,9 +74,8 @@ def _show_rollout(run: RunDir, rollout_id: str, console: Console) -> None:
     if saved is None:
         hint = did_you_mean(rollout_id, by_id)
         raise RunDirError(f"no saved rollout '{rollout_id}' in {run.path}{hint}")
-    console.print(
-        f"{saved.rollout} of '{saved.env}', task '{saved.task}', step {saved.step}: {saved.outcome}"
-    )
+    place = f"'{saved.env}', task '{saved.task}', step {saved.step}"
+    console.print(f"{saved.rollout} of {place}: {saved.outcome}")
     if saved.outcome == "scored":
         _show_scores(saved, console)
     for message in saved.read_messages():
@@ -90,13 +89,14 @@ def _show_rollout(run: RunDir, rollout_id: str, console: Console) -> None:
 
 
 def _show_scores(saved: SavedRollout, console: Console) -> None:
-    scores = {**(saved.rewards or {}), **(saved.metrics or {})}
+    scores = (saved.rewards or {}) | (saved.metrics or {})
     rewards = ", ".join(f"{name} {value:g}" for name, value in scores.items())
     timing = (saved.timing or {}).items()
     times = ", ".join(f"{name.removesuffix('_s')} {value:.2f} s" for name, value in timing)
     advantage = _number(saved.advantage)
+    versions = f"{saved.first_version} to {saved.last_version}"
     console.print(f"reward {saved.reward:g} ({rewards}), advantage {advantage}, {saved.fate}")
-    console.print(f"versions {saved.first_version} to {saved.last_version}; {times}; stop: {saved.stop}")
+    console.print(f"versions {versions}; {times}; stop: {saved.stop}")
 
 
 def _rows(run: RunDir, rollout_id: str) -> list[Text]:
@@ -122,7 +122,8 @@ def _coloured(row: str, columns: Any, tokenizer: Any) -> Text:
     names = ("token_ids", "loss_mask", "logprobs")
     tokens = zip(*(columns[f"{row}.{name}"].tolist() for name in names), strict=True)
     for token_id, is_sampled, logprob in tokens:
-        text.append(tokenizer.decode([token_id]), _colour(logprob) if is_sampled else "dim")
+        colour = _colour(logprob) if is_sampled else "dim"
+        text.append(tokenizer.decode([token_id]), colour)
     return text
 
 

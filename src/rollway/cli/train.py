@@ -111,12 +111,12 @@ def run_and_show(training: TrainingRun) -> None:
 async def job(training: TrainingRun, screen: Screen, watch: RunWatch, own_loop: LoopWatch) -> None:
     """Build the model if there is none yet, then run; SIGTERM ends the run like Ctrl-C does."""
     cancel_on_sigterm()
-    config, directory, warmup = training.config, training.directory, training.warmup
+    config, directory = training.config, training.directory
     async with serve_metrics(config.metrics.prometheus, watch.exporter.render):
         await check(config.orchestrator)
         async with feed_sinks(config.metrics, directory, watch):
-            if warmup:
-                await build_model(warmup, directory, screen)
+            if training.warmup:
+                await build_model(training.warmup, directory, screen)
             watching = asyncio.create_task(watch.health.watch_own_loop(own_loop))
             try:
                 await run_all(config, training.plan, directory, training.start, watch)

@@ -33,6 +33,10 @@ class EnvSpec(msgspec.Struct, frozen=True):
         env.seed = self.seed
         return env
 
+    def shared(self) -> Environment:
+        """Return this process's copy, which is built on the first call."""
+        return _shared(self)
+
 
 @cache
 def _shared(spec: EnvSpec) -> Environment:
@@ -41,7 +45,7 @@ def _shared(spec: EnvSpec) -> Environment:
 
 def load_shared(spec: EnvSpec) -> None:
     """Build this process's copy ahead of the first rollout it scores."""
-    _shared(spec)
+    spec.shared()
 
 
 class _Cursor:
@@ -83,7 +87,7 @@ def _decoded(task: Task) -> Task:
 
 def score(spec: EnvSpec, task: Task, rollout: Rollout) -> dict[str, float]:
     """Return the environment's plain (not async) rewards and metrics, by name."""
-    env = _shared(spec)
+    env = spec.shared()
     kinds = scorers(type(env))
     names = [kind.name for kind in kinds if not kind.is_async and not kind.is_group]
     return {name: finite_number(name, getattr(env, name)(task, rollout)) for name in names}
@@ -91,7 +95,7 @@ def score(spec: EnvSpec, task: Task, rollout: Rollout) -> dict[str, float]:
 
 def score_group(spec: EnvSpec, task: Task, rollouts: tuple[Rollout, ...]) -> dict[str, list[float]]:
     """Return the environment's plain group rewards by name: a number for each rollout."""
-    env = _shared(spec)
+    env = spec.shared()
     kinds = scorers(type(env))
     scores: dict[str, list[float]] = {}
     for name in [kind.name for kind in kinds if kind.is_group and not kind.is_async]:
@@ -102,7 +106,7 @@ def score_group(spec: EnvSpec, task: Task, rollouts: tuple[Rollout, ...]) -> dic
 
 def call_plain_tool(spec: EnvSpec, task: Task, name: str, arguments: dict[str, Any]) -> Any:
     """Call a plain tool on a toolset of this process, which is never opened."""
-    for toolset in _shared(spec).tools(task):
+    for toolset in spec.shared().tools(task):
         if any(tool.name == name for tool in tool_specs(type(toolset))):
             return getattr(toolset, name)(**arguments)
     raise LookupError(f"tools() of task {task.id!r} has no tool '{name}' in this process")
@@ -112,5 +116,5 @@ def run_plain(spec: EnvSpec, method: str, task: Task, state: ChatState, ask: Ask
     """Run a plain `rollout` or update of the environment, and return the chat as it was left."""
     chat = PlainChat(ask, state)
     with suppress(EndPlainCode):  # the worker, which asked for it, knows why
-        getattr(_shared(spec), method)(task, chat)
+        getattr(spec.shared(), method)(task, chat)
     return chat.state

@@ -97,10 +97,11 @@ def model_config(spec: EvalSpec) -> ModelConfig:
 
 
 def engine_config(spec: EvalSpec, runtime: EvalRuntime) -> EngineConfig:
-    url, max_batch = spec.engine_url, min(runtime.concurrency, MAX_EMBEDDED_BATCH)
+    url = spec.engine_url
+    embedded = EmbeddedEngineConfig(max_batch=min(runtime.concurrency, MAX_EMBEDDED_BATCH))
     external = ExternalEngineConfig(url=url, model=spec.model, key_var=runtime.key_var)
     return EngineConfig(
-        embedded=None if url else EmbeddedEngineConfig(max_batch=max_batch),
+        embedded=None if url else embedded,
         external=external if url else None,
         max_context=runtime.max_context,
         request_deadline_s=runtime.rollout_deadline_s,
