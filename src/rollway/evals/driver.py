@@ -1,7 +1,7 @@
 """Runs the rollouts of an evaluation through an env server, in task order, some at a time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 
 from msgspec import Struct
 
@@ -15,7 +15,7 @@ from ..wire.messages import NextTasks, Run, RunGroup, ServerStats, Tasks, Worker
 from .folder import EvalFolder
 from .progress import EvalProgress
 from .recorder import ResultRecorder
-from .result import EvalResult, ResultKey, result_of
+from .result import EvalResults, ResultKey, result_of
 from .spec import EvalRuntime, EvalSpec
 
 PAGE = 64
@@ -28,7 +28,7 @@ class Evaluation(Struct, frozen=True):
     spec: EvalSpec
     runtime: EvalRuntime
     folder: EvalFolder
-    previous: dict[ResultKey, EvalResult]
+    previous: EvalResults
     """The results of the evaluation that is resumed; empty for a new one."""
     progress: EvalProgress
     screen: Screen
@@ -48,7 +48,7 @@ class EvalDriver:
         self._num_slots = max(evaluation.runtime.concurrency, sent_together)
         self._slots = asyncio.Semaphore(self._num_slots)
         self._running: dict[RolloutId, tuple[ResultKey, Task]] = {}
-        self._page: asyncio.Future[Tasks] = asyncio.get_running_loop().create_future()
+        self._page: asyncio.Future[Tasks] = asyncio.Future()
 
     async def drive(self) -> None:
         """Run all rollouts that are missing to their end."""
@@ -69,13 +69,14 @@ class EvalDriver:
             position += 1
 
     async def _send(self, position: int, task: Task, numbers: tuple[int, ...]) -> None:
+        client, sampling = self._client, self._spec.sampling
         runs = []
         for number in numbers:
             await self._slots.acquire()
             rollout_id = RolloutId(f"t{position}.{number}")
             self._running[rollout_id] = ((position, number), task)
-            runs.append(Run(rollout_id, 1, task, self._spec.sampling, PolicyVersion(0), position))
-        await self._client.send(RunGroup(tuple(runs)) if self._client.whole_groups else runs[0])
+            runs.append(Run(rollout_id, 1, task, sampling, PolicyVersion(0), position))
+        await client.send(RunGroup(tuple(runs)) if client.whole_groups else runs[0])
 
     def _check_same_task(self, position: int, task: Task) -> None:
         """Refuse to resume if the environment's tasks are not those that its results belong to."""
@@ -93,7 +94,7 @@ class EvalDriver:
         start, num_tasks = 0, self._spec.num_tasks
         while start < num_tasks:
             count = min(PAGE, num_tasks - start)
-            self._page = asyncio.get_running_loop().create_future()
+            self._page = asyncio.Future()
             await self._client.send(NextTasks(start, count, self._spec.split))
             page = await self._page
             if not start:
@@ -140,16 +141,15 @@ class EvalDriver:
 
 
 def missing_rollouts(
-    position: int, num_rollouts: int, previous: Mapping[ResultKey, EvalResult], *, whole_groups: bool
+    position: int, num_rollouts: int, previous: EvalResults, *, whole_groups: bool
 ) -> list[tuple[int, ...]]:
     """Return which rollouts of the task at `position` to run, grouped by what is sent together.
 
-    A rollout that failed runs again. If the environment needs whole groups, all rollouts of the task run
-    again as soon as one is missing.
+    A rollout that failed runs again, and with `whole_groups` all rollouts of its task with it.
     """
     numbers = range(num_rollouts)
     results = [previous.get((position, number)) for number in numbers]
-    missing = [number for number in numbers if (result := results[number]) is None or result.error]
+    missing = [number for number, result in enumerate(results) if result is None or result.error]
     if whole_groups:
         return [tuple(numbers)] if missing else []
     return [(number,) for number in missing]

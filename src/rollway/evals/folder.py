@@ -14,7 +14,7 @@ from ..config.plan import env_name
 from ..errors import UNREADABLE, RunDirError
 from ..payload.reuse import remove_segments
 from ..rundir.rundir import lock_folder, write_whole
-from .result import EvalResult, ResultKey
+from .result import EvalResult, EvalResults
 from .spec import EvalSpec, differences
 
 _results = msgspec.json.Decoder(EvalResult)
@@ -31,7 +31,7 @@ class EvalFolder:
         self.payload = self.path / "payload"
 
     @contextmanager
-    def opened(self, spec: EvalSpec, *, resume: bool) -> Iterator[dict[ResultKey, EvalResult]]:
+    def opened(self, spec: EvalSpec, *, resume: bool) -> Iterator[EvalResults]:
         """Lock the folder and yield the results it holds already, which only a resume finds."""
         if resume:
             self._check_same(spec)
@@ -42,7 +42,8 @@ class EvalFolder:
         with lock_folder(self.logs, f"evaluates in {self.path}"):
             self.drop_payload()
             if not resume:
-                write_whole(self.spec_file, msgspec.json.format(msgspec.json.encode(spec)) + b"\n")
+                text = msgspec.json.format(msgspec.json.encode(spec))
+                write_whole(self.spec_file, text + b"\n")
             yield read_results(self.results)
 
     def _check_same(self, spec: EvalSpec) -> None:
@@ -76,7 +77,7 @@ class EvalFolder:
         remove_segments(self.payload)
 
 
-def read_results(path: Path) -> dict[ResultKey, EvalResult]:
+def read_results(path: Path) -> EvalResults:
     """Read the rollouts of a file; of several lines about a rollout, the last counts.
 
     An incomplete last line, which a crash leaves behind, is cut off the file.
@@ -86,7 +87,7 @@ def read_results(path: Path) -> dict[ResultKey, EvalResult]:
     *lines, incomplete = path.read_bytes().split(b"\n")
     if incomplete:
         os.truncate(path, path.stat().st_size - len(incomplete))
-    results: dict[ResultKey, EvalResult] = {}
+    results: EvalResults = {}
     for number, line in enumerate(lines, 1):
         try:
             result = _results.decode(line)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..loop.watch.rarely import Rarely
 from ..observe.console import Screen, lag_line, worst_lag
 from ..observe.health import ProcessHealth
-from .result import EvalResult, ResultError, ResultKey
+from .result import EvalResult, EvalResults, ResultError
 from .spec import EvalSpec
 from .statistics import Estimate, EvalSummary, summarise
 
@@ -19,17 +19,11 @@ NUM_LINES = 10
 class EvalProgress:
     """All results so far, those of a resumed evaluation included, and what the screen shows of them."""
 
-    def __init__(
-        self,
-        spec: EvalSpec,
-        previous: Mapping[ResultKey, EvalResult],
-        screen: Screen,
-        correct_at: float,
-    ) -> None:
+    def __init__(self, spec: EvalSpec, previous: EvalResults, screen: Screen, correct_at: float) -> None:
         self._spec = spec
         self._screen = screen
         self._correct_at = correct_at
-        self._results = {key: result for key, result in previous.items() if result.error is None}
+        self._results = {key: result for key, result in previous.items() if not result.error}
         self._reward_sum = sum(result.reward or 0.0 for result in self._results.values())
         self._errors: dict[str, Rarely] = {}
         self._start_s: float | None = None
@@ -124,12 +118,14 @@ def _reward_rows(spec: EvalSpec, summary: EvalSummary) -> dict[str, str]:
 
 
 def _value(estimate: Estimate) -> str:
-    return f"{estimate.mean:.4f}" + ("" if estimate.error is None else f" ± {estimate.error:.4f}")
+    mean = f"{estimate.mean:.4f}"
+    return mean if estimate.error is None else f"{mean} ± {estimate.error:.4f}"
 
 
 def _pass_rate(rate: Estimate, num_tasks: int) -> str:
     """Say how many tasks count where some have too few scored rollouts."""
-    return _value(rate) + (f" ({rate.num_tasks} tasks)" if rate.num_tasks < num_tasks else "")
+    value = _value(rate)
+    return f"{value} ({rate.num_tasks} tasks)" if rate.num_tasks < num_tasks else value
 
 
 def _counts(errors: Mapping[str, int]) -> str:

@@ -38,6 +38,9 @@ class EvalResult(Struct, frozen=True, kw_only=True):
         return self.position, self.rollout
 
 
+EvalResults = dict[ResultKey, EvalResult]
+
+
 def result_of(key: ResultKey, task: Task, outcome: Outcome) -> EvalResult:
     position, rollout = key
     match outcome:

@@ -63,12 +63,13 @@ def pass_rates(tasks: Iterable[Sequence[float]], correct_at: float, max_k: int) 
 
     A rollout passes with a reward of `correct_at` or more. A task needs k rollouts to count for k.
     """
-    counts = [(len(rewards), sum(reward >= correct_at for reward in rewards)) for rewards in tasks]
-    rates = {
-        k: estimate([pass_at(k, n, num_passed)] for n, num_passed in counts if n >= k)
-        for k in powers_of_two(max_k)
-    }
-    return {k: rate for k, rate in rates.items() if rate is not None}
+    passed = [[reward >= correct_at for reward in rewards] for rewards in tasks]
+    rates = {}
+    for k in powers_of_two(max_k):
+        rate = estimate([pass_at(k, len(task), sum(task))] for task in passed if len(task) >= k)
+        if rate is not None:
+            rates[k] = rate
+    return rates
 
 
 def summarise(results: Iterable[EvalResult], correct_at: float, num_rollouts: int) -> EvalSummary:
