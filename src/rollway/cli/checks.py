@@ -33,7 +33,6 @@ Template = Annotated[
 
 
 def json_object(option: str, text: str) -> dict[str, Any]:
-    """Decode the value of an option that takes a JSON object."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except UNREADABLE as error:

@@ -145,7 +145,6 @@ def evaluate(
 
 
 def check_options(spec: EvalSpec, max_context: int) -> None:
-    """Refuse options that do not go together."""
     if not spec.engine_url:
         check_embedded(spec, max_context)
     elif spec.speaks == "tokens":
@@ -184,7 +183,6 @@ def choose_folder(spec: EvalSpec, output: Path | None, *, resume: bool) -> EvalF
 
 
 def run_and_show(evaluation: Evaluation) -> None:
-    """Run the evaluation with its progress on the screen, and print its table at the end."""
     folder, progress, screen = evaluation.folder, evaluation.progress, evaluation.screen
     num_done, total = progress.num_done, evaluation.spec.total
     to_continue = f"To continue, repeat the command with --resume --output {folder.path}"

@@ -51,7 +51,6 @@ def module_for(name: str) -> str:
 
 
 def files_of(name: str, module: str) -> dict[str, str]:
-    """Return the text of every file, by its path."""
     words = {"name": name, "module": module, "title": name.title().replace("-", "")}
     texts = {
         "pyproject.toml": scaffold.PYPROJECT,

@@ -128,6 +128,5 @@ def _coloured(row: str, columns: Any, tokenizer: Any) -> Text:
 
 
 def _colour(logprob: float) -> str:
-    """Return green for a likely token, red for an unlikely one."""
     likely = max(0.0, min(1.0, 1 + logprob / 5))
     return f"rgb({int(255 * (1 - likely))},{int(200 * likely) + 30},60)"

@@ -78,18 +78,14 @@ def train(
 
 
 class TrainingRun(Struct, frozen=True):
-    """Everything that a run is started with."""
-
     config: RunConfig
     plan: Plan
     directory: RunDir
     start: StartPoint
     warmup: WarmupSpec | None
-    """A model must be built first, as this says."""
 
 
 def run_and_show(training: TrainingRun) -> None:
-    """Run the training with its progress on the screen, and print a summary at the end."""
     config, directory = training.config, training.directory
     log_to(directory.logs / "launcher.log", "launcher")
     screen = Screen()
@@ -132,7 +128,6 @@ def check_envs(config: RunConfig) -> None:
 
 
 def check_keys(config: RunConfig) -> None:
-    """Refuse keys that cannot be used, before anything is started."""
     for env in config.env:
         if env.external and env.external.keys:
             read_client_keys(Path(env.external.keys))

@@ -40,7 +40,6 @@ def check(tree: dict[str, Any], source: str) -> RunConfig:
 
 
 def _refuse_both_variants(config: RunConfig, source: str) -> None:
-    """Refuse a file that describes a part to start and also one that runs already."""
     engine = config.engine
     pairs: list[tuple[str, object, str, object]] = [
         ("trainer", config.trainer, "external_trainer", config.external_trainer),

@@ -63,7 +63,6 @@ def plan(config: RunConfig) -> Plan:
 
 
 def core_spec(config: RunConfig, plan: Plan) -> CoreSpec:
-    """Collect what the orchestrator's core decides by."""
     trainer = config.trainer or config.external_trainer
     assert trainer is not None, "loading a run file sets one of the two"
     return CoreSpec(

@@ -78,8 +78,6 @@ class ServerLimits(Struct, frozen=True, kw_only=True):
 
 
 class RouterSpec(Struct, frozen=True):
-    """One environment's server."""
-
     env: EnvConfig
     model: ModelConfig
     engine: EngineConfig
@@ -102,8 +100,6 @@ class RouterSpec(Struct, frozen=True):
 
 
 class WorkerSpec(Struct, frozen=True):
-    """One worker of an environment's server."""
-
     place: int
     """The worker's number among those that run at the same time. Its successor gets the same place."""
     place_name: str

@@ -31,8 +31,6 @@ def stop_in(error: Exception) -> str:
 
 
 class Speaker(Protocol):
-    """Answers for the policy in one conversation."""
-
     async def generate(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> Reply:
         """Return the policy's reply to `messages`, and record the turn."""
 

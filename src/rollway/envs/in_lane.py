@@ -49,8 +49,6 @@ def load_shared(spec: EnvSpec) -> None:
 
 
 class _Cursor:
-    """An environment's tasks, and how many of them were taken."""
-
     def __init__(self, spec: EnvSpec, split: str) -> None:
         env = spec.build()
         self.tasks = iter(env.eval_tasks() if split == "eval" else env.tasks())

@@ -51,7 +51,6 @@ class EvalDriver:
         self._page: asyncio.Future[Tasks] = asyncio.Future()
 
     async def drive(self) -> None:
-        """Run all rollouts that are missing to their end."""
         async with asyncio.TaskGroup() as tasks:
             receiving = tasks.create_task(self._receive(), name="receive")
             await self._send_all()
@@ -90,7 +89,6 @@ class EvalDriver:
                 )
 
     async def _tasks(self) -> AsyncIterator[Task]:
-        """Yield as many tasks as were asked for, or as there are."""
         start, num_tasks = 0, self._spec.num_tasks
         while start < num_tasks:
             count = min(PAGE, num_tasks - start)

@@ -98,7 +98,6 @@ def read_results(path: Path) -> EvalResults:
 
 
 def root_of(spec: EvalSpec, outputs: Path) -> Path:
-    """Return the folder for all evaluations of this environment and model."""
     model = re.sub(r"[^A-Za-z0-9._-]+", "-", spec.model).strip("-.") or "model"
     return outputs / "eval" / env_name(spec.env) / model
 
@@ -112,7 +111,6 @@ def new_folder(root: Path, now: datetime) -> EvalFolder:
 
 
 def latest_folder(root: Path, spec: EvalSpec) -> EvalFolder:
-    """Return the newest evaluation with the same specification."""
     files = sorted(root.glob("*/eval.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     if not files:
         raise RunDirError(f"no evaluation in {root} to resume; if it is elsewhere, give its --output")

@@ -66,7 +66,6 @@ class EvalProgress:
             self._screen.line(f"failed ({boundary} number {errors.count}): {failure.error}")
 
     def status(self) -> str:
-        """Return the status line: rollouts done, mean reward, failures, speed, and the worst lag."""
         if self._start_s is None:
             return "starting workers"
         scored = self.num_scored
@@ -80,13 +79,11 @@ class EvalProgress:
         return " · ".join(parts)
 
     async def show(self) -> None:
-        """Keep the status line current until cancelled."""
         while True:
             self._screen.status(self.status())
             await asyncio.sleep(SHOW_EVERY_S)
 
     def table(self) -> list[str]:
-        """Return the last lines: every mean with its standard error over tasks."""
         spec = self._spec
         summary = summarise(self._results.values(), self._correct_at, spec.num_rollouts)
         settled, num_failed = summary.num_settled, sum(summary.errors.values())

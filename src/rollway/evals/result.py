@@ -10,8 +10,6 @@ ResultKey = tuple[int, int]
 
 
 class ResultError(Struct, frozen=True, omit_defaults=True):
-    """The reason why a rollout has no reward."""
-
     boundary: str
     error: str
     traceback: str = ""

@@ -72,7 +72,6 @@ async def check_env(spec: EvalSpec) -> None:
 
 
 async def start_engine(parts: RunningParts, server: RouterSpec) -> str:
-    """Start the embedded engine with the server's model and return its address."""
     model = server.model
     spec = EngineSpec(model, server.engine, model.path, 0, server.seed, server.watch)
 

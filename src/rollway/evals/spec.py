@@ -29,7 +29,6 @@ class EvalSpec(Struct, frozen=True, kw_only=True):
     split: Split
     num_tasks: int
     num_rollouts: int
-    """The number of rollouts of each task."""
     model: str
     engine_url: str
     """The address of the endpoint; empty for the embedded engine."""

@@ -23,8 +23,6 @@ class Estimate(Struct, frozen=True):
 
 
 class EvalSummary(Struct, frozen=True):
-    """The statistics of an evaluation, or of the part of it that has run."""
-
     num_tasks: int
     """The number of tasks with at least one scored rollout."""
     num_settled: int
@@ -37,7 +35,6 @@ class EvalSummary(Struct, frozen=True):
     turns: float
     tokens: float
     errors: dict[str, int]
-    """The number of failed rollouts by boundary."""
 
 
 def pass_at(k: int, num_samples: int, num_passed: int) -> float:
@@ -73,7 +70,6 @@ def pass_rates(tasks: Iterable[Sequence[float]], correct_at: float, max_k: int) 
 
 
 def summarise(results: Iterable[EvalResult], correct_at: float, num_rollouts: int) -> EvalSummary:
-    """Return everything that the last table shows."""
     settled = list(results)
     scored = [result for result in settled if result.error is None]
     errors = Counter(result.error.boundary for result in settled if result.error)

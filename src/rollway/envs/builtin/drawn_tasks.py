@@ -60,6 +60,5 @@ def replies_of(rollout: Rollout) -> list[str]:
 
 
 def number_in(text: str) -> int | None:
-    """Return the first whole number in a text, or None."""
     found = _NUMBER.search(text)
     return int(found[0]) if found else None
