@@ -40,10 +40,7 @@ def json_object(option: str, text: str) -> dict[str, Any]:
 
 
 def checked(config: S, **option_names: str) -> S:
-    """Return the section, or refuse it as a run file would be refused, naming the option.
-
-    `option_names` are the options that are not called like their key.
-    """
+    """Refuse what a run file would be refused for; `option_names` are those that differ from keys."""
     try:
         return msgspec.convert(msgspec.to_builtins(config), type(config))
     except msgspec.ValidationError as error:

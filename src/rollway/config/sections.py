@@ -61,8 +61,8 @@ class ServerConfig(Section, frozen=True):
     concurrency: Count = 64
     """Rollouts that one worker runs at the same time."""
     lease_s: Annotated[float, Meta(ge=2)] = 10.0
-    """A worker that sends no sign of life for this long is killed. The rollout that held its event loop
-    fails; its other rollouts run again in another worker."""
+    """A worker that is silent for this long is killed. The rollout that held its event loop fails; its
+    others run again in another worker."""
     rollout_deadline_s: Positive = 300.0
     """A rollout that runs longer fails with boundary `deadline`."""
     scoring_processes: Count = 1
@@ -81,8 +81,8 @@ class ExternalServerConfig(Section, frozen=True):
     keys: str | None = None
     """Folder with this client's keys (`rollway keys new`). Servers on other machines require keys."""
     shares_payload: bool = False
-    """Set this if the server writes into this run's `payload/` folder (`rollway serve --payload files
-    --payload-dir …`). Otherwise set `payload.store` to `frames`."""
+    """The server writes into this run's `payload/` (`rollway serve --payload files`). If not, set
+    `payload.store` to `frames`."""
 
 
 class EnvConfig(Section, frozen=True):
@@ -205,19 +205,16 @@ class OrchestratorConfig(Section, frozen=True):
     rollouts_a_minute: Positive | None = None
     """The largest number of rollouts started in a minute, for tools or judges with a rate limit."""
     stragglers_after: Annotated[float, Meta(gt=0, lt=1)] | None = None
-    """Once this share of a group has settled, the rest of the group has 30 s left, is then cancelled,
-    and the group trains without it. This favours short rollouts. Without this key a group waits for all
-    its rollouts."""
+    """Once this share of a group has settled, the rest is cancelled after 30 s and the group trains
+    without it, which favours short rollouts. Without this key a group waits for all its rollouts."""
     env_patience_s: Positive = 120.0
-    """If no rollout of an environment settles for this long, the environment gets no new rollouts until
-    one settles, and the others train without it."""
+    """An environment of which no rollout settles for this long gets no new ones until one does."""
     max_useless_groups: Count = 500
     """If this many groups in a row give nothing to train on, the run stops and says why."""
     advantage: Annotated[str, Meta(min_length=1)] = "grpo"
-    """How rewards become advantages: `grpo` (reward minus the mean of its group), `rloo` (reward minus
-    the mean of the others), `grpo_std` and `grpo_max` (grpo divided by the standard deviation or by the
-    largest deviation of the group), or a function of your own: `path/to/file.py:function` or
-    `package.module:function`."""
+    """How rewards become advantages: `grpo` (reward minus the mean of its group), `rloo` (minus the mean
+    of the others), `grpo_std` and `grpo_max` (grpo divided by the standard or largest deviation of the
+    group), or a function of your own: `path/to/file.py:function` or `package.module:function`."""
     correct_at: float = 1.0
     """An answer is right if its reward is at least this."""
     length_penalty: LengthPenaltyConfig | None = None
@@ -228,9 +225,8 @@ class OrchestratorConfig(Section, frozen=True):
 
 
 class RetriesConfig(Section, frozen=True):
-    """How often a failed rollout runs again, by the boundary at which it failed. A rollout whose reward
-    failed or whose deadline passed never runs again, and neither does one of an environment that needs
-    whole groups. All retries together stay below a tenth of the rollouts started."""
+    """How often a failed rollout runs again, by its boundary. It never does after a failed reward, after
+    its deadline, or if its environment needs whole groups. At most a tenth of rollouts are retries."""
 
     env: Natural = 0
     """Retries after a failure in the environment's own code."""
@@ -241,9 +237,8 @@ class RetriesConfig(Section, frozen=True):
 
 
 class DifficultyConfig(Section, frozen=True):
-    """Tasks that are always solved or never solved teach little. Such a task moves to a pool of easy or
-    hard tasks: 5 % of the groups are easy tasks and 10 % are hard ones. One group with another result
-    moves the task back."""
+    """Tasks that are always or never solved teach little. They move to pools of easy and hard tasks,
+    which get 5 % and 10 % of the groups. One group with another result moves the task back."""
 
     easy_at: float | None = None
     """A task is easy if its group has at least this mean reward. Without this key none is easy."""
@@ -252,9 +247,8 @@ class DifficultyConfig(Section, frozen=True):
 
 
 class EvalConfig(Section, frozen=True):
-    """Evaluates the policy during training, on the tasks of `eval_tasks()`, before the first step, every
-    few steps and after the last one. At most a quarter of the running rollouts are evaluation, and they
-    never train."""
+    """Evaluates the policy on the tasks of `eval_tasks()` before the first step, every few steps and
+    after the last one. At most a quarter of the running rollouts are evaluation, and they never train."""
 
     every: Count
     """Steps from one evaluation to the next."""
@@ -333,9 +327,8 @@ class PayloadConfig(Section, frozen=True):
 
 
 class ZmqTransportConfig(Section, frozen=True):
-    """Send batches to the trainer through a socket. The orchestrator keeps every batch until its version
-    is published, and sends it again to a trainer that restarts. Without this section batches are files
-    in the run directory, which the trainer must be able to read."""
+    """Send batches to the trainer through a socket; one that restarts gets unfinished batches again.
+    Without this section batches are files in the run directory, and the trainer must see them."""
 
     payload: Literal["files", "frames"] = "files"
     """The trainer reads the payload in the run directory (`files`) or is sent its bytes (`frames`). A
@@ -343,8 +336,7 @@ class ZmqTransportConfig(Section, frozen=True):
     bind: str = ANY_LOOPBACK_PORT
     """Address at which the orchestrator waits for the trainer; `*` takes any free port."""
     keys: str | None = None
-    """Folder with the keys of the orchestrator (`keys/server` after `rollway keys new keys`). Required
-    if other machines can connect to `bind`."""
+    """The orchestrator's keys (`keys/server`), required if other machines can reach `bind`."""
     trainer_keys: str | None = None
     """Folder with the keys of the trainer that rollway starts (`keys/client`). Required with `keys`."""
 

@@ -52,8 +52,7 @@ class EngineSpec(Struct, frozen=True):
     seed: int
     watch: WatchSpec
     listen_fd: int | None = None
-    """An inherited socket to serve at, which the parent keeps for the next engine. Without one the
-    engine binds `engine.embedded.port`."""
+    """An inherited socket to serve at. Without one the engine binds `engine.embedded.port`."""
 
 
 class ServerLimits(Struct, frozen=True, kw_only=True):

@@ -13,10 +13,7 @@ _rollout_tasks: ContextVar[set[AnyTask] | None] = ContextVar("tasks of this roll
 
 
 def keep_track(loop: asyncio.AbstractEventLoop) -> None:
-    """Note for every task that this loop starts from now on which rollout it belongs to.
-
-    A task that is started with an explicit context belongs to the rollout of that context, if any.
-    """
+    """Note for every task that starts from now on which rollout it (or its context) belongs to."""
     make_task: Any = loop.get_task_factory() or _make_task
 
     def factory(
@@ -40,10 +37,7 @@ def _make_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> An
 
 @contextmanager
 def outside_rollouts() -> Iterator[None]:
-    """Let tasks that are started within the block belong to no rollout.
-
-    Tools are called like this, because a toolset may outlive the rollout that called it.
-    """
+    """Let tasks started within the block belong to no rollout: a toolset may outlive its caller."""
     token = _rollout_tasks.set(None)
     try:
         yield

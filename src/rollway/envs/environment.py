@@ -21,13 +21,11 @@ class Environment:
     max_turns: int | None = None
     """The rollout ends after this many turns, those of children included. None means no limit."""
     max_rollout_tokens: int | None = None
-    """The rollout ends after the turn in which the policy, children included, has sampled this many
-    tokens. None means no limit."""
+    """The rollout ends after the turn in which it has sampled this many tokens, also in children."""
     seed: int = 0
     """The run's seed. It is set before `tasks` is called."""
     needs_whole_groups: bool = False
-    """Run the rollouts of a group at the same time in one worker, as tools of scope `group` need it.
-    @rw.group_reward implies it."""
+    """Run groups whole in one worker, as tools of scope `group` and @rw.group_reward need it."""
 
     def tasks(self) -> Iterable[Task]:
         """Return the tasks in training order, the same for the same seed. They may be endless."""
@@ -38,11 +36,8 @@ class Environment:
         return self.tasks()
 
     def tools(self, task: Task) -> Sequence[Toolset]:
-        """Return the toolsets for a rollout of this task.
-
-        A toolset of scope `group` or `worker` is shared: the first one of its class that is returned is
-        opened, and later rollouts use that one instead of theirs.
-        """
+        """Return the toolsets for a rollout of this task. With scope `group` or `worker`, the first of its
+        class is opened, and later rollouts use it instead of theirs."""
         return ()
 
     async def rollout(self, task: Task, chat: Chat) -> None:

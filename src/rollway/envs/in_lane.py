@@ -1,7 +1,6 @@
 """Functions that run user code in a process lane: taking tasks, scoring, plain tools and rollouts.
 
-A lane's process finds them by name, so they stand at the top level of a module. Each process has one
-copy of the environment.
+A lane's process finds them by name, so they stand at the top level of a module.
 """
 
 from contextlib import suppress

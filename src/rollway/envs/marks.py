@@ -23,10 +23,7 @@ class MethodMarks(Generic[Note]):
         return method
 
     def of(self, owner: type) -> Mapping[str, Note]:
-        """Return the notes of a class by method name, base classes first, in the order they are written.
-
-        A method that overrides a marked one without a mark is not listed. A class is read once.
-        """
+        """Return the notes by method name, base classes first. An override without a mark has none."""
         if owner not in self._by_class:
             members: dict[str, Any] = {}
             for base in reversed(owner.__mro__):

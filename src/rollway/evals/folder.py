@@ -78,10 +78,7 @@ class EvalFolder:
 
 
 def read_results(path: Path) -> EvalResults:
-    """Read the rollouts of a file; of several lines about a rollout, the last counts.
-
-    An incomplete last line, which a crash leaves behind, is cut off the file.
-    """
+    """Read the last result of each rollout. An incomplete last line (after a crash) is cut off."""
     if not path.exists():
         return {}
     *lines, incomplete = path.read_bytes().split(b"\n")

@@ -56,10 +56,7 @@ def estimate(samples: Iterable[Sequence[float]]) -> Estimate | None:
 
 
 def pass_rates(tasks: Iterable[Sequence[float]], correct_at: float, max_k: int) -> dict[int, Estimate]:
-    """Return pass@k for k = 1, 2, 4, … up to `max_k`, given the rewards of each task.
-
-    A rollout passes with a reward of `correct_at` or more. A task needs k rollouts to count for k.
-    """
+    """Return pass@k for k = 1, 2, 4, … up to `max_k`, of all tasks with at least k rewards."""
     passed = [[reward >= correct_at for reward in rewards] for rewards in tasks]
     rates = {}
     for k in powers_of_two(max_k):

@@ -1,7 +1,4 @@
-"""Tasks drawn at random for the built-in environments, and helpers that read replies.
-
-A hash of the prompt decides whether a task is for training or for evaluation, so no prompt is in both.
-"""
+"""Random tasks of built-in environments; a prompt's hash decides if it is for training or evaluation."""
 
 import itertools
 import random
