@@ -127,21 +127,12 @@ def evaluate(
         seed=seed,
     )
     check_options(spec, max_context)
-    runtime = EvalRuntime(
-        concurrency=concurrency,
-        workers=workers,
-        rollout_deadline_s=rollout_deadline_s,
-        max_context=max_context,
-        key_var=key_var,
-    )
+    runtime = EvalRuntime(concurrency, workers, rollout_deadline_s, max_context, key_var)
     folder = choose_folder(spec, output, resume=resume)
     with folder.opened(spec, resume=resume) as previous:
         screen = Screen()
         progress = EvalProgress(spec, previous, screen, correct_at)
-        try:
-            run_and_show(Evaluation(spec, runtime, folder, previous, progress, screen))
-        finally:
-            folder.drop_payload()
+        run_and_show(Evaluation(spec, runtime, folder, previous, progress, screen))
 
 
 def check_options(spec: EvalSpec, max_context: int) -> None:

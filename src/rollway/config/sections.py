@@ -248,7 +248,7 @@ class DifficultyConfig(Section, frozen=True):
 
 class EvalConfig(Section, frozen=True):
     """Evaluates the policy on the tasks of `eval_tasks()` before the first step, every few steps and
-    after the last one. At most a quarter of the running rollouts are evaluation, and they never train."""
+    after the last one. At most a quarter of the running rollouts are evaluation; they never train."""
 
     every: Count
     """Steps from one evaluation to the next."""

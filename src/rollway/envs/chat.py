@@ -53,9 +53,14 @@ class Chat:
     """
 
     def __init__(
-        self, speaker: Speaker, toolbox: Toolbox, stop_reason: StopReason = never_stop, *,
-        system_prompt: str = "", is_child: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        speaker: Speaker,
+        toolbox: Toolbox,
+        stop_reason: StopReason = never_stop,
+        *,
+        system_prompt: str = "",
+        is_child: bool = False,
+    ) -> None:
         self._speaker = speaker
         self._toolbox = toolbox
         self._stop_reason = stop_reason
@@ -112,10 +117,8 @@ class Chat:
         `tools` are borrowed from this chat (`chat.tools`) and shared by children that run at the same
         time. Rows of children of the rollout and of updates join the rollout, those of rewards do not.
         """
-        child = Chat(
-            self._speaker.child(), self._toolbox.only(tools), self._stop_reason,
-            system_prompt=system_prompt, is_child=True,
-        )  # fmt: skip
+        speaker, toolbox = self._speaker.child(), self._toolbox.only(tools)
+        child = Chat(speaker, toolbox, self._stop_reason, system_prompt=system_prompt, is_child=True)
         await child.act(prompt)
         return child
 

@@ -36,8 +36,8 @@ class Environment:
         return self.tasks()
 
     def tools(self, task: Task) -> Sequence[Toolset]:
-        """Return the toolsets for a rollout of this task. With scope `group` or `worker`, the first of its
-        class is opened, and later rollouts use it instead of theirs."""
+        """Return the toolsets for a rollout of this task. With scope `group` or `worker`, the first of
+        its class is opened, and later rollouts use it instead of theirs."""
         return ()
 
     async def rollout(self, task: Task, chat: Chat) -> None:
@@ -78,4 +78,5 @@ def _faults(env: Environment) -> Iterator[str]:
 
 
 def needs_whole_groups(env: Environment) -> bool:
-    return env.needs_whole_groups or any(scorer.is_group for scorer in scorers(type(env)))
+    has_group_reward = any(scorer.is_group for scorer in scorers(type(env)))
+    return env.needs_whole_groups or has_group_reward

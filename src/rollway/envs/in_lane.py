@@ -85,19 +85,23 @@ def _decoded(task: Task) -> Task:
 def score(spec: EnvSpec, task: Task, rollout: Rollout) -> dict[str, float]:
     """Return the environment's plain (not async) rewards and metrics, by name."""
     env = spec.shared()
-    kinds = scorers(type(env))
-    names = [kind.name for kind in kinds if not kind.is_async and not kind.is_group]
-    return {name: finite_number(name, getattr(env, name)(task, rollout)) for name in names}
+    scores = {}
+    for scorer in scorers(type(env)):
+        if not scorer.is_async and not scorer.is_group:
+            name = scorer.name
+            scores[name] = finite_number(name, getattr(env, name)(task, rollout))
+    return scores
 
 
 def score_group(spec: EnvSpec, task: Task, rollouts: tuple[Rollout, ...]) -> dict[str, list[float]]:
     """Return the environment's plain group rewards by name: a number for each rollout."""
     env = spec.shared()
-    kinds = scorers(type(env))
-    scores: dict[str, list[float]] = {}
-    for name in [kind.name for kind in kinds if kind.is_group and not kind.is_async]:
-        values = getattr(env, name)(task, list(rollouts))
-        scores[name] = one_for_each(name, values, len(rollouts), "rewards")
+    scores = {}
+    for scorer in scorers(type(env)):
+        if scorer.is_group and not scorer.is_async:
+            name = scorer.name
+            values = getattr(env, name)(task, list(rollouts))
+            scores[name] = one_for_each(name, values, len(rollouts), "rewards")
     return scores
 
 

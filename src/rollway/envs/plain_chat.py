@@ -52,7 +52,8 @@ class PlainChat:
 
     @property
     def state(self) -> ChatState:
-        return ChatState(tuple(self.messages), tuple(self.replies), self.info, self.tools)
+        messages, replies = tuple(self.messages), tuple(self.replies)
+        return ChatState(messages, replies, self.info, self.tools)
 
     @property
     def last_text(self) -> str:
@@ -76,7 +77,8 @@ class PlainChat:
 
     def child(self, prompt: str, *, tools: Sequence[str] = (), system_prompt: str = "") -> "PlainChat":
         """Hold another conversation with the same policy; `tools` are names out of `chat.tools`."""
-        return PlainChat(_refuse, self._send("child", prompt, tuple(tools), system_prompt))
+        state = self._send("child", prompt, tuple(tools), system_prompt)
+        return PlainChat(_refuse, state)
 
     def _turns(self, method: str, *args: Any) -> Reply:
         self._call(method, *args)

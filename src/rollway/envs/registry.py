@@ -23,12 +23,12 @@ def registered() -> dict[str, EntryPoint]:
 
 def load_environment(env_id: str, /, **args: Any) -> Environment:
     """Build the environment `env_id`: a registered name, `package.module`, or `path/to/file.py`."""
-    factory = _find(env_id)
+    factory, origin = _find(env_id), f"environment '{env_id}'"
     try:
         inspect.signature(factory).bind(**args)
     except TypeError as error:
-        raise EnvironmentInvalid(f"environment '{env_id}' does not take these args: {error}") from None
-    return check(factory(**args), f"environment '{env_id}'")
+        raise EnvironmentInvalid(f"{origin} does not take these args: {error}") from None
+    return check(factory(**args), origin)
 
 
 def check_exists(env_id: str) -> None:

@@ -100,9 +100,10 @@ def _fields(method: Callable[..., Any]) -> Iterator[Any]:
 
 
 def _schema(name: str, description: str, arguments: type[Struct]) -> dict[str, Any]:
-    (_,), definitions = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
+    template = "#/$defs/{name}"
+    _, definitions = msgspec.json.schema_components([arguments], ref_template=template)
     own = definitions.pop(arguments.__name__)
-    parameters = {"type": "object", "properties": own["properties"], "required": own["required"]}
+    parameters = {key: own[key] for key in ("type", "properties", "required")}
     if definitions:
         parameters["$defs"] = definitions
     function = {"name": name, "description": description, "parameters": parameters}
@@ -111,6 +112,6 @@ def _schema(name: str, description: str, arguments: type[Struct]) -> dict[str, A
 
 def as_text(result: Any) -> str:
     """Return a tool's result as the policy reads it: a string unchanged, everything else as JSON."""
-    if result is None:
-        return ""
-    return result if isinstance(result, str) else msgspec.json.encode(result).decode()
+    if isinstance(result, str):
+        return result
+    return "" if result is None else msgspec.json.encode(result).decode()

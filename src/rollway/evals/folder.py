@@ -32,7 +32,7 @@ class EvalFolder:
 
     @contextmanager
     def opened(self, spec: EvalSpec, *, resume: bool) -> Iterator[EvalResults]:
-        """Lock the folder and yield the results it holds already, which only a resume finds."""
+        """Lock the folder and yield the results of a resumed evaluation; drop the payload at the end."""
         if resume:
             self._check_same(spec)
         else:
@@ -40,11 +40,14 @@ class EvalFolder:
         for folder in (self.logs, self.payload):
             folder.mkdir(parents=True, exist_ok=True)
         with lock_folder(self.logs, f"evaluates in {self.path}"):
-            self.drop_payload()
+            remove_segments(self.payload)
             if not resume:
                 text = msgspec.json.format(msgspec.json.encode(spec))
                 write_whole(self.spec_file, text + b"\n")
-            yield read_results(self.results)
+            try:
+                yield read_results(self.results)
+            finally:
+                remove_segments(self.payload)
 
     def _check_same(self, spec: EvalSpec) -> None:
         if changes := differences(self.read_spec(), spec):
@@ -72,9 +75,6 @@ class EvalFolder:
             raise RunDirError(f"no evaluation at {self.path} to resume") from None
         except (OSError, *UNREADABLE) as error:
             raise RunDirError(f"cannot read {self.spec_file}: {error}") from None
-
-    def drop_payload(self) -> None:
-        remove_segments(self.payload)
 
 
 def read_results(path: Path) -> EvalResults:

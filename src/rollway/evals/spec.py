@@ -44,7 +44,7 @@ class EvalSpec(Struct, frozen=True, kw_only=True):
         return self.num_tasks * self.num_rollouts
 
 
-class EvalRuntime(Struct, frozen=True, kw_only=True):
+class EvalRuntime(Struct, frozen=True):
     """The settings that decide how fast an evaluation runs, and not what its results mean."""
 
     concurrency: int

@@ -23,10 +23,8 @@ class AlphabetSort(DrawnTasks):
 
     def __init__(self, num_batches: int = 3, max_names: int = 3, num_eval: int = 128) -> None:
         if num_batches < 1 or max_names < 1 or num_batches * max_names > len(NAMES):
-            raise ValueError(
-                f"need num_batches and max_names of at least 1 and at most {len(NAMES)} names together, "
-                f"got {num_batches}, {max_names}"
-            )
+            need = f"num_batches and max_names of at least 1 and at most {len(NAMES)} names together"
+            raise ValueError(f"need {need}, got {num_batches}, {max_names}")
         self.num_batches = num_batches
         self.max_names = max_names
         self.num_eval = num_eval
@@ -60,7 +58,8 @@ def names_in(reply: str) -> list[str]:
 
 def similarity(names: list[str], right: list[str]) -> float:
     """Return 1 for equal lists, otherwise the share of names that are in the same order in both."""
-    return difflib.SequenceMatcher(None, names[: 4 * len(NAMES)], right, autojunk=False).ratio()
+    names = names[: 4 * len(NAMES)]
+    return difflib.SequenceMatcher(None, names, right, autojunk=False).ratio()
 
 
 load_environment = AlphabetSort
