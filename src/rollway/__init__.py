@@ -1,10 +1,6 @@
 """rollway: the rollout plane of asynchronous RL for language models.
 
-This is what environment authors import:
-
-    import rollway as rw
-
-    class MyEnv(rw.Environment): ...
+Environment authors write `import rollway as rw` and `class MyEnv(rw.Environment)`.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,33 +1,38 @@
 """Options that several commands share, and checks of options and of installed packages."""
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-import typer
 from msgspec import Struct
+from typer import Argument, Option
 
 from ..config.sections import MetricsConfig
 from ..errors import UNREADABLE, ConfigError
 
 S = TypeVar("S", bound=Struct)
 
+RunFile = Annotated[Path, Argument(help="The run file (TOML).")]
+Overrides = Annotated[
+    list[str] | None,
+    Option("--set", help="Change a key of the run file: --set trainer.lr=1e-3. May be repeated."),
+]
 Env = Annotated[
-    str, typer.Argument(help="The environment: a name of 'rollway envs', a module, or path/to/env.py.")
+    str, Argument(help="The environment: a name of 'rollway envs', a module, or path/to/env.py.")
 ]
 Args = Annotated[
-    str, typer.Option(help="""Arguments of the environment, as a JSON object: '{"level": "hard"}'.""")
+    str, Option(help="""Arguments of the environment, as a JSON object: '{"level": "hard"}'.""")
 ]
 RendererName = Annotated[
-    str, typer.Option(help="How messages become tokens: auto, or a model family such as qwen3.")
+    str, Option(help="How messages become tokens: auto, or a model family such as qwen3.")
 ]
 Template = Annotated[
-    str, typer.Option(help="""Options of the renderer, as JSON: '{"enable_thinking": false}'.""")
+    str, Option(help="""Options of the renderer, as JSON: '{"enable_thinking": false}'.""")
 ]
 
 
 def json_object(option: str, text: str) -> dict[str, Any]:
-    """Decode the value of an option that takes a JSON object."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except UNREADABLE as error:
@@ -35,10 +40,7 @@ def json_object(option: str, text: str) -> dict[str, Any]:
 
 
 def checked(config: S, **option_names: str) -> S:
-    """Return the section, or refuse it for what a run file would be refused for, naming the option.
-
-    `option_names` are the options that are not called like their key.
-    """
+    """Refuse what a run file would be refused for; `option_names` are those that differ from keys."""
     try:
         return msgspec.convert(msgspec.to_builtins(config), type(config))
     except msgspec.ValidationError as error:

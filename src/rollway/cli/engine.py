@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option, echo
 
 from ..config.sections import EmbeddedEngineConfig, EngineConfig, ModelConfig
 from ..config.specs import EngineSpec, WatchSpec
@@ -12,32 +12,26 @@ from ..launch.engine import ENGINE
 from ..loop.processes.part import start_part
 from ..loop.watch.run import run
 from ..model.folder import check_folder
-from .checks import checked, need_torch
+from .checks import RendererName, checked, need_torch
 
 
 def engine(
     model: Annotated[
-        Path, typer.Option("--model", "-m", help="Folder of a Hugging Face causal language model.")
+        Path, Option("--model", "-m", help="Folder of a Hugging Face causal language model.")
     ],
-    port: Annotated[int, typer.Option(help="Port at 127.0.0.1; 0 takes any free port.")] = 8000,
-    max_batch: Annotated[int, typer.Option(help="Requests that are decoded at the same time.")] = 128,
-    max_context: Annotated[int, typer.Option(help="Most tokens of prompt and reply together.")] = 4096,
-    renderer: Annotated[
-        str, typer.Option(help="How chat messages become tokens: auto, or a model family such as qwen3.")
-    ] = "auto",
-    threads: Annotated[int, typer.Option(help="How many CPU threads torch uses.")] = 1,
+    port: Annotated[int, Option(help="Port at 127.0.0.1; 0 takes any free port.")] = 8000,
+    max_batch: Annotated[int, Option(help="Requests that are decoded at the same time.")] = 128,
+    max_context: Annotated[int, Option(help="Most tokens of prompt and reply together.")] = 4096,
+    renderer: RendererName = "auto",
+    threads: Annotated[int, Option(help="How many CPU threads torch uses.")] = 1,
 ) -> None:
     """Serve a model with the embedded engine, over vLLM's version of the OpenAI API, until Ctrl-C."""
     check_folder(str(model))
     need_torch("the embedded engine")
+    embedded = EmbeddedEngineConfig(port=port or None, max_batch=max_batch, threads=threads)
     spec = EngineSpec(
         model=ModelConfig(path=str(model), renderer=renderer),
-        engine=checked(
-            EngineConfig(
-                max_context=max_context,
-                embedded=EmbeddedEngineConfig(port=port or None, max_batch=max_batch, threads=threads),
-            )
-        ),
+        engine=checked(EngineConfig(max_context=max_context, embedded=embedded)),
         weights=str(model),
         version=0,
         seed=0,
@@ -49,5 +43,5 @@ def engine(
 async def _serve(spec: EngineSpec) -> None:
     async with asyncio.TaskGroup() as tasks, start_part("engine", ENGINE, spec) as started:
         listening = tasks.create_task(started.listen(lambda stats: None, lambda body: None))
-        typer.echo(f"Serving {spec.model.path} at {await started.ready()}/v1 (Ctrl-C ends it)")
+        echo(f"Serving {spec.model.path} at {await started.ready()}/v1 (Ctrl-C ends it)")
         await listening

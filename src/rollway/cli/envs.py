@@ -5,7 +5,7 @@ from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 
-import typer
+from typer import echo
 
 from ..envs.registry import registered
 
@@ -15,13 +15,14 @@ def envs() -> None:
     points = registered()
     width = max(map(len, points), default=0)
     for name, point in points.items():
-        typer.echo(f"{name:{width}}  {describe(name, point)}")
-    typer.echo("You can also name a module (my_package.my_env) or a file (path/to/env.py).")
+        echo(f"{name:{width}}  {describe(name, point)}")
+    echo("You can also name a module (my_package.my_env) or a file (path/to/env.py).")
 
 
 def describe(name: str, point: EntryPoint) -> str:
     """Return the first line of the module's docstring, or else its package's summary. No code is run."""
-    text = _docstring(point.module).partition("\n")[0].strip().removeprefix(f"{name}:").strip()
+    first_line = _docstring(point.module).partition("\n")[0]
+    text = first_line.strip().removeprefix(f"{name}:").strip()
     if text or point.dist is None:
         return text or point.value
     return str(point.dist.metadata["Summary"] or point.value)

@@ -5,7 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Exit, Option, echo
 
 from ..errors import ConfigError, ModelError
 from ..evals.driver import Evaluation
@@ -32,64 +32,79 @@ class SplitName(StrEnum):
 
 Model = Annotated[
     str,
-    typer.Option(
+    Option(
         "--model", "-m", help="The model's name at --engine-url. Without --engine-url: a model folder."
     ),
 ]
-NumTasks = Annotated[int, typer.Option("--num-tasks", "-n", min=1, help="Use the first N tasks.")]
-NumRollouts = Annotated[int, typer.Option("--rollouts", "-r", min=1, help="Rollouts of each task.")]
+NumTasks = Annotated[int, Option("--num-tasks", "-n", min=1, help="Use the first N tasks.")]
+NumRollouts = Annotated[int, Option("--rollouts", "-r", min=1, help="Rollouts of each task.")]
 Concurrency = Annotated[
-    int, typer.Option("--concurrency", "-c", min=1, help="Rollouts that run at the same time.")
+    int, Option("--concurrency", "-c", min=1, help="Rollouts that run at the same time.")
 ]
 EngineUrl = Annotated[
     str,
-    typer.Option(
+    Option(
         help="An OpenAI-compatible endpoint, such as https://host/v1. Without it, the embedded engine "
         "serves the model folder."
     ),
 ]
-SplitOption = Annotated[SplitName, typer.Option(help="Which tasks of the environment to use.")]
-Temperature = Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")]
+SplitOption = Annotated[SplitName, Option(help="Which tasks of the environment to use.")]
+Temperature = Annotated[float, Option(min=0, help="Sampling temperature; 0 is greedy.")]
 TopP = Annotated[
-    float, typer.Option(min=1e-6, max=1, help="Sample from the likeliest tokens of this total share.")
+    float, Option(min=1e-6, max=1, help="Sample from the likeliest tokens of this total share.")
 ]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Most tokens that the model samples in one turn.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the tasks and of the embedded engine.")]
-KeyVar = Annotated[str, typer.Option(help="Environment variable with the endpoint's API key.")]
+MaxTokens = Annotated[int, Option(min=1, help="Most tokens that the model samples in one turn.")]
+Seed = Annotated[int, Option(min=0, help="Seed of the tasks and of the embedded engine.")]
+KeyVar = Annotated[str, Option(help="Environment variable with the endpoint's API key.")]
 Tokens = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--tokens",
         help="Send token ids instead of messages, to an engine that takes them (vLLM, SGLang). Needs "
         "--tokenizer.",
     ),
 ]
-Tokenizer = Annotated[str, typer.Option(help="With --tokens: a folder with the model's tokenizer.json.")]
-CorrectAt = Annotated[float, typer.Option(help="A rollout passes with this reward or more.")]
+Tokenizer = Annotated[str, Option(help="With --tokens: a folder with the model's tokenizer.json.")]
+CorrectAt = Annotated[float, Option(help="A rollout passes with this reward or more.")]
 Output = Annotated[
-    Path | None, typer.Option(help="Folder for the results; default: outputs/eval/ENV/MODEL/<time>.")
+    Path | None, Option(help="Folder for the results; default: outputs/eval/ENV/MODEL/<time>.")
 ]
 Resume = Annotated[
     bool,
-    typer.Option("--resume", help="Continue in --output, or the newest one with the same options."),
+    Option("--resume", help="Continue in --output, or the newest one with the same options."),
 ]
-Workers = Annotated[int, typer.Option(min=1, help="How many processes run the environment.")]
-Deadline = Annotated[float, typer.Option(min=1, help="Seconds after which a rollout fails.")]
+Workers = Annotated[int, Option(min=1, help="How many processes run the environment.")]
+Deadline = Annotated[float, Option(min=1, help="Seconds after which a rollout fails.")]
 MaxContext = Annotated[
-    int, typer.Option(min=2, help="Embedded engine: most tokens of prompt and reply together.")
+    int, Option(min=2, help="Embedded engine: most tokens of prompt and reply together.")
 ]
 
 
 def evaluate(
-    env: Env, model: Model, num_tasks: NumTasks = 100, rollouts: NumRollouts = 1,
-    concurrency: Concurrency = 32, engine_url: EngineUrl = "", args: Args = "{}",
-    split: SplitOption = SplitName.EVAL, temperature: Temperature = 1.0, top_p: TopP = 1.0,
-    max_tokens: MaxTokens = 1024, seed: Seed = 0, key_var: KeyVar = "OPENAI_API_KEY",
-    tokens: Tokens = False, tokenizer: Tokenizer = "", renderer: RendererName = "auto",
-    template: Template = "{}", correct_at: CorrectAt = 1.0, output: Output = None,
-    resume: Resume = False, workers: Workers = 2, rollout_deadline_s: Deadline = 600.0,
+    env: Env,
+    model: Model,
+    num_tasks: NumTasks = 100,
+    rollouts: NumRollouts = 1,
+    concurrency: Concurrency = 32,
+    engine_url: EngineUrl = "",
+    args: Args = "{}",
+    split: SplitOption = SplitName.EVAL,
+    temperature: Temperature = 1.0,
+    top_p: TopP = 1.0,
+    max_tokens: MaxTokens = 1024,
+    seed: Seed = 0,
+    key_var: KeyVar = "OPENAI_API_KEY",
+    tokens: Tokens = False,
+    tokenizer: Tokenizer = "",
+    renderer: RendererName = "auto",
+    template: Template = "{}",
+    correct_at: CorrectAt = 1.0,
+    output: Output = None,
+    resume: Resume = False,
+    workers: Workers = 2,
+    rollout_deadline_s: Deadline = 600.0,
     max_context: MaxContext = 4096,
-) -> None:  # fmt: skip
+) -> None:
     """Evaluate a model on an environment: mean rewards with standard errors, avg@k and pass@k.
 
     Every rollout is written to results.jsonl as soon as it ends. Ctrl-C stops the evaluation and prints
@@ -112,42 +127,17 @@ def evaluate(
         seed=seed,
     )
     check_options(spec, max_context)
-    runtime = EvalRuntime(
-        concurrency=concurrency,
-        workers=workers,
-        rollout_deadline_s=rollout_deadline_s,
-        max_context=max_context,
-        key_var=key_var,
-    )
+    runtime = EvalRuntime(concurrency, workers, rollout_deadline_s, max_context, key_var)
     folder = choose_folder(spec, output, resume=resume)
     with folder.opened(spec, resume=resume) as previous:
-        try:
-            screen = Screen()
-            progress = EvalProgress(spec, previous, screen, correct_at)
-            run_and_show(Evaluation(spec, runtime, folder, previous, progress, screen))
-        finally:
-            folder.drop_payload()
+        screen = Screen()
+        progress = EvalProgress(spec, previous, screen, correct_at)
+        run_and_show(Evaluation(spec, runtime, folder, previous, progress, screen))
 
 
 def check_options(spec: EvalSpec, max_context: int) -> None:
-    """Refuse options that do not go together."""
     if not spec.engine_url:
-        if spec.tokenizer != spec.model:
-            raise ConfigError(
-                "--tokenizer is for --engine-url: the embedded engine reads the tokenizer in --model"
-            )
-        try:
-            check_folder(spec.model)
-        except ModelError as error:
-            raise ModelError(
-                f"{error}; for a model that is served elsewhere, give --engine-url"
-            ) from None
-        need_torch("the embedded engine")
-        if spec.sampling.max_tokens >= max_context:
-            raise ConfigError(
-                f"--max-tokens {spec.sampling.max_tokens} leaves no room for a prompt in --max-context "
-                f"{max_context}"
-            )
+        check_embedded(spec, max_context)
     elif spec.speaks == "tokens":
         if not spec.tokenizer:
             raise ConfigError("--tokens needs --tokenizer: a folder with the model's tokenizer.json")
@@ -155,6 +145,24 @@ def check_options(spec: EvalSpec, max_context: int) -> None:
         raise ConfigError(
             "--tokenizer, --renderer and --template are for --tokens: without it, the endpoint turns "
             "messages into tokens"
+        )
+
+
+def check_embedded(spec: EvalSpec, max_context: int) -> None:
+    if spec.tokenizer != spec.model:
+        raise ConfigError(
+            "--tokenizer is for --engine-url: the embedded engine reads the tokenizer in --model"
+        )
+    try:
+        check_folder(spec.model)
+    except ModelError as error:
+        hint = "for a model that is served elsewhere, give --engine-url"
+        raise ModelError(f"{error}; {hint}") from None
+    need_torch("the embedded engine")
+    max_tokens = spec.sampling.max_tokens
+    if max_tokens >= max_context:
+        raise ConfigError(
+            f"--max-tokens {max_tokens} leaves no room for a prompt in --max-context {max_context}"
         )
 
 
@@ -166,40 +174,34 @@ def choose_folder(spec: EvalSpec, output: Path | None, *, resume: bool) -> EvalF
 
 
 def run_and_show(evaluation: Evaluation) -> None:
-    """Run the evaluation with its progress on the screen, and print its table at the end."""
     folder, progress, screen = evaluation.folder, evaluation.progress, evaluation.screen
-    total = evaluation.spec.total
+    num_done, total = progress.num_done, evaluation.spec.total
+    to_continue = f"To continue, repeat the command with --resume --output {folder.path}"
     log_to(folder.logs / "eval.log", "eval")
-    if progress.num_done:
-        screen.line(f"{progress.num_done} of {total} rollouts are done already")
+    if num_done:
+        screen.line(f"{num_done} of {total} rollouts are done already")
     try:
-        if progress.num_done < total:
+        if num_done < total:
             run("eval", evaluation.runtime.watch, lambda watch: job(evaluation, watch))
     except STOPPED as stopped:
         show(progress, screen)
-        typer.echo(
-            f"Stopped. To continue, repeat the command with --resume --output {folder.path}", err=True
-        )
+        echo(f"Stopped. {to_continue}", err=True)
         raise exit_for(stopped) from None
     except Exception:  # say how to keep the results, whatever the error is
         screen.close()
-        if progress.num_scored:
-            typer.echo(
-                f"{progress.num_scored} of {total} rollouts are done. To continue, repeat the command "
-                f"with --resume --output {folder.path}",
-                err=True,
-            )
+        if scored := progress.num_scored:
+            echo(f"{scored} of {total} rollouts are done. {to_continue}", err=True)
         raise
     show(progress, screen)
-    typer.echo(f"Results are in {folder.path}")
+    echo(f"Results are in {folder.path}")
     if not progress.num_scored:
-        raise typer.Exit(ALL_FAILED)
+        raise Exit(ALL_FAILED)
 
 
 def show(progress: EvalProgress, screen: Screen) -> None:
     screen.close()
     for line in progress.table():
-        typer.echo(line)
+        echo(line)
 
 
 async def job(evaluation: Evaluation, watch: LoopWatch) -> None:

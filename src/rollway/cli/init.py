@@ -7,7 +7,7 @@ from pathlib import Path
 from string import Template
 from typing import Annotated
 
-import typer
+from typer import Argument, Option, echo
 
 from ..envs.registry import registered
 from ..errors import ConfigError
@@ -17,18 +17,16 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 def init(
-    name: Annotated[str, typer.Argument(help="Name of the environment, such as my-env.")],
-    folder: Annotated[
-        Path | None, typer.Option("--dir", help="The folder to write; default: ./NAME.")
-    ] = None,
+    name: Annotated[str, Argument(help="Name of the environment, such as my-env.")],
+    folder: Annotated[Path | None, Option("--dir", help="The folder to write; default: ./NAME.")] = None,
 ) -> None:
     """Write a new environment: a package with its entry point, tests, a run file and a README."""
     module = module_for(name)
     folder = folder or Path(name)
     files = files_of(name, module)
     write_all(folder, files)
-    typer.echo(f"{folder}: {', '.join(files)}")
-    typer.echo(f"Next: cd {folder} && python -m pytest")
+    echo(f"{folder}: {', '.join(files)}")
+    echo(f"Next: cd {folder} && python -m pytest")
 
 
 def module_for(name: str) -> str:
@@ -42,9 +40,8 @@ def module_for(name: str) -> str:
     if keyword.iskeyword(module):
         raise ConfigError(f"'{name}' is a keyword of Python; choose another name, as in '{name}-env'")
     if name in registered():
-        raise ConfigError(
-            f"an environment '{name}' exists already (see 'rollway envs'); choose another name"
-        )
+        known = f"an environment '{name}' exists already (see 'rollway envs')"
+        raise ConfigError(f"{known}; choose another name")
     if find_spec(module) is not None:
         raise ConfigError(
             f"a module '{module}' is installed already, and the new one would hide it; choose another "
@@ -54,7 +51,6 @@ def module_for(name: str) -> str:
 
 
 def files_of(name: str, module: str) -> dict[str, str]:
-    """Return the text of every file, by its path."""
     words = {"name": name, "module": module, "title": name.title().replace("-", "")}
     texts = {
         "pyproject.toml": scaffold.PYPROJECT,
@@ -73,9 +69,10 @@ def write_all(folder: Path, files: dict[str, str]) -> None:
     if taken := [path for path in files if (folder / path).exists()]:
         raise ConfigError(f"{folder / taken[0]} exists; choose another folder with --dir")
     try:
-        for path, text in files.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            with (folder / path).open("x") as file:
+        for name, text in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x") as file:
                 file.write(text)
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror or error}") from None

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Typer, echo
 
 from ..wire.keys import make_keys, read_public_keys
 
-app = typer.Typer(
+app = Typer(
     name="keys",
     help="Make and show keys (CURVE), which decide who may connect to an env server or a run.",
     no_args_is_help=True,
@@ -17,7 +17,7 @@ app = typer.Typer(
 @app.command()
 def new(
     folder: Annotated[
-        Path, typer.Argument(help="The folder to write. Existing keys are never overwritten.")
+        Path, Argument(help="The folder to write. Existing keys are never overwritten.")
     ] = Path("keys"),
 ) -> None:
     """Make a key pair for a server and one for its client: FOLDER/server and FOLDER/client.
@@ -33,14 +33,14 @@ def new(
     file in FOLDER/server/clients and restart the server.
     """
     server, client = make_keys(folder)
-    typer.echo(f"{server}: for the server, 'rollway serve … --keys {server}'")
-    typer.echo(f"{client}: for the client, 'keys = \"{client}\"' in its run file, beside the address")
+    echo(f"{server}: for the server, 'rollway serve … --keys {server}'")
+    echo(f"{client}: for the client, 'keys = \"{client}\"' in its run file, beside the address")
 
 
 @app.command()
 def show(
-    folder: Annotated[Path, typer.Argument(help="The folder of a server, of a client, or of both.")],
+    folder: Annotated[Path, Argument(help="The folder of a server, of a client, or of both.")],
 ) -> None:
     """Print the public keys in a folder. Secret keys are never printed."""
     for owner, key in read_public_keys(folder).items():
-        typer.echo(f"{key}  {owner}")
+        echo(f"{key}  {owner}")

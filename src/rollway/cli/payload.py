@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option, Typer, echo
 
 from ..errors import PayloadError
 from ..payload.blob import ColumnEntry, check_data
@@ -14,7 +14,7 @@ from ..payload.scan import recover as recover_segment
 
 DAMAGED = 1
 
-app = typer.Typer(
+app = Typer(
     name="payload",
     help="Look into payload segments: files with the token columns of rollouts, for the trainer.",
     no_args_is_help=True,
@@ -23,9 +23,9 @@ app = typer.Typer(
 
 @app.command()
 def show(
-    path: Annotated[Path, typer.Argument(help="A segment (.seg), or a folder of them: RUN/payload.")],
+    path: Annotated[Path, Argument(help="A segment (.seg), or a folder of them: RUN/payload.")],
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read all data and compare it with the checksums.")
+        bool, Option("--verify", help="Read all data and compare it with the checksums.")
     ] = False,
 ) -> None:
     """List the blobs of a segment: offset, length, rows, tokens, columns.
@@ -35,26 +35,25 @@ def show(
     """
     intact = [_show_segment(segment, verify=verify) for segment in _segments(path)]
     if not all(intact):
-        raise typer.Exit(DAMAGED)
+        raise Exit(DAMAGED)
 
 
 @app.command()
 def extract(
-    segment: Annotated[Path, typer.Argument(help="A segment file (.seg).")],
-    offset: Annotated[
-        int, typer.Argument(help="Offset of the blob, as 'rollway payload show' lists it.")
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write (.safetensors).")],
+    segment: Annotated[Path, Argument(help="A segment file (.seg).")],
+    offset: Annotated[int, Argument(help="Offset of the blob, as 'rollway payload show' lists it.")],
+    output: Annotated[Path, Option("--output", "-o", help="The file to write (.safetensors).")],
 ) -> None:
     """Verify one blob and copy it into a safetensors file."""
     data = map_segment(segment)
     pieces = scan(data, segment.name)
-    found = [piece for piece in pieces if isinstance(piece, WholeBlob) and piece.offset == offset]
-    if not found:
+    blobs = (piece for piece in pieces if isinstance(piece, WholeBlob))
+    found = next((blob for blob in blobs if blob.offset == offset), None)
+    if found is None:
         raise PayloadError(
             f"no whole blob at offset {offset} of {segment}; 'rollway payload show {segment}' lists them"
         )
-    blob = data[offset : found[0].end]
+    blob = data[offset : found.end]
     try:
         check_data(blob)
     except PayloadError as error:
@@ -66,21 +65,19 @@ def extract(
         raise PayloadError(f"{output} exists; choose another name for --output") from None
     except OSError as error:
         raise PayloadError(f"cannot write {output}: {error.strerror or error}") from None
-    typer.echo(f"{output}: {len(blob)} bytes, {len(found[0].entries)} columns, checksum ok")
+    echo(f"{output}: {len(blob)} bytes, {len(found.entries)} columns, checksum ok")
 
 
 @app.command()
 def recover(
-    segment: Annotated[
-        Path, typer.Argument(help="A segment file (.seg) that no process uses any more.")
-    ],
+    segment: Annotated[Path, Argument(help="A segment file (.seg) that no process uses any more.")],
 ) -> None:
     """Cut the torn tail off a segment whose writer was killed. Whole blobs are not changed."""
     done = recover_segment(segment)
-    typer.echo(f"{segment}: {done.num_kept} whole blobs kept, {done.num_cut_bytes} bytes of tail cut")
+    echo(f"{segment}: {done.num_kept} whole blobs kept, {done.num_cut_bytes} bytes of tail cut")
     if done.num_broken:
-        typer.echo(f"{done.num_broken} broken pieces between whole blobs were left in place", err=True)
-        raise typer.Exit(DAMAGED)
+        echo(f"{done.num_broken} broken pieces between whole blobs were left in place", err=True)
+        raise Exit(DAMAGED)
 
 
 def _segments(path: Path) -> list[Path]:
@@ -97,19 +94,18 @@ def _show_segment(path: Path, *, verify: bool) -> bool:
     in_use = is_in_use(path)
     data = map_segment(path)
     pieces = list(scan(data, path.name, verify=verify))
-    blobs = [piece for piece in pieces if isinstance(piece, WholeBlob)]
+    broken = [piece for piece in pieces if isinstance(piece, BrokenPiece)]
     state = ", in use" if in_use else ""
-    typer.echo(f"{path}: {len(data)} bytes, {len(blobs)} blobs{state}")
+    echo(f"{path}: {len(data)} bytes, {len(pieces) - len(broken)} blobs{state}")
     tail = tail_offset(pieces)
-    rest = [piece for piece in pieces if isinstance(piece, BrokenPiece) and piece.offset >= tail]
+    rest = [piece for piece in broken if piece.offset >= tail]
     for piece in pieces[: len(pieces) - len(rest)]:
         for line in _lines(piece, verify=verify):
-            typer.echo(f"  {line}")
+            echo(f"  {line}")
     if rest:
-        kind, first = "unfinished" if in_use else "torn tail", rest[0]
-        typer.echo(f"  {kind} at {first.offset}, {len(data) - first.offset} bytes: {first.why}")
-    num_allowed = len(rest) if in_use else 0
-    return len(pieces) == len(blobs) + num_allowed
+        kind, start = "unfinished" if in_use else "torn tail", rest[0].offset
+        echo(f"  {kind} at {start}, {len(data) - start} bytes: {rest[0].why}")
+    return len(broken) == (len(rest) if in_use else 0)
 
 
 def _lines(piece: Piece, *, verify: bool) -> Iterator[str]:
@@ -117,17 +113,16 @@ def _lines(piece: Piece, *, verify: bool) -> Iterator[str]:
         yield f"broken at {piece.offset}, {piece.length} bytes: {piece.why}"
         return
     rows = _rows(piece.entries)
-    num_tokens = sum(
-        entries["token_ids"].shape[0] for entries in rows.values() if "token_ids" in entries
-    )
+    num_rows = sum(map(bool, rows))
+    token_ids = [entries["token_ids"] for entries in rows.values() if "token_ids" in entries]
+    num_tokens = sum(entry.shape[0] for entry in token_ids)
     checksum = ", checksum ok" if verify else ""
-    yield (
-        f"at {piece.offset}, {piece.length} bytes: {sum(map(bool, rows))} rows, {num_tokens} tokens"
-        f"{checksum}"
-    )
+    head = f"at {piece.offset}, {piece.length} bytes"
+    yield f"{head}: {num_rows} rows, {num_tokens} tokens{checksum}"
     for name, entries in rows.items():
-        columns = " ".join(f"{column} {_type(entry)}" for column, entry in sorted(entries.items()))
-        yield f"  {name}: {columns}" if name else f"  {columns}"
+        columns = [f"{key} {entry.dtype}{list(entry.shape)}" for key, entry in entries.items()]
+        prefix = f"{name}: " if name else ""
+        yield f"  {prefix}{' '.join(columns)}"
 
 
 def _rows(entries: dict[str, ColumnEntry]) -> dict[str, dict[str, ColumnEntry]]:
@@ -137,7 +132,3 @@ def _rows(entries: dict[str, ColumnEntry]) -> dict[str, dict[str, ColumnEntry]]:
         row, _, column = name.rpartition(".")
         rows.setdefault(row, {})[column] = entry
     return dict(sorted(rows.items(), key=lambda item: (not item[0], len(item[0]), item[0])))
-
-
-def _type(entry: ColumnEntry) -> str:
-    return f"{entry.dtype}{list(entry.shape)}"

@@ -77,9 +77,7 @@ def is_held_out(task: rw.Task) -> bool:
     return zlib.crc32(task.prompt.encode()) % 8 == 0
 
 
-def load_environment(max_length: int = 5) -> $title:
-    """Build the environment; `args` of the run file are the arguments."""
-    return $title(max_length)
+load_environment = $title
 '''
 
 TEST = '''\

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
-import typer
+from typer import Option, echo
 
 from ..config.address import ANY_LOOPBACK_PORT, check_bind
 from ..config.plan import env_name
@@ -31,54 +31,59 @@ from .stopping import STOPPED, cancel_on_sigterm, exit_for
 
 EngineUrl = Annotated[
     list[str],
-    typer.Option(
+    Option(
         help="Address of the engine, such as http://gpu-box:8000. Repeat the option for several engines "
         "that serve the same model."
     ),
 ]
 Model = Annotated[
     Path,
-    typer.Option(
-        "--model", "-m", help="Folder of the engine's model, with config.json and tokenizer.json."
-    ),
+    Option("--model", "-m", help="Folder of the engine's model, with config.json and tokenizer.json."),
 ]
 Bind = Annotated[
     str,
-    typer.Option(
+    Option(
         help="Where clients connect: tcp://127.0.0.1:PORT for this machine only, tcp://0.0.0.0:PORT for "
         "others too, which needs --keys. The port * takes any free one."
     ),
 ]
-Keys = Annotated[
-    str, typer.Option(help="Folder of the server's keys: F/server, after 'rollway keys new F'.")
-]
-Workers = Annotated[int, typer.Option(help="How many processes run the environment.")]
-Concurrency = Annotated[int, typer.Option(help="Rollouts that one worker runs at the same time.")]
-Routes = Annotated[
-    bool, typer.Option(help="Ask the engine which experts it chose; not for dense models.")
-]
+Keys = Annotated[str, Option(help="Folder of the server's keys: F/server, after 'rollway keys new F'.")]
+Workers = Annotated[int, Option(help="How many processes run the environment.")]
+Concurrency = Annotated[int, Option(help="Rollouts that one worker runs at the same time.")]
+Routes = Annotated[bool, Option(help="Ask the engine which experts it chose; not for dense models.")]
 Payload = Annotated[
     str,
-    typer.Option(
+    Option(
         help="How token columns reach the run: 'frames' sends them with each rollout; 'files' writes "
         "them to --payload-dir, on a file system that run and server share."
     ),
 ]
 PayloadDir = Annotated[
-    str, typer.Option(help="With --payload files: the run's payload folder, outputs/RUN/payload.")
+    str, Option(help="With --payload files: the run's payload folder, outputs/RUN/payload.")
 ]
-Deadline = Annotated[float, typer.Option(help="Seconds after which a rollout fails.")]
-Seed = Annotated[int, typer.Option(help="Seed of the environment's task order.")]
-LogDir = Annotated[Path, typer.Option(help="Folder for the logs, one file per process.")]
+Deadline = Annotated[float, Option(help="Seconds after which a rollout fails.")]
+Seed = Annotated[int, Option(help="Seed of the environment's task order.")]
+LogDir = Annotated[Path, Option(help="Folder for the logs, one file per process.")]
 
 
 def serve(
-    env: Env, engine_url: EngineUrl, model: Model, bind: Bind = ANY_LOOPBACK_PORT, keys: Keys = "",
-    workers: Workers = 2, concurrency: Concurrency = 64, args: Args = "{}",
-    renderer: RendererName = "auto", template: Template = "{}", routes: Routes = True,
-    payload: Payload = "frames", payload_dir: PayloadDir = "", rollout_deadline_s: Deadline = 300.0,
-    seed: Seed = 0, log_dir: LogDir = Path("logs"),
-) -> None:  # fmt: skip
+    env: Env,
+    engine_url: EngineUrl,
+    model: Model,
+    bind: Bind = ANY_LOOPBACK_PORT,
+    keys: Keys = "",
+    workers: Workers = 2,
+    concurrency: Concurrency = 64,
+    args: Args = "{}",
+    renderer: RendererName = "auto",
+    template: Template = "{}",
+    routes: Routes = True,
+    payload: Payload = "frames",
+    payload_dir: PayloadDir = "",
+    rollout_deadline_s: Deadline = 300.0,
+    seed: Seed = 0,
+    log_dir: LogDir = Path("logs"),
+) -> None:
     """Serve an environment to runs, on this machine or on others, until Ctrl-C.
 
     A run uses this server if its run file has 'external = { address = "tcp://…" }' in the section of the
@@ -89,15 +94,16 @@ def serve(
     if keys:
         read_server_keys(Path(keys))
     check_folder(str(model))
+    options = json_object("--template", template)
     server = ServerConfig(
         workers=workers, concurrency=concurrency, rollout_deadline_s=rollout_deadline_s
     )
-    renderer_options = json_object("--template", template)
+    urls = tuple(engine_url)
     spec = RouterSpec(
         env=EnvConfig(id=env, args=json_object("--args", args), server=checked(server)),
-        model=ModelConfig(path=str(model), renderer=renderer, template=renderer_options),
-        engine=EngineConfig(routes=routes, external=ExternalEngineConfig(url=tuple(engine_url))),
-        engine_urls=tuple(engine_url),
+        model=ModelConfig(path=str(model), renderer=renderer, template=options),
+        engine=EngineConfig(routes=routes, external=ExternalEngineConfig(url=urls)),
+        engine_urls=urls,
         payload=_payload(payload, payload_dir),
         payload_dir=payload_dir,
         log_dir=str(log_dir),
@@ -119,7 +125,7 @@ def run_server(spec: RouterSpec) -> None:
     try:
         run("serve", spec.watch, lambda _: _serve(spec, logs, screen))
     except STOPPED as stopped:
-        typer.echo("Stopped.", err=True)
+        echo("Stopped.", err=True)
         raise exit_for(stopped) from None
 
 

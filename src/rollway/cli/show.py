@@ -6,10 +6,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from ..errors import PayloadError, RunDirError, did_you_mean
 from ..payload.reader import SegmentReader
@@ -21,9 +21,9 @@ ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yel
 
 
 def show(
-    run: Annotated[Path, typer.Argument(help="The run directory: outputs/<name>.")],
-    step: Annotated[int | None, typer.Option(help="The step to list; default: the last.")] = None,
-    rollout: Annotated[str | None, typer.Option(help="Show this rollout in full: g12.3.")] = None,
+    run: Annotated[Path, Argument(help="The run directory: outputs/<name>.")],
+    step: Annotated[int | None, Option(help="The step to list; default: the last.")] = None,
+    rollout: Annotated[str | None, Option(help="Show this rollout in full: g12.3.")] = None,
 ) -> None:
     """List the rollouts of a step, or show one rollout: its messages, rewards, timing and tokens.
 
@@ -40,10 +40,11 @@ def show(
     if rollout is not None:
         _show_rollout(directory, rollout, console)
         return
-    chosen = step if step is not None else steps[-1]
+    first, last = steps[0], steps[-1]
+    chosen = last if step is None else step
     if chosen not in steps:
         raise RunDirError(
-            f"{directory.path} has rollouts of steps {steps[0]} to {steps[-1]}, not of step {chosen}"
+            f"{directory.path} has rollouts of steps {first} to {last}, not of step {chosen}"
         )
     console.print(_table(chosen, list(saved_rollouts(directory, chosen))))
 
@@ -73,9 +74,8 @@ def _show_rollout(run: RunDir, rollout_id: str, console: Console) -> None:
     if saved is None:
         hint = did_you_mean(rollout_id, by_id)
         raise RunDirError(f"no saved rollout '{rollout_id}' in {run.path}{hint}")
-    console.print(
-        f"{saved.rollout} of '{saved.env}', task '{saved.task}', step {saved.step}: {saved.outcome}"
-    )
+    place = f"'{saved.env}', task '{saved.task}', step {saved.step}"
+    console.print(f"{saved.rollout} of {place}: {saved.outcome}")
     if saved.outcome == "scored":
         _show_scores(saved, console)
     for message in saved.read_messages():
@@ -89,15 +89,14 @@ def _show_rollout(run: RunDir, rollout_id: str, console: Console) -> None:
 
 
 def _show_scores(saved: SavedRollout, console: Console) -> None:
-    scores = {**(saved.rewards or {}), **(saved.metrics or {})}
+    scores = (saved.rewards or {}) | (saved.metrics or {})
     rewards = ", ".join(f"{name} {value:g}" for name, value in scores.items())
-    times = ", ".join(
-        f"{name.removesuffix('_s')} {value:.2f} s" for name, value in (saved.timing or {}).items()
-    )
-    console.print(
-        f"reward {saved.reward:g} ({rewards}), advantage {_number(saved.advantage)}, {saved.fate}"
-    )
-    console.print(f"versions {saved.first_version} to {saved.last_version}; {times}; stop: {saved.stop}")
+    timing = (saved.timing or {}).items()
+    times = ", ".join(f"{name.removesuffix('_s')} {value:.2f} s" for name, value in timing)
+    advantage = _number(saved.advantage)
+    versions = f"{saved.first_version} to {saved.last_version}"
+    console.print(f"reward {saved.reward:g} ({rewards}), advantage {advantage}, {saved.fate}")
+    console.print(f"versions {versions}; {times}; stop: {saved.stop}")
 
 
 def _rows(run: RunDir, rollout_id: str) -> list[Text]:
@@ -111,28 +110,23 @@ def _rows(run: RunDir, rollout_id: str) -> list[Text]:
         columns = SegmentReader(run.payload).open(PayloadRef(*place))
     except PayloadError:
         return [Text("(its tokens are released)", "dim")]
-    tokenizer = _tokenizer(run)
+    from ..inference.rendering.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(tomllib.loads(run.config.read_text())["model"]["path"])
     names = sorted({name.partition(".")[0] for name in columns if name.startswith("row")})
     return [_coloured(name, columns, tokenizer) for name in names]
 
 
-def _tokenizer(run: RunDir) -> Any:
-    from ..inference.rendering.tokenizer import Tokenizer
-
-    return Tokenizer(tomllib.loads(run.config.read_text())["model"]["path"])
-
-
 def _coloured(row: str, columns: Any, tokenizer: Any) -> Text:
     text = Text(f"── {row}\n", "bold")
-    token_ids, loss_mask, logprobs = (
-        columns[f"{row}.{column}"].tolist() for column in ("token_ids", "loss_mask", "logprobs")
-    )
-    for token_id, is_sampled, logprob in zip(token_ids, loss_mask, logprobs, strict=True):
-        text.append(tokenizer.decode([token_id]), _colour(logprob) if is_sampled else "dim")
+    names = ("token_ids", "loss_mask", "logprobs")
+    tokens = zip(*(columns[f"{row}.{name}"].tolist() for name in names), strict=True)
+    for token_id, is_sampled, logprob in tokens:
+        colour = _colour(logprob) if is_sampled else "dim"
+        text.append(tokenizer.decode([token_id]), colour)
     return text
 
 
 def _colour(logprob: float) -> str:
-    """Return green for a likely token, red for an unlikely one."""
     likely = max(0.0, min(1.0, 1 + logprob / 5))
     return f"rgb({int(255 * (1 - likely))},{int(200 * likely) + 30},60)"

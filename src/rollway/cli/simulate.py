@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import typer
+from typer import Option, echo
 
 from ..config.load import load
 from ..config.plan import core_spec, plan
@@ -16,42 +16,37 @@ from ..rundir.rundir import RunDir
 from ..simulate.durations import MeanDurations, around_means, from_run, measured_step_s
 from ..simulate.report import report
 from ..simulate.world import SimulatedWorld
+from .checks import Overrides, RunFile
 
 ENDLESS = 10**9
 """More steps than are simulated, so that the end of the run does not distort the figures."""
 MEANS = MeanDurations()
 
-Turns = Annotated[float, typer.Option(min=0.1, help="Turns of a rollout.")]
-TurnS = Annotated[float, typer.Option(min=0.001, help="Seconds the engine takes for one turn.")]
-ToolS = Annotated[float, typer.Option(min=0, help="Seconds the environment takes between two turns.")]
-ScoringS = Annotated[float, typer.Option(min=0, help="Seconds the rewards take.")]
-TrainS = Annotated[float, typer.Option(min=0.001, help="Seconds from a shipped batch to its weights.")]
-UpdateS = Annotated[float, typer.Option(min=0, help="Seconds the engine takes to load weights.")]
+Turns = Annotated[float, Option(min=0.1, help="Turns of a rollout.")]
+TurnS = Annotated[float, Option(min=0.001, help="Seconds the engine takes for one turn.")]
+ToolS = Annotated[float, Option(min=0, help="Seconds the environment takes between two turns.")]
+ScoringS = Annotated[float, Option(min=0, help="Seconds the rewards take.")]
+TrainS = Annotated[float, Option(min=0.001, help="Seconds from a shipped batch to its weights.")]
+UpdateS = Annotated[float, Option(min=0, help="Seconds the engine takes to load weights.")]
 Spread = Annotated[
-    float, typer.Option(min=0, help="How much durations vary: standard deviation of their logarithm.")
+    float, Option(min=0, help="How much durations vary: standard deviation of their logarithm.")
 ]
-RolloutBytes = Annotated[int, typer.Option(min=0, help="Payload of a rollout.")]
-RolloutTokens = Annotated[int, typer.Option(min=1, help="Tokens of a rollout, prompts included.")]
-FailureRate = Annotated[float, typer.Option(min=0, max=1, help="Share of the rollouts that fail.")]
+RolloutBytes = Annotated[int, Option(min=0, help="Payload of a rollout.")]
+RolloutTokens = Annotated[int, Option(min=1, help="Tokens of a rollout, prompts included.")]
+FailureRate = Annotated[float, Option(min=0, max=1, help="Share of the rollouts that fail.")]
 
 
 def simulate(
-    run_file: Annotated[Path, typer.Argument(help="The run file (TOML).")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="Change a key of the run file: --set orchestrator.max_in_flight=512. May be repeated.",
-        ),
-    ] = None,
+    run_file: RunFile,
+    overrides: Overrides = None,
     past: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--from",
             help="Use the durations of this past run, outputs/<name>, instead of the options below.",
         ),
     ] = None,
-    rollouts: Annotated[int, typer.Option(min=1, help="Stop after this many rollouts.")] = 100_000,
+    rollouts: Annotated[int, Option(min=1, help="Stop after this many rollouts.")] = 100_000,
     turns: Turns = MEANS.turns,
     turn_s: TurnS = MEANS.turn_s,
     tool_s: ToolS = MEANS.tool_s,
@@ -81,22 +76,21 @@ def simulate(
         failure_rate=failure_rate,
     )
     run = RunDir(past) if past else None
-    for line in _simulate(load(run_file, overrides or []), means, run, rollouts):
-        typer.echo(line)
+    for line in _simulate(load(run_file, overrides or ()), means, run, rollouts):
+        echo(line)
 
 
 def _simulate(
     config: RunConfig, means: MeanDurations, past: RunDir | None, num_rollouts: int
 ) -> list[str]:
-    planned = plan(config)
+    planned, settings, engine = plan(config), config.orchestrator, config.engine
     durations = from_run(past) if past else around_means(means, config.seed)
-    slots = planned.worker_slots or config.orchestrator.max_in_flight
-    if not config.engine.external:
-        slots = min(slots, config.engine.local.max_batch)
+    slots = planned.worker_slots or settings.max_in_flight
+    if not engine.external:
+        slots = min(slots, engine.local.max_batch)
     endless = msgspec.structs.replace(core_spec(config, planned), max_steps=ENDLESS)
     core = Core(endless, Step(1), {})
     started_s = time.monotonic()
-    settings = config.orchestrator
     needs_ticks = settings.adapt_in_flight or settings.rollouts_a_minute or settings.stragglers_after
     world = SimulatedWorld(core, durations, slots, config.seed, ticks=bool(needs_ticks))
     tally = world.run(num_rollouts)

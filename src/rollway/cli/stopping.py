@@ -3,7 +3,7 @@
 import asyncio
 import signal
 
-import typer
+from typer import Exit
 
 INTERRUPTED, TERMINATED = 130, 143
 """The exit codes that shells use for a command that SIGINT or SIGTERM ended."""
@@ -18,5 +18,5 @@ def cancel_on_sigterm() -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
-def exit_for(stopped: BaseException) -> typer.Exit:
-    return typer.Exit(INTERRUPTED if isinstance(stopped, KeyboardInterrupt) else TERMINATED)
+def exit_for(stopped: BaseException) -> Exit:
+    return Exit(INTERRUPTED if isinstance(stopped, KeyboardInterrupt) else TERMINATED)

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import msgspec
 import tomli_w
-import typer
 from msgspec import Struct
+from typer import Option, echo
 
 from ..config.load import load
 from ..config.plan import Plan, plan
 from ..config.sections import RunConfig
-from ..config.specs import watch_spec
+from ..config.specs import WarmupSpec, watch_spec
 from ..envs.registry import check_exists
 from ..errors import RunDirError
 from ..launch.run import run_all
@@ -30,30 +30,27 @@ from ..rundir.rundir import RunDir, without_none
 from ..warmup.build import build_model, warmup_spec
 from ..warmup.recipe import is_built
 from ..wire.keys import read_client_keys, read_server_keys
-from .checks import need_sinks, need_torch
+from .checks import Overrides, RunFile, need_sinks, need_torch
 from .stopping import STOPPED, cancel_on_sigterm, exit_for
 
 
 def train(
-    run_file: Annotated[Path, typer.Argument(help="The run file (TOML).")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change a key: --set trainer.lr=1e-3. May be repeated."),
-    ] = None,
+    run_file: RunFile,
+    overrides: Overrides = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print all keys and the plan of the run; start nothing.")
+        bool, Option("--dry-run", help="Print all keys and the plan of the run; start nothing.")
     ] = False,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Continue the run where it stopped; no finished rollout is lost."),
+        Option("--resume", help="Continue the run where it stopped; no finished rollout is lost."),
     ] = False,
-    clean: Annotated[bool, typer.Option("--clean", help="Delete the run directory first.")] = False,
+    clean: Annotated[bool, Option("--clean", help="Delete the run directory first.")] = False,
 ) -> None:
     """Train a policy: start the engine, env servers, trainer and orchestrator, and show their progress.
 
     All files of the run are in its run directory. Ctrl-C ends the run cleanly; --resume continues it.
     """
-    config = load(run_file, overrides or [])
+    config = load(run_file, overrides or ())
     planned = plan(config)
     if dry_run:
         show(config, planned)
@@ -66,7 +63,7 @@ def train(
     check_keys(config)
     check_envs(config)
     directory = RunDir(planned.run_dir)
-    needs_model = warmup_needed(config)
+    warmup = needed_warmup(config)
     if resume and not directory.exists:
         raise RunDirError(f"no run at {directory.path} to resume")
     if clean:
@@ -74,53 +71,48 @@ def train(
     with directory.lock():
         start = find_start_point(config, directory, resume=resume)
         if start.first_step > config.max_steps:
-            typer.echo(f"Nothing to do: {directory.path} has trained {config.max_steps} steps")
+            echo(f"Nothing to do: {directory.path} has trained {config.max_steps} steps")
             return
         directory.create(config)
-        run_and_show(TrainingRun(config, planned, directory, start, needs_model))
+        run_and_show(TrainingRun(config, planned, directory, start, warmup))
 
 
 class TrainingRun(Struct, frozen=True):
-    """Everything that a run is started with."""
-
     config: RunConfig
     plan: Plan
     directory: RunDir
     start: StartPoint
-    needs_model: bool
-    """A model must be built first, as `[warmup]` says."""
+    warmup: WarmupSpec | None
 
 
 def run_and_show(training: TrainingRun) -> None:
-    """Run the training with its progress on the screen, and print a summary at the end."""
     config, directory = training.config, training.directory
     log_to(directory.logs / "launcher.log", "launcher")
     screen = Screen()
     watch = RunWatch(screen, config.max_steps)
+    spec = watch_spec(config.watch)
     try:
-        spec = watch_spec(config.watch)
         run("launcher", spec, lambda own_loop: job(training, screen, watch, own_loop))
     except STOPPED as stopped:
         screen.close()
-        typer.echo(f"Stopped after step {watch.last_step}. --resume continues from there", err=True)
+        echo(f"Stopped after step {watch.last_step}. --resume continues from there", err=True)
         raise exit_for(stopped) from None
     finally:
         screen.close()
     for line in watch.summary():
-        typer.echo(line)
-    typer.echo(f"Trained {config.max_steps} steps. Everything is in {directory.path}")
+        echo(line)
+    echo(f"Trained {config.max_steps} steps. Everything is in {directory.path}")
 
 
 async def job(training: TrainingRun, screen: Screen, watch: RunWatch, own_loop: LoopWatch) -> None:
     """Build the model if there is none yet, then run; SIGTERM ends the run like Ctrl-C does."""
     cancel_on_sigterm()
     config, directory = training.config, training.directory
-    warmup = warmup_spec(config)
     async with serve_metrics(config.metrics.prometheus, watch.exporter.render):
         await check(config.orchestrator)
         async with feed_sinks(config.metrics, directory, watch):
-            if training.needs_model and warmup is not None:
-                await build_model(warmup, directory, screen)
+            if training.warmup:
+                await build_model(training.warmup, directory, screen)
             watching = asyncio.create_task(watch.health.watch_own_loop(own_loop))
             try:
                 await run_all(config, training.plan, directory, training.start, watch)
@@ -136,25 +128,25 @@ def check_envs(config: RunConfig) -> None:
 
 
 def check_keys(config: RunConfig) -> None:
-    """Refuse keys that cannot be used, before anything is started."""
     for env in config.env:
         if env.external and env.external.keys:
             read_client_keys(Path(env.external.keys))
-    zmq = config.transport.zmq
-    if zmq and zmq.keys:
-        read_server_keys(Path(zmq.keys))
-    if zmq and zmq.trainer_keys:
-        read_client_keys(Path(zmq.trainer_keys))
+    if zmq := config.transport.zmq:
+        if zmq.keys:
+            read_server_keys(Path(zmq.keys))
+        if zmq.trainer_keys:
+            read_client_keys(Path(zmq.trainer_keys))
 
 
-def warmup_needed(config: RunConfig) -> bool:
+def needed_warmup(config: RunConfig) -> WarmupSpec | None:
+    """Return the warm-up of a run whose model must still be built."""
     warmup = warmup_spec(config)
-    if warmup is not None and not is_built(warmup):
-        return True
+    if warmup and not is_built(warmup):
+        return warmup
     check_folder(config.model.path)
-    return False
+    return None
 
 
 def show(config: RunConfig, planned: Plan) -> None:
     tree = without_none(msgspec.to_builtins(config))
-    typer.echo(tomli_w.dumps({**tree, "plan": msgspec.to_builtins(planned)}).rstrip())
+    echo(tomli_w.dumps({**tree, "plan": msgspec.to_builtins(planned)}).rstrip())

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import typer
+from typer import Argument, Option, echo
 
 from ..errors import UNREADABLE, RunDirError
 from ..observe.why import lines
@@ -16,8 +16,8 @@ FRESH_S = 10.0
 
 
 def why(
-    run: Annotated[Path, typer.Argument(help="The run directory: outputs/<name>.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    run: Annotated[Path, Argument(help="The run directory: outputs/<name>.")],
+    as_json: Annotated[bool, Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Say what the current step of a run waits for: the oldest rollouts, their phase, worker and age.
 
@@ -25,17 +25,17 @@ def why(
     """
     now = read(RunDir(run))
     if as_json:
-        typer.echo(msgspec.json.encode(now).decode())
+        echo(msgspec.json.encode(now).decode())
         return
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now.time_s))
     if now.core.is_finished:
-        typer.echo(f"The run is complete: its {now.core.step - 1} steps were trained at {stamp}.")
+        echo(f"The run is complete: its {now.core.step - 1} steps were trained at {stamp}.")
         return
     old_s = time.time() - now.time_s
     if old_s > FRESH_S:
-        typer.echo(f"The run has ended. State at {stamp}, {old_s:.0f} s ago:")
+        echo(f"The run has ended. State at {stamp}, {old_s:.0f} s ago:")
     for line in lines(now):
-        typer.echo(line)
+        echo(line)
 
 
 def read(run: RunDir) -> Situation:

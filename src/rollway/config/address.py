@@ -12,19 +12,13 @@ KEYS_HELP = (
 )
 
 
-def host_of(address: str, what: str) -> str:
-    """The host of `tcp://host:port`; `what` names the option for whoever wrote something else."""
+def is_loopback(address: str, option: str) -> bool:
+    """Return True if only processes of this machine can reach the address."""
     found = _TCP.fullmatch(address)
     if found is None or (found["port"] != "*" and int(found["port"]) > 65535):
-        raise ConfigError(
-            f"{what} = '{address}': expected tcp://HOST:PORT, such as tcp://127.0.0.1:5555"
-        )
-    return found["host"].strip("[]")
-
-
-def is_loopback(address: str, what: str) -> bool:
-    """Whether only processes of this machine can reach it."""
-    host = host_of(address, what)
+        example = "tcp://127.0.0.1:5555"
+        raise ConfigError(f"{option} = '{address}': expected tcp://HOST:PORT, such as {example}")
+    host = found["host"].strip("[]")
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -34,7 +28,7 @@ def is_loopback(address: str, what: str) -> bool:
 def check_bind(
     address: str, keys: str | None, bind_option: str = "--bind", keys_option: str = "--keys"
 ) -> None:
-    """A server that other machines can reach must have keys."""
+    """Refuse a server without keys that other machines can reach."""
     if not is_loopback(address, bind_option) and not keys:
         raise ConfigError(
             f"{bind_option} {address} lets other machines connect, and nothing would keep them from "
@@ -43,7 +37,7 @@ def check_bind(
 
 
 def check_connect(address: str, keys: str | None, where: str) -> None:
-    """A server beyond this machine has keys, so its clients need some."""
+    """Refuse to connect without keys to a server on another machine, which has some."""
     if not is_loopback(address, f"'{where}.address'") and not keys:
         raise ConfigError(
             f"'{where}.address' = '{address}' is on another machine, where servers require keys: set "

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import inspect
 
 from ..errors import ConfigError, did_you_mean
 from .sections import RunConfig, TrainerConfig
 
 
 def load(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
-    """Read `path`, apply `overrides` in order, refuse what is unknown, mistyped or out of range."""
+    """Read `path` and apply `overrides`; refuse what is unknown, mistyped or out of range."""
     try:
         tree = tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -29,7 +30,7 @@ def load(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
 
 def check(tree: dict[str, Any], source: str) -> RunConfig:
     """Turn a parsed tree into a RunConfig, or say which key is wrong and what would be right."""
-    _refuse_unknown(tree, msgspec.inspect.type_info(RunConfig), path="", source=source)
+    _refuse_unknown(tree, inspect.type_info(RunConfig), "", source)
     try:
         config = msgspec.convert(tree, RunConfig)
     except msgspec.ValidationError as error:
@@ -39,15 +40,15 @@ def check(tree: dict[str, Any], source: str) -> RunConfig:
 
 
 def _refuse_both_variants(config: RunConfig, source: str) -> None:
-    """Refuse a file that describes a part to start and also one that runs already."""
-    variants: list[tuple[str, object, str, object]] = [
+    engine = config.engine
+    pairs: list[tuple[str, object, str, object]] = [
         ("trainer", config.trainer, "external_trainer", config.external_trainer),
-        ("engine.embedded", config.engine.embedded, "engine.external", config.engine.external),
+        ("engine.embedded", engine.embedded, "engine.external", engine.external),
     ]
     for index, env in enumerate(config.env):
-        variants.append((f"env.{index}.server", env.server, f"env.{index}.external", env.external))
-    for started_key, started, external_key, external in variants:
-        if started is not None and external is not None:
+        pairs.append((f"env.{index}.server", env.server, f"env.{index}.external", env.external))
+    for started_key, started, external_key, external in pairs:
+        if started and external:
             raise ConfigError(
                 f"{source}: the run has both '{started_key}' and '{external_key}': rollway starts the "
                 "first and only connects to the second; remove one of the two"
@@ -110,48 +111,44 @@ def _place(tree: Any, keys: list[str], value: Any, override: str) -> None:
         tree[index] = value
 
 
-def _refuse_unknown(tree: Any, kind: msgspec.inspect.Type, path: str, source: str) -> None:
+def _refuse_unknown(tree: Any, kind: inspect.Type, path: str, source: str) -> None:
     """Walk the tree along the types of its sections, and raise for the first unknown key."""
     match kind:
-        case msgspec.inspect.StructType(fields=fields) if isinstance(tree, dict):
+        case inspect.StructType(fields=fields) if isinstance(tree, dict):
             known = {field.encode_name: field.type for field in fields}
             for key, value in tree.items():
                 where = f"{path}{key}"
                 if key not in known:
+                    hint, allowed = _hint(key, known, path), ", ".join(known)
                     raise ConfigError(
-                        f"{source}: unknown key '{where}' (value {value!r}){_hint(key, known, path)}; "
-                        f"allowed: {', '.join(known)}"
+                        f"{source}: unknown key '{where}' (value {value!r}){hint}; allowed: {allowed}"
                     )
                 _refuse_unknown(value, known[key], f"{where}.", source)
-        case msgspec.inspect.VarTupleType(item_type=item) if isinstance(tree, list):
+        case inspect.VarTupleType(item_type=item) if isinstance(tree, list):
             for index, value in enumerate(tree):
                 _refuse_unknown(value, item, f"{path}{index}.", source)
-        case msgspec.inspect.UnionType(types=types):
+        case inspect.UnionType(types=types):
             for member in types:
                 _refuse_unknown(tree, member, path, source)
 
 
-def _hint(key: str, known: dict[str, msgspec.inspect.Type], path: str) -> str:
-    """Name the key that was probably meant: one of this section, or the same key one section deeper."""
-    near = did_you_mean(key, known)
+def _hint(key: str, known: dict[str, inspect.Type], path: str) -> str:
+    """Name the key that was probably meant: the same key one section deeper, or one of this section."""
     for name, kind in known.items():
         for member in getattr(kind, "types", (kind,)):
             if key in {field.encode_name for field in getattr(member, "fields", ())}:
                 return f"; did you mean '{path}{name}.{key}'?"
-    return near
+    return did_you_mean(key, known)
 
 
-_AT = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$")
 _INDEX = re.compile(r"\[(\d+)\]")
 
 
 def _explain(message: str, tree: dict[str, Any]) -> str:
     """Reword msgspec's message: the key's path, its value and what is allowed there."""
-    found = _AT.match(message)
-    assert found is not None
-    what, where = found["what"], _INDEX.sub(r".\1", found["path"] or "").lstrip(".")
-    missing = re.match(r"Object missing required field `(.+)`", what)
-    if missing:
+    what, _, path = message.partition(" - at `$")
+    where = _INDEX.sub(r".\1", path.rstrip("`")).lstrip(".")
+    if missing := re.match(r"Object missing required field `(.+)`", what):
         return f"missing key '{where + '.' if where else ''}{missing[1]}'"
     value: Any = tree
     for key in where.split("."):

@@ -38,7 +38,7 @@ def plan(config: RunConfig) -> Plan:
     _check_sizes(config)
     _check_envs(config)
     _check_transport(config)
-    settings = config.orchestrator
+    settings, engine = config.orchestrator, config.engine
     servers = [env.local for env in config.env if not env.external]
     outstanding = settings.batch_size * (1 + settings.max_off_policy_steps)
     slots = sum(server.workers * server.concurrency for server in servers)
@@ -48,8 +48,8 @@ def plan(config: RunConfig) -> Plan:
     }
     if len(servers) == len(config.env):
         bounds["env.server.workers × env.server.concurrency"] = slots
-    if not config.engine.external:
-        bounds["engine.embedded.max_batch"] = config.engine.local.max_batch
+    if not engine.external:
+        bounds["engine.embedded.max_batch"] = engine.local.max_batch
     return Plan(
         run_dir=str(Path(config.output_dir) / config.name),
         groups_per_batch=settings.batch_size // settings.group_size,
@@ -57,13 +57,12 @@ def plan(config: RunConfig) -> Plan:
         max_in_flight=settings.max_in_flight,
         num_workers=sum(server.workers for server in servers),
         worker_slots=slots,
-        engine=", ".join(config.engine.urls) or "embedded",
-        binds=min(bounds, key=lambda name: bounds[name]),
+        engine=", ".join(engine.urls) or "embedded",
+        binds=min(bounds, key=bounds.__getitem__),
     )
 
 
 def core_spec(config: RunConfig, plan: Plan) -> CoreSpec:
-    """Collect what the orchestrator's core decides by."""
     trainer = config.trainer or config.external_trainer
     assert trainer is not None, "loading a run file sets one of the two"
     return CoreSpec(
@@ -82,13 +81,14 @@ def core_spec(config: RunConfig, plan: Plan) -> CoreSpec:
 
 
 def _check_sizes(config: RunConfig) -> None:
-    settings, max_context = config.orchestrator, config.engine.max_context
-    if settings.batch_size % settings.group_size:
+    settings, engine = config.orchestrator, config.engine
+    batch_size, group_size = settings.batch_size, settings.group_size
+    if batch_size % group_size:
         raise ConfigError(
-            f"'orchestrator.batch_size' = {settings.batch_size} is not a multiple of "
-            f"'orchestrator.group_size' = {settings.group_size}: a batch holds whole groups"
+            f"'orchestrator.batch_size' = {batch_size} is not a multiple of "
+            f"'orchestrator.group_size' = {group_size}: a batch holds whole groups"
         )
-    sizes = {"orchestrator.group_size": settings.group_size}
+    sizes = {"orchestrator.group_size": group_size}
     if config.eval:
         sizes["eval.num_rollouts"] = config.eval.num_rollouts
     for key, size in sizes.items():
@@ -97,12 +97,12 @@ def _check_sizes(config: RunConfig) -> None:
                 f"'{key}' = {size} is more than 'orchestrator.max_in_flight' = "
                 f"{settings.max_in_flight}: the rollouts of one task could never run"
             )
-    if config.sampling.max_tokens >= max_context:
+    max_tokens, urls = config.sampling.max_tokens, engine.urls
+    if max_tokens >= engine.max_context:
         raise ConfigError(
-            f"'sampling.max_tokens' = {config.sampling.max_tokens} leaves no room for a prompt in "
-            f"'engine.max_context' = {max_context}"
+            f"'sampling.max_tokens' = {max_tokens} leaves no room for a prompt in "
+            f"'engine.max_context' = {engine.max_context}"
         )
-    urls = config.engine.urls
     if len(set(urls)) < len(urls):
         raise ConfigError(f"'engine.external.url' = {list(urls)!r} names an engine twice")
 
@@ -139,9 +139,8 @@ def _check_env(config: RunConfig, env: EnvConfig, where: str) -> None:
         folder = Path(config.output_dir) / config.name / "payload"
         raise ConfigError(
             f"'payload.store' = 'files', but the server at '{where}.external.address' does not write "
-            "into "
-            "this run's folder: set 'payload.store' to 'frames', or start the server with '--payload "
-            f"files --payload-dir {folder}' and set '{where}.external.shares_payload' = true"
+            "into this run's folder: set 'payload.store' to 'frames', or start the server with "
+            f"'--payload files --payload-dir {folder}' and set '{where}.external.shares_payload' = true"
         )
 
 

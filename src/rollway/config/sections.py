@@ -1,8 +1,7 @@
 """The sections of a run file. This module holds every key with its range, its default and its meaning.
 
 An optional part of a run is an optional section: leave it out to switch the part off. Two sections that
-exclude each other (an engine that rollway starts, and one that runs already) are two optional fields,
-and `load.py` refuses a file that has both.
+exclude each other (a part to start, and one that runs already) are optional: `load.py` refuses both.
 """
 
 from typing import Annotated, Any, Literal
@@ -21,23 +20,23 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 FilterMode = Literal["monitor", "enforce"]
 
 
-class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Section(Struct, frozen=True, forbid_unknown_fields=True):
     """A section of a run file. Unknown keys are refused."""
 
 
-class ModelConfig(Section, frozen=True, kw_only=True):
+class ModelConfig(Section, frozen=True):
     """Which model to start from, and how its messages become tokens."""
 
     path: str
     """Folder of the model, with `config.json`, weights and `tokenizer.json`."""
     renderer: str = "auto"
-    """How messages become tokens: the name of a model family (`qwen3`, `glm5`, …), `default` to use the
+    """How messages become tokens: the name of a model family (`qwen3`, `glm-5`, …), `default` to use the
     model's own chat template, or `auto` to choose by the model's name."""
     template: dict[str, Any] = field(default_factory=dict)
     """Options of the renderer, such as `enable_thinking`."""
 
 
-class WarmupConfig(Section, frozen=True, kw_only=True):
+class WarmupConfig(Section, frozen=True):
     """Builds a tiny Mixture-of-Experts model at `model.path` if that folder does not exist, and teaches
     it by imitation until it solves some tasks of the first environment. Meant for demos and tests."""
 
@@ -51,47 +50,42 @@ class WarmupConfig(Section, frozen=True, kw_only=True):
     """Learning rate."""
 
 
-class ServerConfig(Section, frozen=True, kw_only=True):
-    """The env server that rollway starts for this environment: its worker processes and their
-    deadlines."""
+class ServerConfig(Section, frozen=True):
+    """The env server that rollway starts for this environment: its workers and their deadlines."""
 
     workers: Count = 2
     """The largest number of worker processes."""
     min_workers: Count | None = None
-    """The smallest number of worker processes. More are started while rollouts wait for a worker, and
-    idle ones are ended. Without this key all `workers` run from the start."""
+    """The smallest number of worker processes. More start while rollouts wait for a worker, and idle
+    ones end. Without this key all `workers` run from the start."""
     concurrency: Count = 64
     """Rollouts that one worker runs at the same time."""
     lease_s: Annotated[float, Meta(ge=2)] = 10.0
-    """A worker that sends no sign of life for this long is killed. The rollout that held its event loop
-    fails; its other rollouts run again in another worker."""
+    """A worker that is silent for this long is killed. The rollout that held its event loop fails; its
+    others run again in another worker."""
     rollout_deadline_s: Positive = 300.0
     """A rollout that runs longer fails with boundary `deadline`."""
     scoring_processes: Count = 1
-    """Processes in each worker that run rewards written without `async`. Each scores one rollout at a
-    time."""
+    """Processes in each worker for rewards without `async`. Each scores one rollout at a time."""
     scoring_deadline_s: Positive = 60.0
     """A reward that runs longer is killed, and its rollout fails with boundary `scorer`."""
     tool_deadline_s: Positive = 60.0
-    """A tool call that runs longer is ended. The toolset decides whether the rollout fails or the policy
-    is told about it."""
+    """A tool call that runs longer is ended. The toolset decides whether this fails the rollout."""
 
 
-class ExternalServerConfig(Section, frozen=True, kw_only=True):
-    """An env server that `rollway serve` runs elsewhere. Rollway connects to it instead of starting
-    one."""
+class ExternalServerConfig(Section, frozen=True):
+    """An env server that `rollway serve` runs elsewhere. Rollway connects to it and starts none."""
 
     address: str
     """Address of the server: `tcp://host:port`."""
     keys: str | None = None
-    """Folder with the keys of this client, made by `rollway keys new`. Servers on other machines require
-    keys."""
+    """Folder with this client's keys (`rollway keys new`). Servers on other machines require keys."""
     shares_payload: bool = False
-    """Set this if the server writes into this run's `payload/` folder (`rollway serve --payload files
-    --payload-dir …`). Otherwise set `payload.store` to `frames`."""
+    """The server writes into this run's `payload/` (`rollway serve --payload files`). If not, set
+    `payload.store` to `frames`."""
 
 
-class EnvConfig(Section, frozen=True, kw_only=True):
+class EnvConfig(Section, frozen=True):
     """One environment of the run. Repeat the section to train on several."""
 
     id: str
@@ -110,7 +104,7 @@ class EnvConfig(Section, frozen=True, kw_only=True):
         return self.server or ServerConfig()
 
 
-class SamplingConfig(Section, frozen=True, kw_only=True):
+class SamplingConfig(Section, frozen=True):
     """How the engine samples training rollouts."""
 
     max_tokens: Count = 1024
@@ -119,7 +113,7 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
     """Engine and trainer both divide the logits by this number."""
 
 
-class EmbeddedEngineConfig(Section, frozen=True, kw_only=True):
+class EmbeddedEngineConfig(Section, frozen=True):
     """The embedded engine, which rollway starts itself. It needs `rollway[local]`."""
 
     port: Port | None = None
@@ -132,16 +126,13 @@ class EmbeddedEngineConfig(Section, frozen=True, kw_only=True):
     """Number format the engine computes in. The trainer computes in float32."""
 
 
-class ExternalEngineConfig(Section, frozen=True, kw_only=True):
-    """One or more vLLM or SGLang servers that run already. Rollway uses them instead of the embedded
-    engine."""
+class ExternalEngineConfig(Section, frozen=True):
+    """vLLM or SGLang servers that run already. Rollway uses them instead of the embedded engine."""
 
     url: str | Annotated[tuple[str, ...], Meta(min_length=1)]
-    """Address of the engine, such as `http://localhost:8000`, or a list of addresses that serve the same
-    model."""
+    """Address of the engine, such as `http://localhost:8000`, or a list of them for the same model."""
     model: str | None = None
-    """Name under which the engine serves the model. Without this key rollway takes the first model that
-    the engine lists."""
+    """The engine's name for the model. Without this key rollway takes the first one it lists."""
     key_var: str | None = None
     """Environment variable that holds the engine's API key."""
 
@@ -150,7 +141,7 @@ class ExternalEngineConfig(Section, frozen=True, kw_only=True):
         return self.url if isinstance(self.url, tuple) else (self.url,)
 
 
-class EngineConfig(Section, frozen=True, kw_only=True):
+class EngineConfig(Section, frozen=True):
     """The inference engine: the embedded one, unless `[engine.external]` names one that runs already."""
 
     max_context: Count = 4096
@@ -160,7 +151,7 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     patience_s: Positive = 180.0
     """How long rollouts wait while no engine answers. After that the run stops and says why."""
     routes: bool = True
-    """Ask the engine for the experts it chose for every token, so that the trainer can replay them. Set
+    """Ask the engine which experts it chose for every token, so that the trainer can replay them. Set
     this to `false` for a model without experts."""
     embedded: EmbeddedEngineConfig | None = None
     external: ExternalEngineConfig | None = None
@@ -185,17 +176,16 @@ class EngineConfig(Section, frozen=True, kw_only=True):
         return self.external.key_var if self.external else None
 
 
-class LengthPenaltyConfig(Section, frozen=True, kw_only=True):
+class LengthPenaltyConfig(Section, frozen=True):
     """Makes long right answers worth less than short ones. Wrong answers are not changed."""
 
     weight: Positive
-    """Reward that the longest right answer of a group loses. The shortest loses nothing, and answers in
-    between lose a proportional part."""
+    """Reward that the longest right answer of a group loses; the shortest loses nothing."""
     by: Literal["tokens", "turns"] = "tokens"
     """What the length of an answer is counted in."""
 
 
-class OrchestratorConfig(Section, frozen=True, kw_only=True):
+class OrchestratorConfig(Section, frozen=True):
     """What runs, what trains, and what is thrown away."""
 
     batch_size: Count = 64
@@ -206,8 +196,7 @@ class OrchestratorConfig(Section, frozen=True, kw_only=True):
     group_size: Annotated[int, Meta(ge=2)] = 8
     """Rollouts of one task."""
     max_off_policy_steps: Natural = 1
-    """How many versions older than the trained weights a rollout may be. With 0, generating and training
-    take turns."""
+    """Versions a rollout may be behind the trained weights. With 0, generating waits for training."""
     max_in_flight: Count = 256
     """The largest number of rollouts that run at the same time."""
     adapt_in_flight: bool = False
@@ -216,19 +205,16 @@ class OrchestratorConfig(Section, frozen=True, kw_only=True):
     rollouts_a_minute: Positive | None = None
     """The largest number of rollouts started in a minute, for tools or judges with a rate limit."""
     stragglers_after: Annotated[float, Meta(gt=0, lt=1)] | None = None
-    """Once this share of a group has settled, the rest of the group has 30 s left, is then cancelled,
-    and the group trains without it. This favours short rollouts. Without this key a group waits for all
-    its rollouts."""
+    """Once this share of a group has settled, the rest is cancelled after 30 s and the group trains
+    without it, which favours short rollouts. Without this key a group waits for all its rollouts."""
     env_patience_s: Positive = 120.0
-    """If no rollout of an environment settles for this long, the environment gets no new rollouts until
-    one settles, and the others train without it."""
+    """An environment of which no rollout settles for this long gets no new ones until one does."""
     max_useless_groups: Count = 500
     """If this many groups in a row give nothing to train on, the run stops and says why."""
     advantage: Annotated[str, Meta(min_length=1)] = "grpo"
-    """How rewards become advantages: `grpo` (reward minus the mean of its group), `rloo` (reward minus
-    the mean of the others), `grpo_std` and `grpo_max` (grpo divided by the standard deviation or by the
-    largest deviation of the group), or a function of your own: `path/to/file.py:function` or
-    `package.module:function`."""
+    """How rewards become advantages: `grpo` (reward minus the mean of its group), `rloo` (minus the mean
+    of the others), `grpo_std` and `grpo_max` (grpo divided by the standard or largest deviation of the
+    group), or a function of your own: `path/to/file.py:function` or `package.module:function`."""
     correct_at: float = 1.0
     """An answer is right if its reward is at least this."""
     length_penalty: LengthPenaltyConfig | None = None
@@ -238,10 +224,9 @@ class OrchestratorConfig(Section, frozen=True, kw_only=True):
     """How many versions of the weights stay on disk once the engine has loaded newer ones."""
 
 
-class RetriesConfig(Section, frozen=True, kw_only=True):
-    """How often a failed rollout runs again, by the boundary at which it failed. A rollout whose reward
-    failed or whose deadline passed never runs again, and neither does one of an environment that needs
-    whole groups. All retries together stay below a tenth of the rollouts started."""
+class RetriesConfig(Section, frozen=True):
+    """How often a failed rollout runs again, by its boundary. It never does after a failed reward, after
+    its deadline, or if its environment needs whole groups. At most a tenth of rollouts are retries."""
 
     env: Natural = 0
     """Retries after a failure in the environment's own code."""
@@ -251,23 +236,19 @@ class RetriesConfig(Section, frozen=True, kw_only=True):
     """Retries of a rollout that lost several workers."""
 
 
-class DifficultyConfig(Section, frozen=True, kw_only=True):
-    """Tasks that are always solved or never solved teach little. Such a task moves to a pool of easy or
-    hard tasks: 5 % of the groups are easy tasks and 10 % are hard ones. One group with another result
-    moves the task back."""
+class DifficultyConfig(Section, frozen=True):
+    """Tasks that are always or never solved teach little. They move to pools of easy and hard tasks,
+    which get 5 % and 10 % of the groups. One group with another result moves the task back."""
 
     easy_at: float | None = None
-    """A task is easy if the mean reward of its group is at least this. Without this key no task is
-    easy."""
+    """A task is easy if its group has at least this mean reward. Without this key none is easy."""
     hard_at: float | None = None
-    """A task is hard if the mean reward of its group is at most this. Without this key no task is
-    hard."""
+    """A task is hard if its group has at most this mean reward. Without this key none is hard."""
 
 
-class EvalConfig(Section, frozen=True, kw_only=True):
-    """Evaluates the policy during training, on the tasks of `eval_tasks()`, before the first step, every
-    few steps and after the last one. At most a quarter of the running rollouts are evaluation, and they
-    never train."""
+class EvalConfig(Section, frozen=True):
+    """Evaluates the policy on the tasks of `eval_tasks()` before the first step, every few steps and
+    after the last one. At most a quarter of the running rollouts are evaluation; they never train."""
 
     every: Count
     """Steps from one evaluation to the next."""
@@ -280,13 +261,11 @@ class EvalConfig(Section, frozen=True, kw_only=True):
     temperature: Positive = 1.0
     """Temperature of evaluation rollouts."""
     max_tokens: Count | None = None
-    """The largest number of tokens generated in one turn. Without this key `sampling.max_tokens`
-    applies."""
+    """Most tokens generated in one turn. Without this key `sampling.max_tokens` applies."""
 
 
-class FiltersConfig(Section, frozen=True, kw_only=True):
-    """Which rollouts are not worth training on. `monitor` counts them, `enforce` also leaves them
-    out."""
+class FiltersConfig(Section, frozen=True):
+    """Rollouts that are not worth training on. `monitor` counts them, `enforce` also leaves them out."""
 
     zero_advantage: FilterMode = "enforce"
     """Groups in which all rollouts have the same reward."""
@@ -296,7 +275,7 @@ class FiltersConfig(Section, frozen=True, kw_only=True):
     """Rollouts with thousands of tokens in a row that were each almost certain: a loop."""
 
 
-class TrainerConfig(Section, frozen=True, kw_only=True):
+class TrainerConfig(Section, frozen=True):
     """The trainer that rollway starts. It needs `rollway[local]`."""
 
     lr: Positive = 1e-3
@@ -325,7 +304,7 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """Processes that train together; each takes a part of every batch."""
 
 
-class ExternalTrainerConfig(Section, frozen=True, kw_only=True):
+class ExternalTrainerConfig(Section, frozen=True):
     """Start no trainer: one of your own takes the batches, with `rollway.transport.open_batches`."""
 
     micro_batch_tokens: Count = 4096
@@ -334,9 +313,8 @@ class ExternalTrainerConfig(Section, frozen=True, kw_only=True):
     """Processes of your trainer; every batch is packed for this many."""
 
 
-class PayloadConfig(Section, frozen=True, kw_only=True):
-    """Where the columns of rollouts (token ids, logprobs, expert choices, …) are kept on their way to
-    the trainer."""
+class PayloadConfig(Section, frozen=True):
+    """Where token ids, logprobs and other columns of rollouts are kept on their way to the trainer."""
 
     store: Literal["files", "frames"] = "files"
     """`files`: workers write into the run directory. `frames`: workers do not share a file system with
@@ -345,41 +323,38 @@ class PayloadConfig(Section, frozen=True, kw_only=True):
     """What the columns survive once a rollout has settled: `process` the death of the worker, `host`
     also a power failure (every rollout then waits for the disk)."""
     budget_mb: Count = 16_384
-    """The largest amount of payload that is written and not yet trained. Fewer rollouts start as it
-    fills up."""
+    """Most payload that is written and not yet trained. Fewer rollouts start as it fills up."""
 
 
-class ZmqTransportConfig(Section, frozen=True, kw_only=True):
-    """Send batches to the trainer through a socket. The orchestrator keeps every batch until its version
-    is published, and sends it again to a trainer that restarts. Without this section batches are files
-    in the run directory, which the trainer must be able to read."""
+class ZmqTransportConfig(Section, frozen=True):
+    """Send batches to the trainer through a socket; one that restarts gets unfinished batches again.
+    Without this section batches are files in the run directory, and the trainer must see them."""
 
     payload: Literal["files", "frames"] = "files"
-    """Whether the trainer reads the payload in the run directory (`files`) or is sent its bytes
-    (`frames`). A trainer of your own chooses when it connects."""
+    """The trainer reads the payload in the run directory (`files`) or is sent its bytes (`frames`). A
+    trainer of your own chooses when it connects."""
     bind: str = ANY_LOOPBACK_PORT
     """Address at which the orchestrator waits for the trainer; `*` takes any free port."""
     keys: str | None = None
-    """Folder with the keys of the orchestrator (`keys/server` after `rollway keys new keys`). Required
-    if other machines can connect to `bind`."""
+    """The orchestrator's keys (`keys/server`), required if other machines can reach `bind`."""
     trainer_keys: str | None = None
     """Folder with the keys of the trainer that rollway starts (`keys/client`). Required with `keys`."""
 
 
-class TransportConfig(Section, frozen=True, kw_only=True):
+class TransportConfig(Section, frozen=True):
     """How batches reach the trainer."""
 
     zmq: ZmqTransportConfig | None = None
 
 
-class WatchConfig(Section, frozen=True, kw_only=True):
+class WatchConfig(Section, frozen=True):
     """When a process reports that its event loop was held."""
 
     stall_ms: Positive = 100.0
     """A callback that holds a loop longer than this is reported with its file and line."""
 
 
-class PrometheusConfig(Section, frozen=True, kw_only=True):
+class PrometheusConfig(Section, frozen=True):
     """Serves `/metrics` to Prometheus while the run lasts."""
 
     port: Port
@@ -388,15 +363,13 @@ class PrometheusConfig(Section, frozen=True, kw_only=True):
     """Address to bind; `0.0.0.0` lets other machines scrape."""
 
 
-class MetricsConfig(Section, frozen=True, kw_only=True):
+class MetricsConfig(Section, frozen=True):
     """Where metrics go besides `metrics.jsonl`."""
 
     wandb_project: str | None = None
-    """Log every step to this project of Weights & Biases: `project` or `team/project`. Needs
-    `rollway[wandb]`."""
+    """Log every step to this W&B project: `project` or `team/project`. Needs `rollway[wandb]`."""
     tensorboard: bool = False
-    """Write every step to event files in `tensorboard/` of the run directory. Needs
-    `rollway[tensorboard]`."""
+    """Write every step to `tensorboard/` of the run directory. Needs `rollway[tensorboard]`."""
     prometheus: PrometheusConfig | None = None
 
 

@@ -52,8 +52,7 @@ class EngineSpec(Struct, frozen=True):
     seed: int
     watch: WatchSpec
     listen_fd: int | None = None
-    """An inherited socket to serve at, which the parent keeps open for the next engine. Without one the
-    engine binds its own, at `engine.embedded.port`."""
+    """An inherited socket to serve at. Without one the engine binds `engine.embedded.port`."""
 
 
 class ServerLimits(Struct, frozen=True, kw_only=True):
@@ -62,8 +61,7 @@ class ServerLimits(Struct, frozen=True, kw_only=True):
     client_lease_s: float = 30.0
     """Cancel the rollouts of a client that sends nothing for this long. Clients ping every 2 s."""
     max_waiting: int = 20_000
-    """Rollouts of one client that may wait for a worker. More fail at once, so that a client that never
-    stops sending cannot fill the router's memory."""
+    """Rollouts of one client that may wait for a worker. More fail at once, to bound the memory."""
     idle_s: float = 60.0
     """End a worker beyond `min_workers` that has run nothing for this long."""
     drain_s: float = 30.0
@@ -73,15 +71,12 @@ class ServerLimits(Struct, frozen=True, kw_only=True):
     plain_processes: int = 8
     """Processes of one worker for rollouts, updates and tools written without `async`."""
     segment_mb: int = 64
-    """Size at which a worker starts a new segment file. Giving back a larger file at once stalls a
-    virtual machine."""
+    """Size at which a worker starts a new segment. Deleting larger files stalls a virtual machine."""
     frames_mb: int = 64
     """Payload frames of one worker that may be under way; further rollouts wait to commit."""
 
 
 class RouterSpec(Struct, frozen=True):
-    """One environment's server."""
-
     env: EnvConfig
     model: ModelConfig
     engine: EngineConfig
@@ -104,8 +99,6 @@ class RouterSpec(Struct, frozen=True):
 
 
 class WorkerSpec(Struct, frozen=True):
-    """One worker of an environment's server."""
-
     place: int
     """The worker's number among those that run at the same time. Its successor gets the same place."""
     place_name: str
@@ -139,8 +132,7 @@ class EnvAddress(Struct, frozen=True):
 
 
 class CoreSpec(Struct, frozen=True):
-    """What the orchestrator's core is given: sections of the run file as they are, and what follows from
-    the others."""
+    """What the orchestrator's core is given: some sections, and what follows from the others."""
 
     orchestrator: OrchestratorConfig
     ratios: dict[str, float]
@@ -201,8 +193,7 @@ class TrainerSpec(Struct, frozen=True):
 
 
 class OrchestratorAddress(Struct, frozen=True):
-    """The trainer receives this once the address is known. It is empty if batches come through the run
-    directory."""
+    """The trainer receives this once it is known; empty if batches come through the run directory."""
 
     address: str
 

@@ -8,24 +8,20 @@ from typing import Any
 
 END_DEADLINE_S = 10.0
 
-_rollout_tasks: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar(
-    "tasks of this rollout", default=None
-)
+AnyTask = asyncio.Task[Any]
+_rollout_tasks: ContextVar[set[AnyTask] | None] = ContextVar("tasks of this rollout", default=None)
 
 
 def keep_track(loop: asyncio.AbstractEventLoop) -> None:
-    """Note for every task that this loop starts from now on which rollout it belongs to.
-
-    A task that is started with an explicit context belongs to the rollout of that context, if any.
-    """
+    """Note for every task that starts from now on which rollout it (or its context) belongs to."""
     make_task: Any = loop.get_task_factory() or _make_task
 
     def factory(
         loop: asyncio.AbstractEventLoop, coro: Any, *, context: Context | None = None, **options: Any
-    ) -> asyncio.Task[Any]:
+    ) -> AnyTask:
         if context is not None:
             options["context"] = context
-        task: asyncio.Task[Any] = make_task(loop, coro, **options)
+        task: AnyTask = make_task(loop, coro, **options)
         tasks = _rollout_tasks.get() if context is None else context.get(_rollout_tasks)
         if tasks is not None:
             tasks.add(task)
@@ -35,16 +31,13 @@ def keep_track(loop: asyncio.AbstractEventLoop) -> None:
     loop.set_task_factory(factory)
 
 
-def _make_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+def _make_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> AnyTask:
     return asyncio.Task(coro, loop=loop, **options)
 
 
 @contextmanager
 def outside_rollouts() -> Iterator[None]:
-    """Let tasks that are started within the block belong to no rollout.
-
-    Tools are called like this, because a toolset may outlive the rollout that called it.
-    """
+    """Let tasks started within the block belong to no rollout: a toolset may outlive its caller."""
     token = _rollout_tasks.set(None)
     try:
         yield
@@ -55,7 +48,7 @@ def outside_rollouts() -> Iterator[None]:
 @asynccontextmanager
 async def cancel_leftover_tasks() -> AsyncIterator[None]:
     """On leaving the block, cancel the tasks that were started within it and wait until they end."""
-    tasks: set[asyncio.Task[Any]] = set()
+    tasks: set[AnyTask] = set()
     token = _rollout_tasks.set(tasks)
     try:
         yield

@@ -21,10 +21,7 @@ class Stopped(Exception):
 
 
 def stop_in(error: Exception) -> str:
-    """Return the name of the stop that an exception stands for, or "" for any other exception.
-
-    A group of exceptions, as task groups raise it, stands for a stop if all its members do.
-    """
+    """Return the name of the stop that an exception or all exceptions of a group stand for, or ""."""
     if isinstance(error, Stopped):
         return error.name
     if isinstance(error, ExceptionGroup):
@@ -34,8 +31,6 @@ def stop_in(error: Exception) -> str:
 
 
 class Speaker(Protocol):
-    """Answers for the policy in one conversation."""
-
     async def generate(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> Reply:
         """Return the policy's reply to `messages`, and record the turn."""
 
@@ -53,24 +48,26 @@ def never_stop(chat: "Chat") -> str:
 class Chat:
     """One conversation of a rollout. Every turn of the policy is recorded token by token.
 
-    `messages` may be edited: what was sampled before stays in its row, and the next turn begins a new
-    row. `info` is the environment's notebook for this rollout: JSON-like values that rewards find in
-    `rollout.info`.
+    `messages` may be edited: the next turn then begins a new row. `info` is the environment's notebook
+    for this rollout: JSON-like values that rewards find in `rollout.info`.
     """
 
     def __init__(
-        self, speaker: Speaker, toolbox: Toolbox, stop_reason: StopReason = never_stop, *,
-        system_prompt: str = "", is_child: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        speaker: Speaker,
+        toolbox: Toolbox,
+        stop_reason: StopReason = never_stop,
+        *,
+        system_prompt: str = "",
+        is_child: bool = False,
+    ) -> None:
         self._speaker = speaker
         self._toolbox = toolbox
         self._stop_reason = stop_reason
         self.is_child = is_child
-        self.messages: list[Message] = []
+        self.messages = [Message("system", system_prompt)] if system_prompt else []
         self.replies: list[Reply] = []
         self.info: dict[str, Any] = {}
-        if system_prompt:
-            self.messages.append(Message("system", system_prompt))
 
     @property
     def tools(self) -> tuple[Toolset, ...]:
@@ -117,14 +114,11 @@ class Chat:
     ) -> "Chat":
         """Hold another conversation with the same policy: act on `prompt` and return the whole chat.
 
-        `tools` are borrowed from this chat (`chat.tools`): they stay open, and children that run at the
-        same time share them. Rows of children of the rollout and of updates join the rollout, rows of
-        children of rewards do not.
+        `tools` are borrowed from this chat (`chat.tools`) and shared by children that run at the same
+        time. Rows of children of the rollout and of updates join the rollout, those of rewards do not.
         """
-        child = Chat(
-            self._speaker.child(), self._toolbox.only(tools), self._stop_reason,
-            system_prompt=system_prompt, is_child=True,
-        )  # fmt: skip
+        speaker, toolbox = self._speaker.child(), self._toolbox.only(tools)
+        child = Chat(speaker, toolbox, self._stop_reason, system_prompt=system_prompt, is_child=True)
         await child.act(prompt)
         return child
 

@@ -10,6 +10,8 @@ import msgspec
 from ..errors import UNREADABLE, DatasetError
 from ..records.task import Task
 
+INSTALL = "pip install 'rollway[datasets]'"
+
 
 def jsonl(path: str | Path, *, prompt: str = "prompt", answer: str = "answer") -> Iterator[Task]:
     """Yield a task for each line of a JSON lines file; `prompt` and `answer` name the columns."""
@@ -29,9 +31,7 @@ def parquet(path: str | Path, *, prompt: str = "prompt", answer: str = "answer")
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        raise DatasetError(
-            f"{path} is a Parquet file, which needs pyarrow: pip install 'rollway[datasets]'"
-        ) from None
+        raise DatasetError(f"{path} is a Parquet file, which needs pyarrow: {INSTALL}") from None
     index = 0
     with _open(path) as file:
         for batch in ParquetFile(file).iter_batches():
@@ -47,9 +47,7 @@ def hub(
     try:
         import datasets
     except ImportError:
-        raise DatasetError(
-            f"dataset '{name}' needs the datasets package: pip install 'rollway[datasets]'"
-        ) from None
+        raise DatasetError(f"dataset '{name}' needs the datasets package: {INSTALL}") from None
     for index, row in enumerate(datasets.load_dataset(name, split=split, **options)):
         yield as_task(row, index, prompt, answer, f"{name}[{split}], row {index}")
 
@@ -73,8 +71,9 @@ def as_task(row: Mapping[str, Any], index: int, prompt: str, answer: str, where:
     """Make a task of a row. Columns other than prompt, answer and id become the task's `info`."""
     if prompt not in row:
         raise DatasetError(f"{where}: no column '{prompt}'; the columns are: {', '.join(row)}")
-    if not isinstance(row[prompt], str):
-        kind = type(row[prompt]).__name__
+    text = row[prompt]
+    if not isinstance(text, str):
+        kind = type(text).__name__
         raise DatasetError(f"{where}: column '{prompt}' holds {kind}, not text")
-    info = {key: value for key, value in row.items() if key not in (prompt, answer, "id")}
-    return Task(str(row.get("id", index)), row[prompt], row.get(answer), info)
+    info = {key: row[key] for key in row if key not in (prompt, answer, "id")}
+    return Task(str(row.get("id", index)), text, row.get(answer), info)

@@ -1,7 +1,7 @@
 """The base class of environments."""
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..errors import EnvironmentInvalid
 from ..records.task import Task
@@ -21,17 +21,14 @@ class Environment:
     max_turns: int | None = None
     """The rollout ends after this many turns, those of children included. None means no limit."""
     max_rollout_tokens: int | None = None
-    """The rollout ends after the turn in which the policy has sampled this many tokens, those of
-    children included. None means no limit."""
+    """The rollout ends after the turn in which it has sampled this many tokens, also in children."""
     seed: int = 0
     """The run's seed. It is set before `tasks` is called."""
     needs_whole_groups: bool = False
-    """Run the rollouts of a group at the same time in one worker, as tools of scope `group` need it.
-    @rw.group_reward implies it."""
+    """Run groups whole in one worker, as tools of scope `group` and @rw.group_reward need it."""
 
     def tasks(self) -> Iterable[Task]:
-        """Return the tasks in training order, which must be the same for the same seed. They may be
-        endless."""
+        """Return the tasks in training order, the same for the same seed. They may be endless."""
         raise NotImplementedError
 
     def eval_tasks(self) -> Iterable[Task]:
@@ -39,11 +36,8 @@ class Environment:
         return self.tasks()
 
     def tools(self, task: Task) -> Sequence[Toolset]:
-        """Return the toolsets for a rollout of this task.
-
-        A toolset of scope `group` or `worker` is opened once and shared: the first one of its class that
-        is returned is opened, and later rollouts use that one instead of theirs.
-        """
+        """Return the toolsets for a rollout of this task. With scope `group` or `worker`, the first of
+        its class is opened, and later rollouts use it instead of theirs."""
         return ()
 
     async def rollout(self, task: Task, chat: Chat) -> None:
@@ -61,23 +55,28 @@ def check(env: object, origin: str) -> Environment:
     """Refuse an environment that cannot run, before anything is started for it."""
     if not isinstance(env, Environment):
         raise EnvironmentInvalid(f"{origin} is a {type(env).__name__}, not an rw.Environment")
-    env_class = type(env)
-    name = f"{origin}: {env_class.__name__}"
-    if env_class.tasks is Environment.tasks:
-        raise EnvironmentInvalid(f"{name} has no method tasks(); write one that returns rw.Task objects")
-    if not inspect.iscoroutinefunction(env_class.user):
-        raise EnvironmentInvalid(f"{name}.user must be 'async def'")
-    if all(scorer.is_metric for scorer in scorers(env_class)):
-        raise EnvironmentInvalid(f"{name} has no reward; mark at least one method with @rw.reward")
-    for stop in hooks(env_class, "stop"):
-        if inspect.iscoroutinefunction(getattr(env_class, stop)):
-            raise EnvironmentInvalid(f"{name}.{stop} is a stop condition and must be a plain 'def'")
-    for limit in ("max_turns", "max_rollout_tokens"):
-        value = getattr(env, limit)
-        if value is not None and value < 1:
-            raise EnvironmentInvalid(f"{name}.{limit} is {value}; use 1 or more, or None for no limit")
+    for fault in _faults(env):
+        raise EnvironmentInvalid(f"{origin}: {type(env).__name__}{fault}")
     return env
 
 
+def _faults(env: Environment) -> Iterator[str]:
+    kind = type(env)
+    if kind.tasks is Environment.tasks:
+        yield " has no method tasks(); write one that returns rw.Task objects"
+    if not inspect.iscoroutinefunction(kind.user):
+        yield ".user must be 'async def'"
+    if all(scorer.is_metric for scorer in scorers(kind)):
+        yield " has no reward; mark at least one method with @rw.reward"
+    for stop in hooks(kind, "stop"):
+        if inspect.iscoroutinefunction(getattr(kind, stop)):
+            yield f".{stop} is a stop condition and must be a plain 'def'"
+    for limit in ("max_turns", "max_rollout_tokens"):
+        value = getattr(env, limit)
+        if value is not None and value < 1:
+            yield f".{limit} is {value}; use 1 or more, or None for no limit"
+
+
 def needs_whole_groups(env: Environment) -> bool:
-    return env.needs_whole_groups or any(scorer.is_group for scorer in scorers(type(env)))
+    has_group_reward = any(scorer.is_group for scorer in scorers(type(env)))
+    return env.needs_whole_groups or has_group_reward

@@ -1,10 +1,8 @@
 """Functions that run user code in a process lane: taking tasks, scoring, plain tools and rollouts.
 
-A lane's process finds them by name, so they stand at the top level of a module. Each process has one
-copy of the environment.
+A lane's process finds them by name, so they stand at the top level of a module.
 """
 
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -50,11 +48,9 @@ def load_shared(spec: EnvSpec) -> None:
 
 
 class _Cursor:
-    """An environment's tasks, and how many of them were taken."""
-
     def __init__(self, spec: EnvSpec, split: str) -> None:
         env = spec.build()
-        self.tasks: Iterator[Task] = iter(env.eval_tasks() if split == "eval" else env.tasks())
+        self.tasks = iter(env.eval_tasks() if split == "eval" else env.tasks())
         self.position = 0
 
 
@@ -62,8 +58,7 @@ _cursors: dict[tuple[EnvSpec, str], _Cursor] = {}
 
 
 def take_tasks(spec: EnvSpec, start: int, count: int, split: str = "train") -> tuple[Task, ...]:
-    """Return tasks `start` to `start + count`, or fewer if the tasks end. To go back, the environment is
-    built again and its tasks are read from the first."""
+    """Return `count` tasks from `start`, or fewer if they end. Going back builds a new environment."""
     cursor = _cursors.get((spec, split))
     if cursor is None or cursor.position > start:
         cursor = _cursors[spec, split] = _Cursor(spec, split)
@@ -90,21 +85,23 @@ def _decoded(task: Task) -> Task:
 def score(spec: EnvSpec, task: Task, rollout: Rollout) -> dict[str, float]:
     """Return the environment's plain (not async) rewards and metrics, by name."""
     env = spec.shared()
-    return {
-        scorer.name: finite_number(scorer.name, getattr(env, scorer.name)(task, rollout))
-        for scorer in scorers(type(env))
-        if not scorer.is_async and not scorer.is_group
-    }
+    scores = {}
+    for scorer in scorers(type(env)):
+        if not scorer.is_async and not scorer.is_group:
+            name = scorer.name
+            scores[name] = finite_number(name, getattr(env, name)(task, rollout))
+    return scores
 
 
 def score_group(spec: EnvSpec, task: Task, rollouts: tuple[Rollout, ...]) -> dict[str, list[float]]:
     """Return the environment's plain group rewards by name: a number for each rollout."""
     env = spec.shared()
-    scores: dict[str, list[float]] = {}
+    scores = {}
     for scorer in scorers(type(env)):
         if scorer.is_group and not scorer.is_async:
-            values = getattr(env, scorer.name)(task, list(rollouts))
-            scores[scorer.name] = one_for_each(scorer.name, values, len(rollouts), "rewards")
+            name = scorer.name
+            values = getattr(env, name)(task, list(rollouts))
+            scores[name] = one_for_each(name, values, len(rollouts), "rewards")
     return scores
 
 

@@ -23,20 +23,18 @@ class MethodMarks(Generic[Note]):
         return method
 
     def of(self, owner: type) -> Mapping[str, Note]:
-        """Return the notes of a class by method name, base classes first, in the order they are written.
-
-        A method that overrides a marked one without a mark is not listed. A class is read once.
-        """
+        """Return the notes by method name, base classes first. An override without a mark has none."""
         if owner not in self._by_class:
-            members = {
-                name: member for base in reversed(owner.__mro__) for name, member in vars(base).items()
-            }
-            notes = {name: getattr(member, self._attribute, None) for name, member in members.items()}
-            self._by_class[owner] = {name: note for name, note in notes.items() if note is not None}
+            members: dict[str, Any] = {}
+            for base in reversed(owner.__mro__):
+                members |= vars(base)
+            notes = {name: getattr(members[name], self._attribute, None) for name in members}
+            self._by_class[owner] = {name: note for name, note in notes.items() if note}
         return self._by_class[owner]
 
 
-_HOOKS: dict[Moment, MethodMarks[bool]] = {"stop": MethodMarks("stop"), "update": MethodMarks("update")}
+_STOPS: MethodMarks[bool] = MethodMarks("stop")
+_UPDATES: MethodMarks[bool] = MethodMarks("update")
 
 
 def stop(method: Method) -> Method:
@@ -45,7 +43,7 @@ def stop(method: Method) -> Method:
     It is called before every turn but the first. When it returns true, the rollout ends there, and its
     `stop` is the method's name. It runs on the event loop, so it must be quick.
     """
-    return _HOOKS["stop"].add(method, True)
+    return _STOPS.add(method, True)
 
 
 def update(method: Method) -> Method:
@@ -53,9 +51,9 @@ def update(method: Method) -> Method:
 
     It may note things in `chat.info` and ask children, whose rows join the rollout.
     """
-    return _HOOKS["update"].add(method, True)
+    return _UPDATES.add(method, True)
 
 
 def hooks(owner: type, moment: Moment) -> Collection[str]:
     """Return the names of a class's stop conditions or updates, in the order they are written."""
-    return _HOOKS[moment].of(owner)
+    return (_STOPS if moment == "stop" else _UPDATES).of(owner)

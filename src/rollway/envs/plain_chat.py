@@ -52,36 +52,33 @@ class PlainChat:
 
     @property
     def state(self) -> ChatState:
-        return ChatState(tuple(self.messages), tuple(self.replies), self.info, self.tools)
+        messages, replies = tuple(self.messages), tuple(self.replies)
+        return ChatState(messages, replies, self.info, self.tools)
 
     @property
     def last_text(self) -> str:
-        """The text of the policy's last reply."""
         return self.replies[-1].text if self.replies else ""
 
     def say(self, content: str) -> Reply:
-        """Say something as the user and return the policy's reply: one turn."""
         if not isinstance(content, str):
             raise TypeError(f"chat.say takes a string, not {type(content).__name__}")
         return self._turns("say", content)
 
     def go_on(self) -> Reply:
-        """Let the policy reply to `messages` as they stand."""
         return self._turns("go_on")
 
     def act(self, content: str) -> Reply:
-        """Say something and run the tools that the policy asks for, until it asks for none."""
         return self._turns("act", content)
 
     def call_tools(self) -> list[Message]:
-        """Run the calls of the last reply, and add their results to `messages`."""
         before = len(self.messages)
         self._call("call_tools")
         return self.messages[before:]
 
     def child(self, prompt: str, *, tools: Sequence[str] = (), system_prompt: str = "") -> "PlainChat":
         """Hold another conversation with the same policy; `tools` are names out of `chat.tools`."""
-        return PlainChat(_refuse, self._send("child", prompt, tuple(tools), system_prompt))
+        state = self._send("child", prompt, tuple(tools), system_prompt)
+        return PlainChat(_refuse, state)
 
     def _turns(self, method: str, *args: Any) -> Reply:
         self._call(method, *args)

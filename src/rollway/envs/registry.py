@@ -1,10 +1,10 @@
 """Finds environments by name, module or file."""
 
-import importlib
-import importlib.util
 import inspect
 from collections.abc import Callable
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,16 +23,16 @@ def registered() -> dict[str, EntryPoint]:
 
 def load_environment(env_id: str, /, **args: Any) -> Environment:
     """Build the environment `env_id`: a registered name, `package.module`, or `path/to/file.py`."""
-    factory = _find(env_id)
+    factory, origin = _find(env_id), f"environment '{env_id}'"
     try:
         inspect.signature(factory).bind(**args)
     except TypeError as error:
-        raise EnvironmentInvalid(f"environment '{env_id}' does not take these args: {error}") from None
-    return check(factory(**args), f"environment '{env_id}'")
+        raise EnvironmentInvalid(f"{origin} does not take these args: {error}") from None
+    return check(factory(**args), origin)
 
 
 def check_exists(env_id: str) -> None:
-    """Raise EnvironmentNotFound unless there is an environment `env_id`. None of its code is run."""
+    """Raise EnvironmentNotFound unless there is an environment `env_id`. Its code is not run."""
     points = registered()
     if env_id in points:
         return
@@ -51,7 +51,7 @@ def _find(env_id: str) -> Callable[..., Any]:
         return factory
     if env_id.endswith(".py"):
         return _factory(import_file(Path(env_id).resolve()), env_id)
-    return _factory(importlib.import_module(_module_name(env_id)), env_id)
+    return _factory(import_module(_module_name(env_id)), env_id)
 
 
 def _module_name(env_id: str) -> str:
@@ -60,7 +60,7 @@ def _module_name(env_id: str) -> str:
 
 def _exists(module: str) -> bool:
     try:
-        return importlib.util.find_spec(module) is not None
+        return find_spec(module) is not None
     except (ImportError, ValueError):
         return False
 
@@ -70,15 +70,12 @@ def _factory(module: ModuleType, env_id: str) -> Callable[..., Any]:
     if hasattr(module, "load_environment"):
         factory: Callable[..., Any] = module.load_environment
         return factory
-    members = [member for member in vars(module).values() if inspect.isclass(member)]
-    classes = [
-        member
-        for member in members
-        if issubclass(member, Environment) and member.__module__ == module.__name__
-    ]
-    if len(classes) != 1:
+    classes = [kind for kind in vars(module).values() if inspect.isclass(kind)]
+    own = [kind for kind in classes if kind.__module__ == module.__name__]
+    envs = [kind for kind in own if issubclass(kind, Environment)]
+    if len(envs) != 1:
         raise EnvironmentInvalid(
-            f"environment '{env_id}' has {len(classes)} Environment classes and no load_environment(); "
+            f"environment '{env_id}' has {len(envs)} Environment classes and no load_environment(); "
             "write a function load_environment() that returns the one to use"
         )
-    return classes[0]
+    return envs[0]

@@ -32,9 +32,8 @@ def reward(method: Any = None, *, weight: float = 1.0) -> Any:
     """Mark `method(self, task, rollout) -> float` as a reward.
 
     A plain `def` runs in another process, on that process's copy of the environment, and is killed at
-    its deadline. An `async def` runs on the worker's event loop. If it has a further argument `chat`, it
-    gets a conversation with the policy, for example to let the policy or children with the rollout's
-    open tools judge.
+    its deadline. An `async def` runs on the worker's event loop. With a further argument `chat`, it gets
+    a conversation with the policy, which may judge, or children with the rollout's open tools.
     """
     return _mark(method, weight=float(weight), is_metric=False)
 
@@ -62,11 +61,12 @@ def metric(method: Any = None) -> Any:
 
 def _mark(method: Any, *, weight: float, is_metric: bool, is_group: bool = False) -> Any:
     def decorate(method: Method) -> Method:
+        name = method.__name__
         is_async = inspect.iscoroutinefunction(method)
         wants_chat = "chat" in inspect.signature(method).parameters
         if wants_chat and not is_async:
-            raise TypeError(f"{method.__name__} has an argument 'chat', so it must be 'async def'")
-        scorer = Scorer(method.__name__, weight, is_metric, is_async, is_group, wants_chat)
+            raise TypeError(f"{name} has an argument 'chat', so it must be 'async def'")
+        scorer = Scorer(name, weight, is_metric, is_async, is_group, wants_chat)
         return _SCORERS.add(method, scorer)
 
     return decorate if method is None else decorate(method)
@@ -79,12 +79,14 @@ def scorers(env_class: type) -> Collection[Scorer]:
 
 def split_scores(env_class: type, scores: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
     """Split scores into rewards and metrics."""
-    rewards = {scorer.name: scores[scorer.name] for scorer in scorers(env_class) if not scorer.is_metric}
-    return rewards, {name: value for name, value in scores.items() if name not in rewards}
+    rewards = {reward.name: scores[reward.name] for reward in _rewards(env_class)}
+    return rewards, {name: scores[name] for name in scores if name not in rewards}
 
 
 def total(env_class: type, scores: dict[str, float]) -> float:
     """Return the weighted sum of the rewards among `scores`."""
-    return sum(
-        scorer.weight * scores[scorer.name] for scorer in scorers(env_class) if not scorer.is_metric
-    )
+    return sum(reward.weight * scores[reward.name] for reward in _rewards(env_class))
+
+
+def _rewards(env_class: type) -> list[Scorer]:
+    return [scorer for scorer in scorers(env_class) if not scorer.is_metric]

@@ -18,9 +18,10 @@ class Rollout(Struct, frozen=True):
 
     @property
     def last_text(self) -> str:
-        """The text of the policy's last reply."""
-        replies = (message for message in reversed(self.messages) if message.role == "assistant")
-        return next((reply.content for reply in replies), "")
+        for message in reversed(self.messages):
+            if message.role == "assistant":
+                return message.content
+        return ""
 
 
 class Reply(Struct, frozen=True):

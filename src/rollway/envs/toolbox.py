@@ -39,13 +39,14 @@ class Toolbox:
                 if spec.name in self._tools:
                     raise ValueError(f"two tools are called '{spec.name}'; rename one of them")
                 self._tools[spec.name] = toolset, spec
-        self.schemas: tuple[dict[str, Any], ...] = tuple(spec.schema for _, spec in self._tools.values())
+        self.schemas = tuple(spec.schema for _, spec in self._tools.values())
 
     def only(self, toolsets: Sequence[Toolset]) -> "Toolbox":
         """Return a toolbox with some of these open toolsets, for a child to borrow."""
-        unknown = [type(toolset).__name__ for toolset in toolsets if toolset not in self.toolsets]
-        if unknown:
-            raise ValueError(f"{unknown[0]} is not open in this chat: borrow from chat.tools")
+        for toolset in toolsets:
+            if toolset not in self.toolsets:
+                name = type(toolset).__name__
+                raise ValueError(f"{name} is not open in this chat: borrow from chat.tools")
         return Toolbox(toolsets, self._call_plain, self._deadline_s, self._within)
 
     async def answer(self, calls: Sequence[ToolCall], malformed: Sequence[str]) -> list[Message]:
@@ -56,18 +57,15 @@ class Toolbox:
             Message("tool", text, tool_call_id=call.id, name=call.function.name)
             for call, text in zip(calls, results, strict=True)
         ]
-        for text in malformed:
-            error = f"error: this tool call cannot be read; write it again in the right format: {text}"
-            answers.append(Message("tool", error))
-        return answers
+        hint = "this tool call cannot be read; write it again in the right format"
+        return answers + [Message("tool", f"error: {hint}: {text}") for text in malformed]
 
     async def _call(self, call: ToolCall) -> str:
         name = call.function.name
         if name not in self._tools:
-            available = (
-                f"the tools are: {', '.join(self._tools)}" if self._tools else "you have no tools"
-            )
-            return f"error: no tool is called '{name}'; {available}"
+            names = ", ".join(self._tools)
+            hint = f"the tools are: {names}" if names else "you have no tools"
+            return f"error: no tool is called '{name}'; {hint}"
         toolset, spec = self._tools[name]
         try:
             arguments = spec.read(call.function.arguments)
@@ -76,9 +74,10 @@ class Toolbox:
         try:
             return as_text(await self._run(toolset, spec, arguments))
         except Exception as error:  # the tool may raise anything
+            text = _describe(error)
             if toolset.errors == "fail":
-                raise ToolFailed(f"tool {name}: {_describe(error)}") from error
-            return f"error: {_describe(error)}"
+                raise ToolFailed(f"tool {name}: {text}") from error
+            return f"error: {text}"
 
     async def _run(self, toolset: Toolset, spec: ToolSpec, arguments: dict[str, Any]) -> Any:
         if not spec.is_async:

@@ -1,7 +1,7 @@
 """Tools: methods of a Toolset that the policy may call."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self, get_type_hints
@@ -47,15 +47,12 @@ def tool(method: Method) -> Method:
 
 
 class Toolset:
-    """Tools that share a lifetime. Override `__aenter__` and `__aexit__` to open and close what they
-    need."""
+    """Tools that share a lifetime. `__aenter__` and `__aexit__` may open and close what they need."""
 
     scope: ClassVar[Scope] = "rollout"
-    """When the toolset is opened: for each rollout, once for the rollouts of a group, or once in each
-    worker."""
+    """When the toolset is opened: for each rollout, for each group, or once in each worker."""
     errors: ClassVar[Literal["tell", "fail"]] = "tell"
-    """The effect of an exception in a tool: `tell` shows it to the policy, which may try something else;
-    `fail` fails the rollout."""
+    """The effect of an exception in a tool: `tell` shows it to the policy, `fail` fails the rollout."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -72,34 +69,41 @@ def tool_specs(toolset_class: type[Toolset]) -> tuple[ToolSpec, ...]:
 
 
 def _read_spec(method: Callable[..., Any]) -> ToolSpec:
-    origin = f"tool {method.__qualname__.rpartition('<locals>.')[2]}"
-    try:
-        hints = get_type_hints(method, include_extras=True)
-    except Exception as error:  # hints may be code in quotes
-        raise EnvironmentInvalid(f"{origin}: its type hints cannot be read: {error}") from None
-    fields: list[Any] = []
-    for parameter in list(inspect.signature(method).parameters.values())[1:]:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise EnvironmentInvalid(
-                f"{origin}: '*{parameter.name}' cannot be described to the policy; name each argument"
-            )
-        if parameter.name not in hints:
-            raise EnvironmentInvalid(f"{origin}: argument '{parameter.name}' needs a type hint")
-        field = (parameter.name, hints[parameter.name])
-        fields.append(field if parameter.default is parameter.empty else (*field, parameter.default))
     name = method.__name__
-    arguments = msgspec.defstruct(name, fields, frozen=True, forbid_unknown_fields=True, kw_only=True)
     try:
+        fields = list(_fields(method))
+        arguments = msgspec.defstruct(
+            name, fields, frozen=True, forbid_unknown_fields=True, kw_only=True
+        )
         schema = _schema(name, inspect.getdoc(method) or "", arguments)
     except TypeError as error:
-        raise EnvironmentInvalid(f"{origin}: {error}") from None
+        origin = method.__qualname__.rpartition("<locals>.")[2]
+        raise EnvironmentInvalid(f"tool {origin}: {error}") from None
     return ToolSpec(name, arguments, inspect.iscoroutinefunction(method), schema)
 
 
+def _fields(method: Callable[..., Any]) -> Iterator[Any]:
+    """Yield each argument's name, type and default, if it has one; TypeError says what is wrong."""
+    try:
+        hints = get_type_hints(method, include_extras=True)
+    except Exception as error:  # hints may be code in quotes
+        raise TypeError(f"its type hints cannot be read: {error}") from None
+    _, *parameters = inspect.signature(method).parameters.values()
+    for parameter in parameters:
+        name, default = parameter.name, parameter.default
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise TypeError(f"'*{name}' cannot be described to the policy; name each argument")
+        if name not in hints:
+            raise TypeError(f"argument '{name}' needs a type hint")
+        field = (name, hints[name])
+        yield field if default is parameter.empty else (*field, default)
+
+
 def _schema(name: str, description: str, arguments: type[Struct]) -> dict[str, Any]:
-    (_,), definitions = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
+    template = "#/$defs/{name}"
+    _, definitions = msgspec.json.schema_components([arguments], ref_template=template)
     own = definitions.pop(arguments.__name__)
-    parameters = {"type": "object", "properties": own["properties"], "required": own["required"]}
+    parameters = {key: own[key] for key in ("type", "properties", "required")}
     if definitions:
         parameters["$defs"] = definitions
     function = {"name": name, "description": description, "parameters": parameters}
@@ -108,6 +112,6 @@ def _schema(name: str, description: str, arguments: type[Struct]) -> dict[str, A
 
 def as_text(result: Any) -> str:
     """Return a tool's result as the policy reads it: a string unchanged, everything else as JSON."""
-    if result is None:
-        return ""
-    return result if isinstance(result, str) else msgspec.json.encode(result).decode()
+    if isinstance(result, str):
+        return result
+    return "" if result is None else msgspec.json.encode(result).decode()

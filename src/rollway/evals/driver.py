@@ -1,7 +1,7 @@
 """Runs the rollouts of an evaluation through an env server, in task order, some at a time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 
 from msgspec import Struct
 
@@ -15,7 +15,7 @@ from ..wire.messages import NextTasks, Run, RunGroup, ServerStats, Tasks, Worker
 from .folder import EvalFolder
 from .progress import EvalProgress
 from .recorder import ResultRecorder
-from .result import EvalResult, ResultKey, result_of
+from .result import EvalResults, ResultKey, result_of
 from .spec import EvalRuntime, EvalSpec
 
 PAGE = 64
@@ -28,7 +28,7 @@ class Evaluation(Struct, frozen=True):
     spec: EvalSpec
     runtime: EvalRuntime
     folder: EvalFolder
-    previous: dict[ResultKey, EvalResult]
+    previous: EvalResults
     """The results of the evaluation that is resumed; empty for a new one."""
     progress: EvalProgress
     screen: Screen
@@ -48,57 +48,51 @@ class EvalDriver:
         self._num_slots = max(evaluation.runtime.concurrency, sent_together)
         self._slots = asyncio.Semaphore(self._num_slots)
         self._running: dict[RolloutId, tuple[ResultKey, Task]] = {}
-        self._page: asyncio.Future[Tasks] = asyncio.get_running_loop().create_future()
+        self._page: asyncio.Future[Tasks] = asyncio.Future()
 
-    async def drive(self) -> int:
-        """Run all rollouts that are missing to their end, and return the number of tasks."""
+    async def drive(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             receiving = tasks.create_task(self._receive(), name="receive")
-            num_tasks = await self._send_all()
+            await self._send_all()
             for _ in range(self._num_slots):
                 await self._slots.acquire()
             receiving.cancel()
-        return num_tasks
 
-    async def _send_all(self) -> int:
-        position = 0
+    async def _send_all(self) -> None:
+        position, whole_groups = 0, self._client.whole_groups
+        count, previous = self._spec.num_rollouts, self._previous
         async for task in self._tasks():
             self._check_same_task(position, task)
-            for numbers in missing_rollouts(
-                position,
-                self._spec.num_rollouts,
-                self._previous,
-                whole_groups=self._client.whole_groups,
-            ):
+            for numbers in missing_rollouts(position, count, previous, whole_groups=whole_groups):
                 await self._send(position, task, numbers)
             position += 1
-        return position
 
     async def _send(self, position: int, task: Task, numbers: tuple[int, ...]) -> None:
+        client, sampling = self._client, self._spec.sampling
         runs = []
         for number in numbers:
             await self._slots.acquire()
             rollout_id = RolloutId(f"t{position}.{number}")
             self._running[rollout_id] = ((position, number), task)
-            runs.append(Run(rollout_id, 1, task, self._spec.sampling, PolicyVersion(0), position))
-        await self._client.send(RunGroup(tuple(runs)) if self._client.whole_groups else runs[0])
+            runs.append(Run(rollout_id, 1, task, sampling, PolicyVersion(0), position))
+        await client.send(RunGroup(tuple(runs)) if client.whole_groups else runs[0])
 
     def _check_same_task(self, position: int, task: Task) -> None:
         """Refuse to resume if the environment's tasks are not those that its results belong to."""
-        for number in range(self._spec.num_rollouts):
+        spec = self._spec
+        for number in range(spec.num_rollouts):
             result = self._previous.get((position, number))
-            if result is not None and result.task != task.id:
+            if result and result.task != task.id:
                 raise RunDirError(
-                    f"task {position} of '{self._spec.env}' was '{result.task}' and is '{task.id}': the "
+                    f"task {position} of '{spec.env}' was '{result.task}' and is '{task.id}': the "
                     "environment has changed; start again without --resume"
                 )
 
     async def _tasks(self) -> AsyncIterator[Task]:
-        """Yield the tasks in their order: as many as were asked for, or as many as there are."""
         start, num_tasks = 0, self._spec.num_tasks
         while start < num_tasks:
             count = min(PAGE, num_tasks - start)
-            self._page = asyncio.get_running_loop().create_future()
+            self._page = asyncio.Future()
             await self._client.send(NextTasks(start, count, self._spec.split))
             page = await self._page
             if not start:
@@ -111,14 +105,13 @@ class EvalDriver:
         self._check_num_tasks(start)
 
     def _check_num_tasks(self, num_found: int) -> None:
-        env, split, num_tasks = self._spec.env, self._spec.split, self._spec.num_tasks
+        spec = self._spec
+        split = f"tasks in its split '{spec.split}'"
         if not num_found:
-            raise ConfigError(
-                f"environment '{env}' has no tasks in its split '{split}'; choose the other one with "
-                "--split"
-            )
-        if num_found < num_tasks:
-            self._screen.line(f"'{env}' has {num_found} tasks in its split '{split}', not {num_tasks}")
+            hint = "choose the other one with --split"
+            raise ConfigError(f"environment '{spec.env}' has no {split}; {hint}")
+        if num_found < spec.num_tasks:
+            self._screen.line(f"'{spec.env}' has {num_found} {split}, not {spec.num_tasks}")
 
     async def _receive(self) -> None:
         while True:
@@ -126,9 +119,8 @@ class EvalDriver:
                 case Settled() as settled:
                     await self._on_settled(settled)
                 case Tasks(error=error) if error:
-                    raise EnvironmentInvalid(
-                        f"environment '{self._spec.env}' cannot give tasks: {error}"
-                    )
+                    env = self._spec.env
+                    raise EnvironmentInvalid(f"environment '{env}' cannot give tasks: {error}")
                 case Tasks() as tasks if not self._page.done():
                     self._page.set_result(tasks)
                 case ServerStats(stats=stats):
@@ -139,28 +131,23 @@ class EvalDriver:
     async def _on_settled(self, settled: Settled) -> None:
         key, task = self._running.pop(settled.rollout_id)
         outcome = settled.outcome
-        ref = outcome.ref if isinstance(outcome, Scored) else None
         result = result_of(key, task, outcome)
+        ref = outcome.ref if isinstance(outcome, Scored) else None
         await self._recorder.add(result, ref)
         self._progress.on_result(result)
         self._slots.release()
 
 
 def missing_rollouts(
-    position: int, num_rollouts: int, previous: Mapping[ResultKey, EvalResult], *, whole_groups: bool
+    position: int, num_rollouts: int, previous: EvalResults, *, whole_groups: bool
 ) -> list[tuple[int, ...]]:
     """Return which rollouts of the task at `position` to run, grouped by what is sent together.
 
-    A rollout that failed runs again. If the environment needs whole groups, all rollouts of the task run
-    again as soon as one is missing.
+    A rollout that failed runs again, and with `whole_groups` all rollouts of its task with it.
     """
-    missing = [
-        number for number in range(num_rollouts) if not _is_done(previous.get((position, number)))
-    ]
+    numbers = range(num_rollouts)
+    results = [previous.get((position, number)) for number in numbers]
+    missing = [number for number, result in enumerate(results) if result is None or result.error]
     if whole_groups:
-        return [tuple(range(num_rollouts))] if missing else []
+        return [tuple(numbers)] if missing else []
     return [(number,) for number in missing]
-
-
-def _is_done(result: EvalResult | None) -> bool:
-    return result is not None and result.error is None

@@ -1,5 +1,6 @@
 """The folder of an evaluation: its specification, its results, and how it is resumed."""
 
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from ..config.plan import env_name
 from ..errors import UNREADABLE, RunDirError
 from ..payload.reuse import remove_segments
 from ..rundir.rundir import lock_folder, write_whole
-from .result import EvalResult, ResultKey
+from .result import EvalResult, EvalResults
 from .spec import EvalSpec, differences
 
 _results = msgspec.json.Decoder(EvalResult)
@@ -30,21 +31,26 @@ class EvalFolder:
         self.payload = self.path / "payload"
 
     @contextmanager
-    def opened(self, spec: EvalSpec, *, resume: bool) -> Iterator[dict[ResultKey, EvalResult]]:
-        """Lock the folder and yield the results it holds already, which only a resume finds."""
-        self._check(spec, resume=resume)
+    def opened(self, spec: EvalSpec, *, resume: bool) -> Iterator[EvalResults]:
+        """Lock the folder and yield the results of a resumed evaluation; drop the payload at the end."""
+        if resume:
+            self._check_same(spec)
+        else:
+            self._check_unused()
         for folder in (self.logs, self.payload):
             folder.mkdir(parents=True, exist_ok=True)
         with lock_folder(self.logs, f"evaluates in {self.path}"):
-            self.drop_payload()
+            remove_segments(self.payload)
             if not resume:
-                write_whole(self.spec_file, msgspec.json.format(msgspec.json.encode(spec)) + b"\n")
-            yield read_results(self.results)
+                text = msgspec.json.format(msgspec.json.encode(spec))
+                write_whole(self.spec_file, text + b"\n")
+            try:
+                yield read_results(self.results)
+            finally:
+                remove_segments(self.payload)
 
-    def _check(self, spec: EvalSpec, *, resume: bool) -> None:
-        if not resume:
-            self._check_unused()
-        elif changes := differences(self.read_spec(), spec):
+    def _check_same(self, spec: EvalSpec) -> None:
+        if changes := differences(self.read_spec(), spec):
             raise RunDirError(
                 f"{self.path} holds another evaluation: {'; '.join(changes)}. Use the same options, or "
                 "start again without --resume"
@@ -52,14 +58,15 @@ class EvalFolder:
 
     def _check_unused(self) -> None:
         """Refuse a folder that holds results or foreign files; without results it may start over."""
-        is_eval = self.spec_file.exists()
-        if is_eval and self.results.exists() and self.results.stat().st_size > 0:
-            raise RunDirError(
-                f"{self.path} holds an evaluation already: continue it with --resume, or give another "
-                "--output"
-            )
-        if not is_eval and self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise RunDirError(f"{self.path} exists and is not an evaluation; give another --output")
+        path, results = self.path, self.results
+        if self.spec_file.exists():
+            if results.exists() and results.stat().st_size > 0:
+                raise RunDirError(
+                    f"{path} holds an evaluation already: continue it with --resume, or give another "
+                    "--output"
+                )
+        elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunDirError(f"{path} exists and is not an evaluation; give another --output")
 
     def read_spec(self) -> EvalSpec:
         try:
@@ -69,23 +76,16 @@ class EvalFolder:
         except (OSError, *UNREADABLE) as error:
             raise RunDirError(f"cannot read {self.spec_file}: {error}") from None
 
-    def drop_payload(self) -> None:
-        remove_segments(self.payload)
 
-
-def read_results(path: Path) -> dict[ResultKey, EvalResult]:
-    """Read the rollouts of a file; of several lines about a rollout, the last counts.
-
-    An incomplete last line, which a crash leaves behind, is cut off the file.
-    """
+def read_results(path: Path) -> EvalResults:
+    """Read the last result of each rollout. An incomplete last line (after a crash) is cut off."""
     if not path.exists():
         return {}
-    data = path.read_bytes()
-    end = data.rfind(b"\n") + 1
-    if end < len(data):
-        os.truncate(path, end)
-    results: dict[ResultKey, EvalResult] = {}
-    for number, line in enumerate(data[:end].splitlines(), 1):
+    *lines, incomplete = path.read_bytes().split(b"\n")
+    if incomplete:
+        os.truncate(path, path.stat().st_size - len(incomplete))
+    results: EvalResults = {}
+    for number, line in enumerate(lines, 1):
         try:
             result = _results.decode(line)
         except UNREADABLE as error:
@@ -95,7 +95,6 @@ def read_results(path: Path) -> dict[ResultKey, EvalResult]:
 
 
 def root_of(spec: EvalSpec, outputs: Path) -> Path:
-    """Return the folder for all evaluations of this environment and model."""
     model = re.sub(r"[^A-Za-z0-9._-]+", "-", spec.model).strip("-.") or "model"
     return outputs / "eval" / env_name(spec.env) / model
 
@@ -103,25 +102,19 @@ def root_of(spec: EvalSpec, outputs: Path) -> Path:
 def new_folder(root: Path, now: datetime) -> EvalFolder:
     """Return a folder that does not exist yet, named by the time."""
     name = now.strftime("%Y%m%d-%H%M%S")
-    taken = {path.name for path in root.glob(f"{name}*")}
-    number = next(n for n in range(1, len(taken) + 2) if _numbered(name, n) not in taken)
-    return EvalFolder(root / _numbered(name, number))
-
-
-def _numbered(name: str, number: int) -> str:
-    return name if number == 1 else f"{name}-{number}"
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
+    paths = (root / folder for folder in itertools.chain([name], numbered))
+    return EvalFolder(next(path for path in paths if not path.exists()))
 
 
 def latest_folder(root: Path, spec: EvalSpec) -> EvalFolder:
-    """Return the newest evaluation with the same specification."""
-    spec_files = sorted(root.glob("*/eval.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    if not spec_files:
+    files = sorted(root.glob("*/eval.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    if not files:
         raise RunDirError(f"no evaluation in {root} to resume; if it is elsewhere, give its --output")
-    folders = [EvalFolder(path.parent) for path in spec_files]
+    folders = [EvalFolder(path.parent) for path in files]
     for folder in folders:
         if not differences(folder.read_spec(), spec):
             return folder
-    changes = "; ".join(differences(folders[0].read_spec(), spec))
-    raise RunDirError(
-        f"no evaluation in {root} has these options; the newest, {folders[0].path}: {changes}"
-    )
+    newest = folders[0]
+    changes = "; ".join(differences(newest.read_spec(), spec))
+    raise RunDirError(f"no evaluation in {root} has these options; the newest, {newest.path}: {changes}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..loop.watch.rarely import Rarely
 from ..observe.console import Screen, lag_line, worst_lag
 from ..observe.health import ProcessHealth
-from .result import EvalResult, ResultKey
+from .result import EvalResult, EvalResults, ResultError
 from .spec import EvalSpec
 from .statistics import Estimate, EvalSummary, summarise
 
@@ -19,17 +19,11 @@ NUM_LINES = 10
 class EvalProgress:
     """All results so far, those of a resumed evaluation included, and what the screen shows of them."""
 
-    def __init__(
-        self,
-        spec: EvalSpec,
-        previous: Mapping[ResultKey, EvalResult],
-        screen: Screen,
-        correct_at: float,
-    ) -> None:
+    def __init__(self, spec: EvalSpec, previous: EvalResults, screen: Screen, correct_at: float) -> None:
         self._spec = spec
         self._screen = screen
         self._correct_at = correct_at
-        self._results = {key: result for key, result in previous.items() if result.error is None}
+        self._results = {key: result for key, result in previous.items() if not result.error}
         self._reward_sum = sum(result.reward or 0.0 for result in self._results.values())
         self._errors: dict[str, Rarely] = {}
         self._start_s: float | None = None
@@ -54,30 +48,28 @@ class EvalProgress:
 
     def on_result(self, result: EvalResult) -> None:
         lines_before = self.num_done * NUM_LINES // self._spec.total
-        replaced = self._results.get(result.key)
-        if replaced is not None:
+        if replaced := self._results.get(result.key):
             self._reward_sum -= replaced.reward or 0.0
         self._results[result.key] = result
         self._reward_sum += result.reward or 0.0
         self._num_turns += result.num_turns
-        if result.error is not None:
-            self._on_failed(result)
+        if result.error:
+            self._on_failed(result.error)
         if self.num_done * NUM_LINES // self._spec.total > lines_before:
             self._screen.line(self.status())
 
-    def _on_failed(self, result: EvalResult) -> None:
+    def _on_failed(self, failure: ResultError) -> None:
         """Print the failure; if a boundary fails often, only its 1st, 2nd, 4th, 8th time and so on."""
-        assert result.error is not None
-        boundary = result.error.boundary
+        boundary = failure.boundary
         errors = self._errors.setdefault(boundary, Rarely())
         if errors.add():
-            self._screen.line(f"failed ({boundary} number {errors.count}): {result.error.error}")
+            self._screen.line(f"failed ({boundary} number {errors.count}): {failure.error}")
 
     def status(self) -> str:
-        """Return the status line: rollouts done, mean reward, failures, speed, and the worst lag."""
         if self._start_s is None:
             return "starting workers"
-        reward = f"{self._reward_sum / self.num_scored:.3f}" if self.num_scored else "-"
+        scored = self.num_scored
+        reward = f"{self._reward_sum / scored:.3f}" if scored else "-"
         parts = [f"{self.num_done}/{self._spec.total} rollouts", f"reward {reward}"]
         if self._errors:
             counts = {boundary: errors.count for boundary, errors in self._errors.items()}
@@ -87,25 +79,23 @@ class EvalProgress:
         return " · ".join(parts)
 
     async def show(self) -> None:
-        """Keep the status line current until cancelled."""
         while True:
             self._screen.status(self.status())
             await asyncio.sleep(SHOW_EVERY_S)
 
     def table(self) -> list[str]:
-        """Return the last lines: every mean with its standard error over tasks."""
-        summary = summarise(self._results.values(), self._correct_at, self._spec.num_rollouts)
-        rows = _reward_rows(self._spec, summary)
-        failed = f"{summary.num_failed} of {summary.num_settled}: {_counts(summary.errors)}"
-        rows["failed"] = failed if summary.num_failed else "none"
+        spec = self._spec
+        summary = summarise(self._results.values(), self._correct_at, spec.num_rollouts)
+        settled, num_failed = summary.num_settled, sum(summary.errors.values())
+        rows = _reward_rows(spec, summary)
+        failed = f"{num_failed} of {settled}: {_counts(summary.errors)}"
+        rows["failed"] = failed if num_failed else "none"
         rows["time"] = f"{self._elapsed_s:.1f} s"
         if self.health.whole_run:
             rows["lag p99/max ms"] = lag_line(self.health.whole_run)
         width = max(len(name) for name in rows)
-        head = (
-            f"{self._spec.env} · {self._spec.model} · {summary.num_tasks} tasks × "
-            f"{self._spec.num_rollouts} rollouts, {summary.num_settled} settled"
-        )
+        counts = f"{summary.num_tasks} tasks × {spec.num_rollouts} rollouts, {settled} settled"
+        head = f"{spec.env} · {spec.model} · {counts}"
         return [head, *(f"  {name:{width}}  {value}" for name, value in rows.items())]
 
 
@@ -125,12 +115,14 @@ def _reward_rows(spec: EvalSpec, summary: EvalSummary) -> dict[str, str]:
 
 
 def _value(estimate: Estimate) -> str:
-    return f"{estimate.mean:.4f}" + ("" if estimate.error is None else f" ± {estimate.error:.4f}")
+    mean = f"{estimate.mean:.4f}"
+    return mean if estimate.error is None else f"{mean} ± {estimate.error:.4f}"
 
 
 def _pass_rate(rate: Estimate, num_tasks: int) -> str:
     """Say how many tasks count where some have too few scored rollouts."""
-    return _value(rate) + (f" ({rate.num_tasks} tasks)" if rate.num_tasks < num_tasks else "")
+    value = _value(rate)
+    return f"{value} ({rate.num_tasks} tasks)" if rate.num_tasks < num_tasks else value
 
 
 def _counts(errors: Mapping[str, int]) -> str:

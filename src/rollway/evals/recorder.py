@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from io import FileIO
 
 import msgspec
-from msgspec import Raw, Struct
 
 from ..errors import PayloadError, RunDirError
 from ..loop.lanes.lanes import thread_to_the_end
@@ -14,17 +13,11 @@ from ..payload.in_use import SegmentKeeper
 from ..payload.reader import SegmentReader
 from ..records.payload import PayloadRef
 from .folder import EvalFolder
-from .result import EvalResult, TranscriptLine
+from .result import EvalResult
 
 MAX_QUEUED = 1_000
-NO_MESSAGES = Raw(b"[]")
-
-
-class QueuedResult(Struct, frozen=True):
-    """A result, and the place of its transcript if it has one."""
-
-    result: EvalResult
-    ref: PayloadRef | None
+QueuedResult = tuple[EvalResult, PayloadRef | None]
+"""A result, and the place of its transcript if it has one."""
 
 
 class ResultRecorder:
@@ -44,42 +37,34 @@ class ResultRecorder:
             raise self._error
         if ref is not None:
             await self._keeper.hold(ref)
-        await self._queue.put(QueuedResult(result, ref))
+        await self._queue.put((result, ref))
 
     async def write_all(self) -> None:
         """Write queued results until `stop` is called, as many as are queued in one call of a thread."""
         stopped = False
         while not stopped:
-            taken = [await self._queue.get()]
-            while not self._queue.empty():
-                taken.append(self._queue.get_nowait())
+            taken = [await self._queue.get(), *self._take_queued()]
             stopped = None in taken
             batch = [queued for queued in taken if queued is not None]
             try:
                 await thread_to_the_end(self._write, batch)
             except (OSError, PayloadError) as error:
                 self._error = RunDirError(f"cannot write to {self._path}: {error}")
-                self._drop_queued()
+                self._take_queued()  # so that no caller of `add` waits for room in vain
                 raise self._error from None
-            await self._keeper.release(queued.ref for queued in batch if queued.ref is not None)
+            await self._keeper.release(ref for _, ref in batch if ref is not None)
 
-    def _drop_queued(self) -> None:
-        """Empty the queue after an error, so that no caller of `add` waits for room in vain."""
-        while not self._queue.empty():
-            self._queue.get_nowait()
+    def _take_queued(self) -> list[QueuedResult | None]:
+        return [self._queue.get_nowait() for _ in range(self._queue.qsize())]
 
     def _write(self, batch: list[QueuedResult]) -> None:
-        unwritten = memoryview(b"".join(self._line(queued) for queued in batch))
+        unwritten = memoryview(b"".join(self._line(result, ref) for result, ref in batch))
         while unwritten:
             unwritten = unwritten[self._file.write(unwritten) :]
 
-    def _line(self, queued: QueuedResult) -> bytes:
-        messages = NO_MESSAGES
-        if queued.ref is not None:
-            messages = Raw(self._segments.open(queued.ref)["transcript"].tobytes())
-        result = msgspec.json.encode(queued.result)
-        transcript = msgspec.json.encode(TranscriptLine(messages))
-        return result[:-1] + b"," + transcript[1:] + b"\n"
+    def _line(self, result: EvalResult, ref: PayloadRef | None) -> bytes:
+        messages = self._segments.open(ref)["transcript"].tobytes() if ref else b"[]"
+        return msgspec.json.encode(result)[:-1] + b',"messages":' + messages + b"}\n"
 
     async def stop(self) -> None:
         await self._queue.put(None)

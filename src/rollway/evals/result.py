@@ -1,6 +1,6 @@
-"""A line of `results.jsonl`: how one rollout ended."""
+"""A line of `results.jsonl`: how one rollout ended. The recorder adds its `messages`."""
 
-from msgspec import Raw, Struct, field
+from msgspec import Struct, field
 
 from ..records.rollout import Cancelled, Failed, Outcome, Scored, Timing
 from ..records.task import Task
@@ -10,8 +10,6 @@ ResultKey = tuple[int, int]
 
 
 class ResultError(Struct, frozen=True, omit_defaults=True):
-    """The reason why a rollout has no reward."""
-
     boundary: str
     error: str
     traceback: str = ""
@@ -38,10 +36,7 @@ class EvalResult(Struct, frozen=True, kw_only=True):
         return self.position, self.rollout
 
 
-class TranscriptLine(Struct, frozen=True):
-    """The rest of a line: the conversation as JSON, copied without parsing it."""
-
-    messages: Raw
+EvalResults = dict[ResultKey, EvalResult]
 
 
 def result_of(key: ResultKey, task: Task, outcome: Outcome) -> EvalResult:

@@ -3,6 +3,7 @@
 import asyncio
 
 import msgspec
+from msgspec.structs import replace
 
 from ..config.plan import env_name
 from ..config.sections import (
@@ -23,11 +24,9 @@ from ..launch.parts import RunningParts, open_parts
 from ..launch.run import ROUTER
 from ..loop.lanes.lanes import ProcessLane
 from ..loop.watch.run import LoopWatch
-from ..observe.console import Screen
 from .driver import EvalDriver, Evaluation
-from .folder import EvalFolder
 from .recorder import open_recorder
-from .spec import EvalRuntime, EvalSpec
+from .spec import EvalSpec
 
 MAX_EMBEDDED_BATCH = 128
 SEGMENT_MB = 16
@@ -36,22 +35,21 @@ LOAD_DEADLINE_S = 120.0
 
 async def evaluate(evaluation: Evaluation, watch: LoopWatch) -> None:
     """Start the processes that are needed, run all missing rollouts, and end the processes again."""
-    spec, runtime, folder = evaluation.spec, evaluation.runtime, evaluation.folder
-    progress, screen = evaluation.progress, evaluation.screen
-    background = [asyncio.create_task(progress.health.watch_own_loop(watch))]
+    spec, folder = evaluation.spec, evaluation.folder
+    progress, show = evaluation.progress, evaluation.screen.line
+    health = progress.health
+    background = [asyncio.create_task(health.watch_own_loop(watch))]
+    server = router_spec(evaluation)
     try:
         if not spec.engine_url:
             await check_env(spec)
-        async with open_parts(
-            folder.logs, progress.health.hear, lambda body: None, screen.line
-        ) as parts:
-            url = spec.engine_url or await start_engine(parts, spec, runtime, screen)
-            router_name = f"{env_name(spec.env)}.router"
-            router = await parts.start(router_name, ROUTER, router_spec(spec, runtime, folder, url))
-            async with (
-                envs.connect(await router.ready()) as client,
-                open_recorder(folder) as recorder,
-            ):
+        async with open_parts(folder.logs, health.hear, lambda body: None, show) as parts:
+            if not spec.engine_url:
+                show(f"Starting the embedded engine with {spec.model}")
+                server = replace(server, engine_urls=(await start_engine(parts, server),))
+            router = await parts.start(f"{env_name(spec.env)}.router", ROUTER, server)
+            address = await router.ready()
+            async with envs.connect(address) as client, open_recorder(folder) as recorder:
                 background.append(asyncio.create_task(progress.show()))
                 await EvalDriver(client, evaluation, recorder).drive()
     finally:
@@ -65,66 +63,47 @@ async def check_env(spec: EvalSpec) -> None:
     async with ProcessLane("env-check", 1) as lane:
         try:
             await lane.call(load_shared, env, deadline_s=LOAD_DEADLINE_S)
-        except LaneRaised as error:
-            for kind in (EnvironmentNotFound, EnvironmentInvalid):
-                if error.kind == kind.__name__:
-                    raise kind(error.text) from None
-            raise EnvironmentInvalid(str(error)) from None
         except LaneError as error:
+            if isinstance(error, LaneRaised):
+                for kind in (EnvironmentNotFound, EnvironmentInvalid):
+                    if error.kind == kind.__name__:
+                        raise kind(error.text) from None
             raise EnvironmentInvalid(str(error)) from None
 
 
-async def start_engine(parts: RunningParts, spec: EvalSpec, runtime: EvalRuntime, screen: Screen) -> str:
-    """Start the embedded engine and return its address."""
-    screen.line(f"Starting the embedded engine with {spec.model}")
-    engine_spec = EngineSpec(
-        model=model_config(spec),
-        engine=engine_config(spec, runtime),
-        weights=spec.model,
-        version=0,
-        seed=spec.seed,
-        watch=runtime.watch,
-    )
+async def start_engine(parts: RunningParts, server: RouterSpec) -> str:
+    model = server.model
+    spec = EngineSpec(model, server.engine, model.path, 0, server.seed, server.watch)
 
     async def restart_spec() -> EngineSpec:
-        return engine_spec
+        return spec
 
-    started = await engine.start_engine(parts, engine_spec, restart_spec)
+    started = await engine.start_engine(parts, spec, restart_spec)
     return await started.ready()
 
 
-def model_config(spec: EvalSpec) -> ModelConfig:
-    return ModelConfig(path=spec.tokenizer, renderer=spec.renderer, template=spec.template)
-
-
-def engine_config(spec: EvalSpec, runtime: EvalRuntime) -> EngineConfig:
-    embedded, external = None, None
-    if spec.engine_url:
-        external = ExternalEngineConfig(url=spec.engine_url, model=spec.model, key_var=runtime.key_var)
-    else:
-        embedded = EmbeddedEngineConfig(max_batch=min(runtime.concurrency, MAX_EMBEDDED_BATCH))
-    return EngineConfig(
-        embedded=embedded,
-        external=external,
+def router_spec(evaluation: Evaluation) -> RouterSpec:
+    """Return the env server's specification, without the address of an embedded engine."""
+    spec, runtime, folder = evaluation.spec, evaluation.runtime, evaluation.folder
+    url, concurrency = spec.engine_url, runtime.concurrency
+    server = ServerConfig(
+        workers=min(runtime.workers, concurrency),
+        concurrency=max(concurrency, spec.num_rollouts),
+        rollout_deadline_s=runtime.rollout_deadline_s,
+    )
+    embedded = EmbeddedEngineConfig(max_batch=min(concurrency, MAX_EMBEDDED_BATCH))
+    external = ExternalEngineConfig(url=url, model=spec.model, key_var=runtime.key_var)
+    engine = EngineConfig(
+        embedded=None if url else embedded,
+        external=external if url else None,
         max_context=runtime.max_context,
         request_deadline_s=runtime.rollout_deadline_s,
         routes=False,
     )
-
-
-def router_spec(spec: EvalSpec, runtime: EvalRuntime, folder: EvalFolder, url: str) -> RouterSpec:
     return RouterSpec(
-        env=EnvConfig(
-            id=spec.env,
-            args=spec.args,
-            server=ServerConfig(
-                workers=min(runtime.workers, runtime.concurrency),
-                concurrency=max(runtime.concurrency, spec.num_rollouts),
-                rollout_deadline_s=runtime.rollout_deadline_s,
-            ),
-        ),
-        model=model_config(spec),
-        engine=engine_config(spec, runtime),
+        env=EnvConfig(id=spec.env, args=spec.args, server=server),
+        model=ModelConfig(path=spec.tokenizer, renderer=spec.renderer, template=spec.template),
+        engine=engine,
         engine_urls=(url,),
         speaks=spec.speaks,
         limits=ServerLimits(segment_mb=SEGMENT_MB),

@@ -29,7 +29,6 @@ class EvalSpec(Struct, frozen=True, kw_only=True):
     split: Split
     num_tasks: int
     num_rollouts: int
-    """The number of rollouts of each task."""
     model: str
     engine_url: str
     """The address of the endpoint; empty for the embedded engine."""
@@ -45,7 +44,7 @@ class EvalSpec(Struct, frozen=True, kw_only=True):
         return self.num_tasks * self.num_rollouts
 
 
-class EvalRuntime(Struct, frozen=True, kw_only=True):
+class EvalRuntime(Struct, frozen=True):
     """The settings that decide how fast an evaluation runs, and not what its results mean."""
 
     concurrency: int
@@ -58,12 +57,13 @@ class EvalRuntime(Struct, frozen=True, kw_only=True):
 
 def differences(old: EvalSpec, new: EvalSpec) -> list[str]:
     """Name the options by which two evaluations differ so that their results cannot be mixed."""
-    old_values, new_values = _flatten(old), _flatten(new)
-    return [
-        f"{OPTIONS.get(name, '--' + name.replace('_', '-'))} was {value!r}, is {new_values[name]!r}"
-        for name, value in old_values.items()
-        if name not in MAY_DIFFER and value != new_values[name]
-    ]
+    changes, new_values = [], _flatten(new)
+    for name, value in _flatten(old).items():
+        now = new_values[name]
+        if name not in MAY_DIFFER and value != now:
+            option = OPTIONS.get(name) or "--" + name.replace("_", "-")
+            changes.append(f"{option} was {value!r}, is {now!r}")
+    return changes
 
 
 def _flatten(spec: EvalSpec) -> dict[str, Any]:

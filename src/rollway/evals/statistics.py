@@ -23,8 +23,6 @@ class Estimate(Struct, frozen=True):
 
 
 class EvalSummary(Struct, frozen=True):
-    """The statistics of an evaluation, or of the part of it that has run."""
-
     num_tasks: int
     """The number of tasks with at least one scored rollout."""
     num_settled: int
@@ -37,16 +35,10 @@ class EvalSummary(Struct, frozen=True):
     turns: float
     tokens: float
     errors: dict[str, int]
-    """The number of failed rollouts by boundary."""
-
-    @property
-    def num_failed(self) -> int:
-        return sum(self.errors.values())
 
 
 def pass_at(k: int, num_samples: int, num_passed: int) -> float:
-    """Return the unbiased estimate of pass@k: the chance that at least one of k samples passes, if they
-    are drawn from these `num_samples` without replacement."""
+    """Return the chance that one of k samples passes, drawn without replacement: an unbiased pass@k."""
     return 1 - comb(num_samples - num_passed, k) / comb(num_samples, k)
 
 
@@ -64,23 +56,20 @@ def estimate(samples: Iterable[Sequence[float]]) -> Estimate | None:
 
 
 def pass_rates(tasks: Iterable[Sequence[float]], correct_at: float, max_k: int) -> dict[int, Estimate]:
-    """Return pass@k for k = 1, 2, 4, … up to `max_k`, given the rewards of each task.
-
-    A rollout passes with a reward of `correct_at` or more. A task with fewer than k rollouts does not
-    count for k.
-    """
-    counts = [(len(rewards), sum(reward >= correct_at for reward in rewards)) for rewards in tasks]
-    rates = {
-        k: estimate([pass_at(k, n, num_passed)] for n, num_passed in counts if n >= k)
-        for k in powers_of_two(max_k)
-    }
-    return {k: rate for k, rate in rates.items() if rate is not None}
+    """Return pass@k for k = 1, 2, 4, … up to `max_k`, of all tasks with at least k rewards."""
+    passed = [[reward >= correct_at for reward in rewards] for rewards in tasks]
+    rates = {}
+    for k in powers_of_two(max_k):
+        rate = estimate([pass_at(k, len(task), sum(task))] for task in passed if len(task) >= k)
+        if rate is not None:
+            rates[k] = rate
+    return rates
 
 
 def summarise(results: Iterable[EvalResult], correct_at: float, num_rollouts: int) -> EvalSummary:
-    """Return everything that the last table shows."""
     settled = list(results)
     scored = [result for result in settled if result.error is None]
+    errors = Counter(result.error.boundary for result in settled if result.error)
     by_task: dict[int, list[EvalResult]] = {}
     for result in scored:
         by_task.setdefault(result.position, []).append(result)
@@ -90,28 +79,24 @@ def summarise(results: Iterable[EvalResult], correct_at: float, num_rollouts: in
         num_tasks=len(tasks),
         num_settled=len(settled),
         reward=estimate(rewards),
-        rewards=_by_name(tasks, lambda result: result.rewards),
-        metrics=_by_name(tasks, lambda result: result.metrics),
+        rewards=_by_name([[result.rewards for result in task] for task in tasks]),
+        metrics=_by_name([[result.metrics for result in task] for task in tasks]),
         pass_at=pass_rates(rewards, correct_at, num_rollouts),
         truncated=_mean([result.stop == "length" for result in scored]),
         turns=_mean([result.num_turns for result in scored]),
         tokens=_mean([result.num_tokens for result in scored]),
-        errors=dict(Counter(result.error.boundary for result in settled if result.error).most_common()),
+        errors=dict(errors.most_common()),
     )
 
 
-def _by_name(
-    tasks: Sequence[Sequence[EvalResult]], scores: Callable[[EvalResult], dict[str, float]]
-) -> dict[str, Estimate]:
+def _by_name(tasks: list[list[dict[str, float]]]) -> dict[str, Estimate]:
     """Return an estimate of each score, in the order in which the scores first appeared."""
-    names = dict.fromkeys(name for task in tasks for result in task for name in scores(result))
-    estimates = {
-        name: estimate(
-            [scores(result)[name] for result in task if name in scores(result)] for task in tasks
-        )
-        for name in names
-    }
-    return {name: found for name, found in estimates.items() if found is not None}
+    estimates = {}
+    for name in dict.fromkeys(name for task in tasks for scores in task for name in scores):
+        found = estimate([scores[name] for scores in task if name in scores] for task in tasks)
+        if found is not None:
+            estimates[name] = found
+    return estimates
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -144,10 +129,11 @@ def _env_metrics(closed: list[ClosedGroup], correct_at: float) -> dict[str, floa
         return counts
     max_k = max(map(len, tasks))
     passes = pass_rates(rewards, correct_at, max_k)
+    lengths = [rollout.num_sampled or rollout.num_trainable for rollout in scored]
     return {
         f"avg@{max_k}": average.mean,
         **{f"pass@{k}": rate.mean for k, rate in passes.items()},
-        "completion_len/mean": fmean(rollout.num_sampled or rollout.num_trainable for rollout in scored),
+        "completion_len/mean": fmean(lengths),
         "truncated": fmean(rollout.stop == "length" for rollout in scored),
         "version/min": min(rollout.first_version for rollout in scored),
         "version/max": max(rollout.last_version for rollout in scored),

@@ -1,7 +1,4 @@
-"""Tasks drawn at random for the built-in environments, and a helper that reads numbers from replies.
-
-A hash of the prompt decides whether a task is for training or for evaluation, so no prompt is in both.
-"""
+"""Random tasks of built-in environments; a prompt's hash decides if it is for training or evaluation."""
 
 import itertools
 import random
@@ -11,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from ...records.task import Task
 from ..environment import Environment
+from ..rollout import Rollout
 
 HELD_OUT_ONE_IN = 8
 EVAL_SEED = 20_000_003
@@ -54,7 +52,10 @@ def is_held_out(task: Task) -> bool:
     return zlib.crc32(task.prompt.encode()) % HELD_OUT_ONE_IN == 0
 
 
+def replies_of(rollout: Rollout) -> list[str]:
+    return [message.content for message in rollout.messages if message.role == "assistant"]
+
+
 def number_in(text: str) -> int | None:
-    """Return the first whole number in a text, or None."""
     found = _NUMBER.search(text)
     return int(found[0]) if found else None

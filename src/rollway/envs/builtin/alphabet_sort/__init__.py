@@ -7,7 +7,7 @@ import random
 
 import rollway as rw
 
-from ..drawn_tasks import DrawnTasks
+from ..drawn_tasks import DrawnTasks, replies_of
 
 NAMES = (
     "Ada", "Ann", "Ben", "Bob", "Cal", "Cleo", "Dan", "Dora", "Eli", "Eve", "Finn", "Fay", "Gil", "Gus",
@@ -23,10 +23,8 @@ class AlphabetSort(DrawnTasks):
 
     def __init__(self, num_batches: int = 3, max_names: int = 3, num_eval: int = 128) -> None:
         if num_batches < 1 or max_names < 1 or num_batches * max_names > len(NAMES):
-            raise ValueError(
-                f"need num_batches and max_names of at least 1 and at most {len(NAMES)} names together, "
-                f"got {num_batches}, {max_names}"
-            )
+            need = f"num_batches and max_names of at least 1 and at most {len(NAMES)} names together"
+            raise ValueError(f"need {need}, got {num_batches}, {max_names}")
         self.num_batches = num_batches
         self.max_names = max_names
         self.num_eval = num_eval
@@ -35,11 +33,9 @@ class AlphabetSort(DrawnTasks):
         drawn = iter(rng.sample(NAMES, self.num_batches * self.max_names))
         sizes = [rng.randint(1, self.max_names) for _ in range(self.num_batches)]
         batches = [list(itertools.islice(drawn, size)) for size in sizes]
-        lists = itertools.accumulate(batches, operator.add)
+        answer = [sorted(names) for names in itertools.accumulate(batches, operator.add)]
         prompt = f"Sort: {', '.join(batches[0])}"
-        return rw.Task(
-            task_id, prompt, answer=[sorted(names) for names in lists], info={"batches": batches}
-        )
+        return rw.Task(task_id, prompt, answer, info={"batches": batches})
 
     async def user(self, task: rw.Task, chat: rw.Chat) -> str | None:
         batches = task.info["batches"][len(chat.replies) :]
@@ -47,8 +43,8 @@ class AlphabetSort(DrawnTasks):
 
     @rw.reward
     def similar(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        replies = [message.content for message in rollout.messages if message.role == "assistant"]
-        pairs = zip(map(names_in, replies), task.answer, strict=False)
+        lists = map(names_in, replies_of(rollout))
+        pairs = zip(lists, task.answer, strict=False)
         return sum(similarity(names, right) for names, right in pairs) / len(task.answer)
 
     @rw.metric
@@ -62,7 +58,8 @@ def names_in(reply: str) -> list[str]:
 
 def similarity(names: list[str], right: list[str]) -> float:
     """Return 1 for equal lists, otherwise the share of names that are in the same order in both."""
-    return difflib.SequenceMatcher(None, names[: 4 * len(NAMES)], right, autojunk=False).ratio()
+    names = names[: 4 * len(NAMES)]
+    return difflib.SequenceMatcher(None, names, right, autojunk=False).ratio()
 
 
 load_environment = AlphabetSort

@@ -14,8 +14,6 @@ _NUMBER = re.compile(r"-?\d{1,18}")
 
 
 class Arithmetic(rw.Toolset):
-    """Operations on whole numbers."""
-
     @rw.tool
     async def add(self, a: int, b: int) -> int:
         """a + b"""

@@ -4,7 +4,7 @@ import random
 
 import rollway as rw
 
-from ..drawn_tasks import DrawnTasks, number_in
+from ..drawn_tasks import DrawnTasks, number_in, replies_of
 
 LOWEST = range(1, 901)
 """The lowest number of a range to guess from."""
@@ -49,8 +49,7 @@ class GuessNumber(DrawnTasks):
 
     @rw.metric
     def unreadable(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        replies = [message.content for message in rollout.messages if message.role == "assistant"]
-        return float(sum(number_in(reply) is None for reply in replies))
+        return float(sum(number_in(reply) is None for reply in replies_of(rollout)))
 
 
 load_environment = GuessNumber

@@ -53,11 +53,11 @@ class SelfCheck(DrawnTasks):
     @rw.update
     async def check(self, task: rw.Task, chat: rw.Chat) -> None:
         """Let children check the answer at the same time, with the tool that this rollout has open."""
-        question = f"{task.prompt} Use the tool. Is it {number_in(chat.last_text)}? Say yes or no."
+        answer = number_in(chat.last_text)
+        question = f"{task.prompt} Use the tool. Is it {answer}? Say yes or no."
         async with asyncio.TaskGroup() as tasks:
-            children = [
-                tasks.create_task(chat.child(question, tools=chat.tools)) for _ in range(NUM_CHECKS)
-            ]
+            questions = [chat.child(question, tools=chat.tools) for _ in range(NUM_CHECKS)]
+            children = [tasks.create_task(child) for child in questions]
         chat.info["verdicts"] = [says_yes(child.result().last_text) for child in children]
         counters = [toolset for toolset in chat.tools if isinstance(toolset, LetterCounter)]
         chat.info["lookups"] = sum(counter.num_calls for counter in counters)
@@ -76,7 +76,8 @@ class SelfCheck(DrawnTasks):
     @rw.reward(weight=0.25)
     async def convincing(self, task: rw.Task, rollout: rw.Rollout, chat: rw.Chat) -> float:
         """Ask the policy as a judge whether it agrees. The judge's tokens are not trained on."""
-        reply = await chat.say(f"{task.prompt} Is it {number_in(rollout.last_text)}? Say yes or no.")
+        answer = number_in(rollout.last_text)
+        reply = await chat.say(f"{task.prompt} Is it {answer}? Say yes or no.")
         return float(says_yes(reply.text))
 
     @rw.metric
