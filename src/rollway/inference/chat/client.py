@@ -52,6 +52,9 @@ class _ToolCall(Struct, frozen=True):
     function: _Function
     id: str = ""
 
+    def record(self) -> ToolCall:
+        return ToolCall(self.id, CalledFunction(self.function.name, self.function.arguments))
+
 
 class _Message(Struct, frozen=True):
     content: str | None = None
@@ -75,16 +78,7 @@ class _Reply(Struct, frozen=True):
     usage: _Usage | None = None
 
 
-class _RefusalDetail(Struct, frozen=True):
-    param: str | None = None
-
-
-class _Refusal(Struct, frozen=True):
-    error: _RefusalDetail
-
-
 _replies = msgspec.json.Decoder(_Reply)
-_refusals = msgspec.json.Decoder(_Refusal)
 
 
 class ChatClient:
@@ -92,8 +86,9 @@ class ChatClient:
 
     def __init__(self, url: str, model: str, key: str = "", *, deadline_s: float = 120.0) -> None:
         host, _, path = url.partition("://")[2].partition("/")
-        is_bare = host and not path.strip("/")
-        self.url = f"{url.rstrip('/')}/v1" if is_bare else url.rstrip("/")
+        self.url = url.rstrip("/")
+        if host and not path.strip("/"):
+            self.url += "/v1"
         self.model = model
         self._deadline_s = deadline_s
         self._refused_params: set[str] = set()
@@ -151,29 +146,21 @@ class ChatClient:
     ) -> _Request:
         """Build a request with all sampling parameters, so that no default of the model applies. Those
         that this endpoint refused before are left out."""
-        refused = self._refused_params
-        takes_max_tokens = "max_tokens" not in refused
-        return _Request(
-            model=self.model,
-            messages=list(messages),
-            tools=list(tools) or UNSET,
-            max_tokens=sampling.max_tokens if takes_max_tokens else UNSET,
-            max_completion_tokens=UNSET if takes_max_tokens else sampling.max_tokens,
-            temperature=UNSET if "temperature" in refused else sampling.temperature,
-            top_p=UNSET if "top_p" in refused else sampling.top_p,
-        )
+        params = {name: getattr(sampling, name) for name in ("max_tokens", *DEFAULTS)}
+        for name in self._refused_params:
+            value = params.pop(name)
+            if name == "max_tokens":
+                params["max_completion_tokens"] = value
+        return _Request(self.model, list(messages), list(tools) or UNSET, **params)
 
     def _learn_param(self, status: int, body: bytearray, request: _Request) -> bool:
         """Note a parameter that the endpoint refuses, if the request means the same without it, and
         return whether another try is worth it. `max_tokens` has a newer name, and a parameter that has
         its default value can be left out."""
-        if status != 400:
+        name = endpoint.parse_error(body).param
+        if status != 400 or name not in ("max_tokens", *DEFAULTS):
             return False
-        try:
-            name = _refusals.decode(body).error.param or ""
-        except UNREADABLE:
-            return False
-        sent = getattr(request, name, UNSET) if name in ("max_tokens", *DEFAULTS) else UNSET
+        sent = getattr(request, name)
         if sent is UNSET or sent != DEFAULTS.get(name, sent):
             return False
         self._refused_params.add(name)
@@ -202,7 +189,7 @@ class ChatClient:
         return ChatReply(
             content=message.content or "",
             reasoning_content=message.reasoning_content or message.reasoning,
-            tool_calls=tuple(_tool_call(call) for call in message.tool_calls or []),
+            tool_calls=tuple(call.record() for call in message.tool_calls or []),
             finish_reason=choice.finish_reason or "stop",
             num_prompt_tokens=usage.prompt_tokens or 0,
             num_completion_tokens=usage.completion_tokens or 0,
@@ -211,15 +198,8 @@ class ChatClient:
     def _error(self, problem: str) -> EngineError:
         return EngineError(f"{self.url}{PATH}: {problem}")
 
-    def close(self) -> None:
-        self._http.close()
-
     def __enter__(self) -> "ChatClient":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _tool_call(call: _ToolCall) -> ToolCall:
-    return ToolCall(call.id, CalledFunction(call.function.name, call.function.arguments))
+        self._http.close()

@@ -43,19 +43,18 @@ ConnectionCheck = Callable[[Connection], Awaitable[None]]
 
 
 class HttpClient:
-    """Sends requests to one server. Each request has a connection to itself, and idle ones are reused.
-
-    `headers` are sent with every request.
-    """
+    """Sends requests to one server, all with the same `headers`. Each request has a connection to
+    itself, and idle ones are reused."""
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
+        problem = f"{url!r} is not the address of an HTTP server"
         try:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:
-            raise HttpError(f"{url!r} is not the address of an HTTP server: {error}") from None
+            raise HttpError(f"{problem}: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise HttpError(f"{url!r} is not the address of an HTTP server")
+            raise HttpError(problem)
         self._host = parts.hostname
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._port = port or (443 if self._tls else 80)
@@ -104,13 +103,11 @@ class HttpClient:
                 if check is not None:
                     await check(connection)
                 return connection, await connection.ask(request)
-            except HttpError:
+            except BaseException as error:  # also if cancelled, or refused by `check`
                 connection.close()
-                if idle is None or connection.has_received:
+                may_repeat = isinstance(error, HttpError) and not connection.has_received
+                if idle is None or not may_repeat:
                     raise
-            except BaseException:  # cancelled, or refused by `check`: nothing else would close it
-                connection.close()
-                raise
 
     def _take_idle(self) -> Connection | None:
         while self._idle:
@@ -134,9 +131,8 @@ class HttpClient:
     async def _open_socket(self, loop: asyncio.AbstractEventLoop) -> socket.socket:
         """Return a socket that is connected to the first of the host's addresses that answers."""
         failed = OSError(f"{self._host} has no address")
-        for family, kind, protocol, _, address in await loop.getaddrinfo(
-            self._host, self._port, type=socket.SOCK_STREAM
-        ):
+        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in found:
             sock = socket.socket(family, kind, protocol)
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MAX_WAITING_BYTES)

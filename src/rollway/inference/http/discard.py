@@ -39,8 +39,9 @@ class KernelDiscard:
     def _discard(self) -> None:
         if self._sock.fileno() < 0:
             return
+        limit = min(self._left, MAX_BYTES)
         try:
-            num_discarded = self._sock.recv_into(_UNUSED, min(self._left, MAX_BYTES), socket.MSG_TRUNC)
+            num_discarded = self._sock.recv_into(_UNUSED, limit, socket.MSG_TRUNC)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -20,8 +21,6 @@ NO_LIST_STATUSES = (404, 405, 501)
 
 
 class ServedModel(Struct, frozen=True):
-    """One entry of an endpoint's list of models."""
-
     id: str
     owned_by: str | None = None
 
@@ -30,23 +29,30 @@ class _Models(Struct, frozen=True):
     data: list[ServedModel]
 
 
-class _ErrorDetail(Struct, frozen=True):
-    message: str
+class ErrorDetail(Struct, frozen=True):
+    """The message of an error reply, and the parameter that it refuses."""
+
+    message: str | None = None
+    param: Any = None
 
 
 class _ErrorReply(Struct, frozen=True):
-    error: _ErrorDetail
+    error: ErrorDetail
 
 
-_error_replies = msgspec.json.Decoder(_ErrorReply)
+def parse_error(body: bytes | bytearray) -> ErrorDetail:
+    try:
+        return msgspec.json.decode(body, type=_ErrorReply).error
+    except UNREADABLE:
+        return ErrorDetail()
 
 
 def describe_error(status: int, body: bytes | bytearray) -> str:
     """Return the status and message of an error reply as one line."""
-    try:
-        return f"HTTP {status}: {_error_replies.decode(body).error.message}"
-    except UNREADABLE:
-        return f"HTTP {status}: {bytes(body[:200]).decode(errors='replace')}"
+    message = parse_error(body).message
+    if message is None:
+        message = bytes(body[:200]).decode(errors="replace")
+    return f"HTTP {status}: {message}"
 
 
 def request_headers(key: str) -> Mapping[str, str]:
@@ -89,12 +95,13 @@ def pick_model(models: Sequence[ServedModel], name: str, url: str) -> ServedMode
     if not name:
         return models[0]
     names = [model.id for model in models]
-    if name not in names:
-        more = f" and {len(names) - MAX_LISTED_MODELS} more" if len(names) > MAX_LISTED_MODELS else ""
-        listed = ", ".join(names[:MAX_LISTED_MODELS])
-        hint = did_you_mean(name, names)
-        raise EngineError(f"no model '{name}' at {url}{hint} (it serves {listed}{more})")
-    return models[names.index(name)]
+    if name in names:
+        return models[names.index(name)]
+    listed = ", ".join(names[:MAX_LISTED_MODELS])
+    if len(names) > MAX_LISTED_MODELS:
+        listed += f" and {len(names) - MAX_LISTED_MODELS} more"
+    hint = did_you_mean(name, names)
+    raise EngineError(f"no model '{name}' at {url}{hint} (it serves {listed})")
 
 
 RETRY_STATUSES = (429, 502, 503, 529)

@@ -14,11 +14,10 @@ BodySink = Callable[[bytes | bytearray, int, int], None]
 
 
 class Skipper(Protocol):
-    """Tells the connection which of the next bytes a sink does not need."""
+    """Tells the connection how many of the next bytes a sink does not need."""
 
     @property
-    def num_unneeded(self) -> int:
-        """How many of the next bytes the sink does not need to see."""
+    def num_unneeded(self) -> int: ...
 
     def skip(self, num_bytes: int) -> None:
         """Note that `num_bytes` of the body were thrown away instead of fed to the sink."""
@@ -46,7 +45,12 @@ class ReplyHead(Struct, frozen=True):
     def length(self) -> int | None:
         if self.status in (204, 304):
             return 0
-        return None if self.is_chunked else _parse_length(self.headers.get("content-length"))
+        text = self.headers.get("content-length")
+        if self.is_chunked or text is None:
+            return None
+        if not (text.isascii() and text.isdigit()):
+            raise HttpError(f"the Content-Length of the reply is {text!r}, not a number")
+        return int(text)
 
     @property
     def is_chunked(self) -> bool:
@@ -57,12 +61,6 @@ class ReplyHead(Struct, frozen=True):
         """True if the server closes the connection after this reply."""
         has_no_end = self.length is None and not self.is_chunked
         return has_no_end or self.headers.get("connection", "").lower() == "close"
-
-
-def _parse_length(text: str | None) -> int | None:
-    if text is not None and not (text.isascii() and text.isdigit()):
-        raise HttpError(f"the Content-Length of the reply is {text!r}, not a number")
-    return None if text is None else int(text)
 
 
 def parse_head(text: bytes) -> ReplyHead:
@@ -101,7 +99,6 @@ class CountedBody:
 
     @property
     def num_unneeded(self) -> int:
-        """How many of the next bytes the connection may throw away."""
         return min(self._left, self._skipper.num_unneeded) if self._skipper else 0
 
     def skip(self, num_bytes: int) -> None:
@@ -131,8 +128,9 @@ class ChunkedBody:
                 start += taken
                 continue
             newline = buffer.find(b"\n", start, end)
-            self._line += buffer[start : end if newline < 0 else newline + 1]
-            start = end if newline < 0 else newline + 1
+            line_end = end if newline < 0 else newline + 1
+            self._line += buffer[start:line_end]
+            start = line_end
             if newline >= 0:
                 self._on_line(bytes(self._line).strip())
                 self._line.clear()
@@ -155,13 +153,11 @@ class ChunkedBody:
 class UntilClosedBody:
     """A body that ends when the server closes the connection."""
 
-    def __init__(self, sink: BodySink) -> None:
-        self._sink = sink
-        self.done = False
-        self.has_surplus = False
+    done = False
+    has_surplus = False
 
-    def feed(self, buffer: bytes | bytearray, start: int, end: int) -> None:
-        self._sink(buffer, start, end)
+    def __init__(self, sink: BodySink) -> None:
+        self.feed = sink
 
 
 Body = CountedBody | ChunkedBody | UntilClosedBody
