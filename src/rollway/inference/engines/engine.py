@@ -24,6 +24,7 @@ INLINE_ROUTES_BYTES = 1 << 20
 INLINE_JSON_BYTES = 256 << 10
 """JSON up to this size is parsed on the loop. Routes are cut out of it before and do not count."""
 ACCEPT = f"{SAFETENSORS}, application/json;q=0.9"
+Drawn = tuple[ReplyColumns, Routes | None]
 
 
 class Completer(Protocol):
@@ -48,8 +49,8 @@ class Engine:
     expected version, unless the reply reports the version of each token."""
 
     def __init__(
-        self, link: EngineLink, model: str, dialect: Dialect, *,
-        routes: bool, body_buffers: BodyBuffers, long_replies: LongReplies | None,
+        self, link: EngineLink, model: str, dialect: Dialect, body_buffers: BodyBuffers,
+        long_replies: LongReplies | None, *, routes: bool,
     ) -> None:  # fmt: skip
         self._link = link
         self.model = model
@@ -70,12 +71,10 @@ class Engine:
         """Draw one reply. After an EngineAway another try may help, after other EngineErrors not."""
         start = routes_start if self._routes else None
         wanted = WantedRoutes(routes_start, len(prompt), sampling.max_tokens)
-        version = self.policy.version
-        body = self._dialect.encode_request(self.model, prompt, sampling, stop_ids, start)
+        version, dialect, check = self.policy.version, self._dialect, self._check_connection
+        body = dialect.encode_request(self.model, prompt, sampling, stop_ids, start)
         async with (
-            self._link.request(
-                "POST", self._dialect.path, body, ACCEPT, check=self._check_connection
-            ) as reply,
+            self._link.request("POST", dialect.path, body, ACCEPT, check=check) as reply,
             self._body_buffers.borrow_for(reply) as body_buffer,
         ):
             if reply.head.headers.get("content-type") == SAFETENSORS:
@@ -89,15 +88,17 @@ class Engine:
                 "or set engine.routes = false for a model without experts"
             )
         versions = drawn.versions
+        if versions is None:
+            versions = np.full(len(drawn.token_ids), version, np.int32)
         return Turn(
             prompt_ids=prompt.ids,
             completion_ids=drawn.token_ids,
             logprobs=drawn.logprobs,
-            versions=np.full(len(drawn.token_ids), version, np.int32) if versions is None else versions,
+            versions=versions,
             temperature=sampling.temperature,
             finish_reason=drawn.finish_reason,
             routes=routes if self._routes else None,
-            routes_start=routes_start if self._routes else 0,
+            routes_start=start or 0,
         )
 
     async def _check_connection(self, connection: Connection) -> None:
@@ -114,32 +115,26 @@ class Engine:
             raise EngineAway(f"the engine at {self.url} has version '{reported}', not {version} yet")
         connection.checked_version = version
 
-    async def _read_binary(
-        self, reply: HttpReply, body_buffer: BodyBuffer
-    ) -> tuple[ReplyColumns, Routes | None]:
+    async def _read_binary(self, reply: HttpReply, body_buffer: BodyBuffer) -> Drawn:
         await reply.read(body_buffer.add)
         if body_buffer.length <= INLINE_ROUTES_BYTES:
             return decode_reply(body_buffer)
         return await thread_to_the_end(decode_reply, body_buffer)
 
-    async def _read_json(
-        self, reply: HttpReply, body_buffer: BodyBuffer, wanted: WantedRoutes
-    ) -> tuple[ReplyColumns, Routes | None]:
+    async def _read_json(self, reply: HttpReply, body_buffer: BodyBuffer, wanted: WantedRoutes) -> Drawn:
         dialect = self._dialect
         cutter = BodyCutter(body_buffer, lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted))
         await reply.read(cutter.feed, cutter)
-        drawn = await self._parse_columns(cutter.rest)
+        if self._long_replies is None or len(cutter.rest) <= INLINE_JSON_BYTES:
+            drawn = dialect.parse_columns(cutter.rest)
+        else:
+            drawn = await self._long_replies.parse_columns(dialect.name, cutter.rest)
         if not self._routes:
             return drawn, None
         args = cutter.bulks, wanted, len(drawn.token_ids)
         if body_buffer.length <= INLINE_ROUTES_BYTES:
             return drawn, dialect.decode_routes(*args)
         return drawn, await thread_to_the_end(dialect.decode_routes, *args)
-
-    async def _parse_columns(self, rest: bytearray) -> ReplyColumns:
-        if self._long_replies is None or len(rest) <= INLINE_JSON_BYTES:
-            return self._dialect.parse_columns(rest)
-        return await self._long_replies.parse_columns(self._dialect.name, rest)
 
 
 @asynccontextmanager
@@ -150,7 +145,5 @@ async def open_engine(
     """Open an engine that answers and serves the model of `access`."""
     async with open_link(access) as link:
         served = await link.fetch_model()
-        yield Engine(
-            link, served.id, pick_dialect(served, shape),
-            routes=routes, body_buffers=BodyBuffers(), long_replies=long_replies,
-        )  # fmt: skip
+        dialect = pick_dialect(served, shape)
+        yield Engine(link, served.id, dialect, BodyBuffers(), long_replies, routes=routes)

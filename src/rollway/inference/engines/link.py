@@ -61,8 +61,8 @@ class EngineLink:
             raise EngineError(f"{self.url}{path}: {error}") from None
 
     async def _refusal(self, path: str, reply: HttpReply) -> EngineError:
-        status = reply.head.status
-        message = f"{self.url}{path}: {endpoint.describe_error(status, await read_all(reply))}"
+        status, body = reply.head.status, await read_all(reply)
+        message = f"{self.url}{path}: {endpoint.describe_error(status, body)}"
         if status in endpoint.AWAY_STATUSES:
             return EngineAway(message, status=status, request_was_sent=True)
         return EngineError(message, status=status)

@@ -44,7 +44,7 @@ class _Member:
 
 
 class EnginePool:
-    """The engines of a worker. All of them are expected to sample from the same `policy`."""
+    """The engines of a worker. All are expected to sample from the same `policy`."""
 
     def __init__(self, engines: Sequence[Engine], policy: PolicyState, patience_s: float) -> None:
         self._members = [_Member(engine) for engine in engines]
@@ -89,8 +89,7 @@ class PinnedEngine:
             except EngineAway as error:
                 member.note_loss()
                 since_s = since_s or time.monotonic()
-                if error.request_was_sent:
-                    num_lost += 1
+                num_lost += error.request_was_sent
                 waited_s = time.monotonic() - since_s
                 if num_lost >= MAX_LOST:
                     message = f"{error}; engines went away {num_lost} times during this request"
@@ -127,22 +126,15 @@ async def open_pool(
         if is_patient:
             served = await _wait_for_first(links, config.patience_s)
         else:
-            served = await _ask_all(links)
-        body_buffers = BodyBuffers()
+            models = [(link.url, await link.fetch_model()) for link in links]
+            check_same_model(models)
+            served = models[0][1]
+        dialect, buffers = pick_dialect(served, config.shape), BodyBuffers()
         engines = [
-            Engine(
-                link, served.id, pick_dialect(served, config.shape),
-                routes=config.routes, body_buffers=body_buffers, long_replies=long_replies,
-            )
+            Engine(link, served.id, dialect, buffers, long_replies, routes=config.routes)
             for link in links
-        ]  # fmt: skip
+        ]
         yield EnginePool(engines, policy, config.patience_s)
-
-
-async def _ask_all(links: Sequence[EngineLink]) -> ServedModel:
-    served = [(link.url, await link.fetch_model()) for link in links]
-    check_same_model(served)
-    return served[0][1]
 
 
 async def _wait_for_first(links: Sequence[EngineLink], patience_s: float) -> ServedModel:

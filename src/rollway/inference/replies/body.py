@@ -45,8 +45,9 @@ class BodyBuffer:
 
     def reserve(self, size: int) -> None:
         """Make room at once for a body of this size, up to MAX_KEPT_BYTES."""
-        if len(self._memory) < min(size, MAX_KEPT_BYTES):
-            self._memory = _memory(min(size, MAX_KEPT_BYTES))
+        size = min(size, MAX_KEPT_BYTES)
+        if len(self._memory) < size:
+            self._memory = _memory(size)
 
     def add(self, buffer: bytes | bytearray, start: int, end: int) -> None:
         length = self.length + end - start
@@ -101,21 +102,16 @@ class NpyHeader(Struct, frozen=True):
 
 
 def read_header(text: bytes) -> NpyHeader:
-    """Read the header of a .npy file from the first characters of its base64.
-
-    Raises EngineError unless the file holds integers of shape `[tokens, layers, topk]`.
-    """
+    """Read the header of a .npy file from the first characters of its base64. Raises EngineError unless
+    the file holds integers of shape `[tokens, layers, topk]`."""
     try:
         raw = pybase64.b64decode(text[: len(text) // 4 * 4], validate=True)
-    except ValueError as error:
-        raise unreadable_routes(str(error)) from None
-    match = _NPY_HEADER.match(raw)
-    if match is None:
-        raise unreadable_routes("they are not a .npy file")
-    descr, fortran, shape = match.groups()
-    try:
+        match = _NPY_HEADER.match(raw)
+        if match is None:
+            raise unreadable_routes("they are not a .npy file")
+        descr, fortran, shape = match.groups()
         dtype = np.dtype(descr.decode())
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise unreadable_routes(str(error)) from None
     if dtype.kind not in "ui":
         raise unreadable_routes(f"{dtype} is not a type of integers")
@@ -135,8 +131,7 @@ class BulkString:
 
     def __init__(self, body_buffer: BodyBuffer) -> None:
         self._body_buffer = body_buffer
-        self._start = body_buffer.length
-        self._end = self._start
+        self._start = self._end = body_buffer.length
         self._head_chars = 0
         """How many characters are kept before `kept_from`."""
         self._header: NpyHeader | None = None
@@ -202,7 +197,6 @@ class BodyCutter:
 
     @property
     def num_unneeded(self) -> int:
-        """How many of the next bytes belong to an unneeded part of a bulk."""
         bulk = self._current
         return max(0, bulk.kept_from - bulk.num_chars) if bulk is not None else 0
 

@@ -72,12 +72,10 @@ def decode_reply(body_buffer: BodyBuffer) -> tuple[ReplyColumns, Routes | None]:
     Copying the routes, which are large, releases the GIL."""
     try:
         tensors = parse(body_buffer.view(0, body_buffer.length))
-        drawn = make_columns(
-            tensors["token_ids"].tolist(),
-            tensors["logprobs"].tolist(),
-            tensors["versions"].tolist(),
-            bytes(tensors["finish_reason"]).decode(),
-        )
+        names = ("token_ids", "logprobs", "versions")
+        token_ids, logprobs, versions = (tensors[name].tolist() for name in names)
+        finish_reason = bytes(tensors["finish_reason"]).decode()
+        drawn = make_columns(token_ids, logprobs, versions, finish_reason)
     except (PayloadError, KeyError, UnicodeDecodeError) as error:
         raise EngineError(f"the engine's binary reply cannot be read: {error}") from None
     routes = tensors.get("routes")

@@ -63,17 +63,14 @@ def read_route_shape(folder: str) -> RouteShape | None:
     except (OSError, *UNREADABLE):
         return None
     fields = config.text_config or config
+    layers, topk = fields.num_hidden_layers, fields.num_experts_per_tok
     experts = fields.num_experts or fields.num_local_experts or fields.n_routed_experts
-    if not fields.num_hidden_layers or not fields.num_experts_per_tok:
-        return None
-    return RouteShape(fields.num_hidden_layers, fields.num_experts_per_tok, experts)
+    return RouteShape(layers, topk, experts) if layers and topk else None
 
 
 def unneeded_chars(bulk: BulkString, wanted: WantedRoutes, is_prompt_only: bool) -> int:
-    """Return how many characters at the start of a .npy file hold only positions before `wanted.start`.
-
-    Returns 0 unless the length shows that the engine sent all positions, though asked for new ones.
-    """
+    """Return how many characters at the start of a .npy file hold only positions before `wanted.start`:
+    0 unless the length shows that the engine sent all positions, though asked for new ones."""
     try:
         header = bulk.header
     except EngineError:
@@ -91,8 +88,7 @@ def _char_at(byte: int) -> int:
 
 def decode_npy(bulk: BulkString, start: int, num_positions: int) -> Routes:
     """Decode the positions from `start` on. The file holds only these, or all `num_positions`."""
-    first = _first_index(bulk.header, start, num_positions)
-    return narrow(_decode(bulk, bulk.header, first))
+    return narrow(_decode(bulk, bulk.header, start, num_positions))
 
 
 def decode_bare(bulk: BulkString, shape: RouteShape, start: int, num_positions: int) -> Routes:
@@ -107,21 +103,16 @@ def decode_bare(bulk: BulkString, shape: RouteShape, start: int, num_positions: 
             "int32, the shape in config.json of 'model.path'"
         )
     header = NpyHeader(0, num_sent, shape.layers, shape.topk, _INT32)
-    return narrow(_decode(bulk, header, _first_index(header, start, num_positions)), shape.experts)
+    return narrow(_decode(bulk, header, start, num_positions), shape.experts)
 
 
-def _first_index(header: NpyHeader, start: int, num_positions: int) -> int:
-    """Return where position `start` lies: at index 0, or at `start` if the engine sent all positions."""
+def _decode(bulk: BulkString, header: NpyHeader, start: int, num_positions: int) -> Routes:
     num_new = num_positions - start
     if header.num_positions not in (num_positions, num_new):
         raise unreadable_routes(
             f"the engine sent {header} for {num_positions} positions, or {num_new} from {start} on"
         )
-    return start if header.num_positions == num_positions else 0
-
-
-def _decode(bulk: BulkString, header: NpyHeader, first: int) -> Routes:
-    """Decode the positions from index `first` on."""
+    first = start if header.num_positions == num_positions else 0
     if bulk.num_chars != math.ceil(header.num_bytes / 3) * 4:
         raise unreadable_routes(f"the engine sent {bulk.num_chars} characters of base64 for {header}")
     begin = header.offset + first * header.position_bytes
