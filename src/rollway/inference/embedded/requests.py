@@ -1,7 +1,7 @@
 """Reads the requests of the embedded engine and builds its replies, as JSON in vLLM's shapes. Pure."""
 
 import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -12,7 +12,10 @@ from ..engines.vllm import CompletionRequest
 from ..rendering.tokenizer import Tokenizer
 from ..replies.columns import encode_reply
 from ..replies.routes import encode_npy
-from .scheduler import GenerationRequest, TokenSequence
+from .scheduler import TokenSequence
+
+Json = dict[str, Any]
+T = TypeVar("T")
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
@@ -77,17 +80,10 @@ class VersionRequest(Struct, frozen=True):
     new_version: str
 
 
-class ModelLimits(Struct, frozen=True):
-    """The limits that a prompt is checked against."""
-
-    vocab_size: int
-    max_context: int
-
-
-def read(body: bytes, kind: type[Any]) -> Any:
+def read(body: bytes, kind: type[T]) -> T:
     """Decode a body as `kind`. Refuses fields that would otherwise be ignored silently."""
     try:
-        fields = msgspec.json.decode(body or b"{}", type=dict[str, Any])
+        fields = msgspec.json.decode(body or b"{}", type=Json)
         for name, neutral in NEUTRAL.items():
             value = fields.get(name)
             if value is not None and value not in neutral:
@@ -97,40 +93,24 @@ def read(body: bytes, kind: type[Any]) -> Any:
         raise BadRequest(str(error)) from None
 
 
-def make_generation(
-    request_id: int, prompt: list[int], request: CompletionRequest | ChatRequest, limits: ModelLimits,
-    *, max_tokens: int, stop_ids: frozenset[int],
-) -> GenerationRequest:  # fmt: skip
-    """Return what the scheduler takes, or raise BadRequest for a prompt that the model cannot take."""
+def check_prompt(prompt: list[int], vocab_size: int, max_context: int, routes_start: int) -> None:
+    """Raise BadRequest for a prompt that the model cannot take."""
     if not prompt:
         raise BadRequest("the prompt is empty")
-    if len(prompt) >= limits.max_context:
+    if len(prompt) >= max_context:
         raise BadRequest(
-            f"This model's maximum context length is {limits.max_context} tokens, and the prompt has "
+            f"This model's maximum context length is {max_context} tokens, and the prompt has "
             f"{len(prompt)}, which leaves no room for a reply"
         )
-    if max(prompt) >= limits.vocab_size or min(prompt) < 0:
-        raise BadRequest(f"token ids must lie between 0 and {limits.vocab_size - 1}")
-    start = request.routed_experts_prompt_start or 0
-    if start > len(prompt):
-        raise BadRequest(f"routed_experts_prompt_start {start} lies beyond the prompt")
-    return GenerationRequest(
-        id=request_id,
-        prompt=prompt,
-        max_tokens=max_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        stop_ids=stop_ids,
-        routes_start=start,
-        seed=request.seed,
-    )
+    if max(prompt) >= vocab_size or min(prompt) < 0:
+        raise BadRequest(f"token ids must lie between 0 and {vocab_size - 1}")
+    if routes_start > len(prompt):
+        raise BadRequest(f"routed_experts_prompt_start {routes_start} lies beyond the prompt")
 
 
-def completion_reply(
-    sequence: TokenSequence, request: CompletionRequest, tokenizer: Tokenizer
-) -> dict[str, Any]:
+def completion_reply(sequence: TokenSequence, request: CompletionRequest, tokenizer: Tokenizer) -> Json:
     """Build vLLM's answer to `/v1/completions`."""
-    choice: dict[str, Any] = {
+    choice: Json = {
         "index": 0,
         "text": tokenizer.decode(sequence.tokens, skip_special_tokens=True),
         "logprobs": None,
@@ -158,8 +138,8 @@ def binary_reply(sequence: TokenSequence) -> bytes:
 
 
 def chat_reply(
-    sequence: TokenSequence, request: ChatRequest, message: dict[str, Any], tokenizer: Tokenizer
-) -> dict[str, Any]:
+    sequence: TokenSequence, request: ChatRequest, message: Json, tokenizer: Tokenizer
+) -> Json:
     """Build vLLM's answer to `/v1/chat/completions`."""
     choice = {"index": 0, "message": message, "logprobs": None, **_common_fields(sequence)}
     if request.logprobs:
@@ -176,19 +156,16 @@ def chat_reply(
     return reply
 
 
-def _common_fields(sequence: TokenSequence) -> dict[str, Any]:
+def _common_fields(sequence: TokenSequence) -> Json:
     """Return the fields that both kinds of reply share: finish reason, versions and routes."""
-    fields: dict[str, Any] = {
-        "finish_reason": sequence.finish_reason,
-        "token_versions": sequence.versions,
-    }
+    fields: Json = {"finish_reason": sequence.finish_reason, "token_versions": sequence.versions}
     routes = sequence.routes()
     if routes is not None:
         fields["routed_experts"] = encode_npy(routes)
     return fields
 
 
-def _envelope(kind: str, model: str, sequence: TokenSequence) -> dict[str, Any]:
+def _envelope(kind: str, model: str, sequence: TokenSequence) -> Json:
     num_prompt, num_drawn = len(sequence.request.prompt), len(sequence.tokens)
     prefix = "chatcmpl" if kind.startswith("chat") else "cmpl"
     return {
@@ -204,6 +181,6 @@ def _envelope(kind: str, model: str, sequence: TokenSequence) -> dict[str, Any]:
     }
 
 
-def error_reply(message: str, status: int) -> dict[str, Any]:
+def error_reply(message: str, status: int) -> Json:
     kind = "BadRequestError" if status < 500 else "InternalServerError"
     return {"error": {"message": message, "type": kind, "param": None, "code": status}}

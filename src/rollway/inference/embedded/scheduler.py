@@ -5,6 +5,7 @@ from collections import deque
 import numpy as np
 import torch
 from msgspec import Struct
+from torch import Tensor
 
 from ...records.turn import Routes
 from .slots import SlotModel
@@ -126,13 +127,11 @@ class Scheduler:
 
     def _advance(self, first: int, new_ids: list[list[int]], starts: list[int]) -> None:
         """Run one forward pass over the slots from `first`, then draw one token for each."""
-        device = self._model.device
         lengths = [len(ids) for ids in new_ids]
         widest = max(lengths)
-        padded = torch.tensor([ids + [0] * (widest - len(ids)) for ids in new_ids], device=device)
-        logits, routes = self._model.forward(
-            first, padded, torch.tensor(starts, device=device), torch.tensor(lengths, device=device)
-        )
+        padded = [ids + [0] * (widest - len(ids)) for ids in new_ids]
+        inputs = [torch.tensor(rows, device=self._model.device) for rows in (padded, starts, lengths)]
+        logits, routes = self._model.forward(first, *inputs)
         sequences = self._running[first : first + len(new_ids)]
         tokens, logprobs = draw(logits, sequences)
         drawn = zip(sequences, tokens, logprobs, strict=True)
@@ -157,30 +156,26 @@ class Scheduler:
             self._running[slot] = last
 
 
-def draw(logits: torch.Tensor, sequences: list[TokenSequence]) -> tuple[list[int], list[float]]:
+def draw(logits: Tensor, sequences: list[TokenSequence]) -> tuple[list[int], list[float]]:
     """Draw one token for each sequence, by inverting the cumulative distribution at a uniform number.
-
-    The logprobs are those of the distribution drawn from: after temperature and top-p.
-    """
-    requests = [sequence.request for sequence in sequences]
-    greedy = np.array([request.temperature == 0 for request in requests])
-    scale = torch.tensor([request.temperature or 1.0 for request in requests], device=logits.device)
+    The logprobs are those of the distribution drawn from: after temperature and top-p."""
+    requests, device = [sequence.request for sequence in sequences], logits.device
+    is_greedy = torch.tensor([request.temperature == 0 for request in requests], device=device)
+    scale = torch.tensor([request.temperature or 1.0 for request in requests], device=device)
     logprobs = torch.log_softmax(logits / scale[:, None], dim=-1)
     if any(request.top_p < 1 for request in requests):
         logprobs = _keep_nucleus(logprobs, [request.top_p for request in requests])
     mass = logprobs.double().exp().cumsum(-1)
-    uniform = torch.tensor(
-        [sequence.rng.random() for sequence in sequences], dtype=torch.float64, device=logits.device
-    )
+    numbers = [sequence.rng.random() for sequence in sequences]
+    uniform = torch.tensor(numbers, dtype=torch.float64, device=device)
     drawn = torch.searchsorted(mass, uniform[:, None] * mass[:, -1:], right=True)[:, 0]
     drawn = drawn.clamp(max=logits.shape[-1] - 1)
-    is_greedy = torch.as_tensor(greedy, device=logits.device)
     tokens = torch.where(is_greedy, logprobs.argmax(-1), drawn)
     chosen = logprobs.gather(-1, tokens[:, None])[:, 0]
     return tokens.tolist(), chosen.tolist()
 
 
-def _keep_nucleus(logprobs: torch.Tensor, top_p: list[float]) -> torch.Tensor:
+def _keep_nucleus(logprobs: Tensor, top_p: list[float]) -> Tensor:
     """Keep the smallest set of tokens that holds `top_p` of the probability mass."""
     ordered, index = logprobs.sort(dim=-1, descending=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()

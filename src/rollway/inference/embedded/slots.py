@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import DynamicCache
 
 from ...model.routers import capture, find_routers, num_experts
@@ -18,26 +19,21 @@ class SlotCache(DynamicCache):
     def __init__(self, num_slots: int, max_context: int) -> None:
         super().__init__()
         self._size = (num_slots, max_context)
-        self._keys: list[torch.Tensor] = []
-        self._values: list[torch.Tensor] = []
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
         self._slots = slice(0, 0)
         self._positions = torch.empty(0, dtype=torch.long)
         self._end = 0
 
-    def aim(self, first_slot: int, positions: torch.Tensor, end: int) -> None:
+    def aim(self, first_slot: int, positions: Tensor, end: int) -> None:
         """Fill slots from `first_slot` at `positions` `[slots, tokens]`, and attend up to `end`."""
         self._slots = slice(first_slot, first_slot + len(positions))
         self._positions = positions
         self._end = end
 
     def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if layer_idx == len(self._keys):
             self._add_layer(key_states)
         views = []
@@ -48,10 +44,10 @@ class SlotCache(DynamicCache):
             views.append(slots[:, :, : self._end])
         return views[0], views[1]
 
-    def _add_layer(self, like: torch.Tensor) -> None:
+    def _add_layer(self, like: Tensor) -> None:
         shape = (self._size[0], like.shape[1], self._size[1], like.shape[3])
-        self._keys.append(torch.zeros(shape, dtype=like.dtype, device=like.device))
-        self._values.append(torch.zeros(shape, dtype=like.dtype, device=like.device))
+        self._keys.append(like.new_zeros(shape))
+        self._values.append(like.new_zeros(shape))
 
     @torch.inference_mode()
     def move(self, source: int, target: int, length: int) -> None:
@@ -78,8 +74,8 @@ class SlotModel:
 
     @torch.inference_mode()
     def forward(
-        self, first_slot: int, ids: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, first_slot: int, ids: Tensor, starts: Tensor, lengths: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         """Process `lengths[i]` new tokens of slot `first_slot + i` from position `starts[i]`.
 
         `ids` is padded on the right. Padding writes only beyond the positions that are attended to, and
