@@ -41,8 +41,6 @@ def write_tokenizer(folder: Path) -> int:
 
 
 class TinyShape(Struct, frozen=True):
-    """The size of the model: about a million parameters with a vocabulary of bytes."""
-
     hidden_size: int = 128
     num_layers: int = 2
     num_experts: int = 8

@@ -14,11 +14,8 @@ PATIENCE = timedelta(minutes=30)
 
 
 class Collective:
-    """This rank's view of all ranks: its share of the work, and sums over all of them.
-
-    It lives in a rank's process. `RankProcesses` is the front's view of the same ranks. A sum is the
-    same, to the bit, in every rank.
-    """
+    """A rank's view of all ranks: its share of the work, and sums, which are the same, to the bit, in
+    every rank. `RankProcesses` is the front's view of the same ranks."""
 
     def __init__(self, rank: int = 0, count: int = 1) -> None:
         self.rank = rank
@@ -44,7 +41,6 @@ class Collective:
                 parameter.grad = grad
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the sum of each value over all ranks."""
         if self.count == 1:
             return list(values)
         sums = torch.tensor(values, dtype=torch.float64)

@@ -6,8 +6,8 @@ import socket
 import time
 from pathlib import Path
 
-import msgspec
 import torch
+from msgspec import msgpack
 
 from ..config.specs import TrainerSpec
 from ..errors import ModelError, RollwayError
@@ -55,8 +55,8 @@ class Rank:
         folder = self._run.weights_of(batch.version)
         self._save_model(folder)
         self._save_optimizer(batch.version)
-        every = self._spec.trainer.checkpoint_every
-        if batch.step == self._spec.max_steps or batch.step % every == 0:
+        every, last = self._spec.trainer.checkpoint_every, self._spec.max_steps
+        if batch.step == last or batch.step % every == 0:
             self._checkpoint(batch.step)
         metrics["time/open"] = max(0.0, waited_s)
         metrics["time/train"] = trained_s - start_s
@@ -105,11 +105,12 @@ def serve_rank(name: str, sock: socket.socket) -> None:
     if first is None:
         return
     try:
-        start = msgspec.msgpack.decode(first, type=RankStart)
-        rank = Rank(start.spec, join_ranks(start.rank, start.spec.trainer.ranks, start.meeting))
-        pipe.send(msgspec.msgpack.encode(RankLoaded()))
+        start = msgpack.decode(first, type=RankStart)
+        spec = start.spec
+        rank = Rank(spec, join_ranks(start.rank, spec.trainer.ranks, start.meeting))
+        pipe.send(msgpack.encode(RankLoaded()))
         while (frame := pipe.receive()) is not None:
-            batch = msgspec.msgpack.decode(frame, type=Batch)
-            pipe.send(msgspec.msgpack.encode(RankTrained(rank.train(batch))))
+            batch = msgpack.decode(frame, type=Batch)
+            pipe.send(msgpack.encode(RankTrained(rank.train(batch))))
     except RollwayError as error:
-        pipe.send(msgspec.msgpack.encode(RankFailed(str(error))))
+        pipe.send(msgpack.encode(RankFailed(str(error))))

@@ -18,6 +18,7 @@ from ..http.framing import HttpError, ReplyHead
 
 PATH = "/chat/completions"
 CHECK_DEADLINE_S = 30.0
+ToolSpecs = Sequence[Mapping[str, Any]]
 DEFAULTS = {"temperature": 1.0, "top_p": 1.0}
 """The values that endpoints use for missing parameters, so that these values may be left out."""
 
@@ -53,7 +54,8 @@ class _ToolCall(Struct, frozen=True):
     id: str = ""
 
     def record(self) -> ToolCall:
-        return ToolCall(self.id, CalledFunction(self.function.name, self.function.arguments))
+        function = self.function
+        return ToolCall(self.id, CalledFunction(function.name, function.arguments))
 
 
 class _Message(Struct, frozen=True):
@@ -112,7 +114,7 @@ class ChatClient:
             self.model = endpoint.pick_model(models, self.model, self.url).id
 
     async def complete(
-        self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Mapping[str, Any]] = ()
+        self, messages: Sequence[Message], sampling: Sampling, tools: ToolSpecs = ()
     ) -> ChatReply:
         """Draw one reply, or raise EngineError. A busy endpoint is asked again until the deadline."""
         refusal = ""
@@ -141,9 +143,7 @@ class ChatClient:
         async with self._http.request("POST", PATH, body) as reply:
             return reply.head, await endpoint.read_all(reply)
 
-    def _request(
-        self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Mapping[str, Any]]
-    ) -> _Request:
+    def _request(self, messages: Sequence[Message], sampling: Sampling, tools: ToolSpecs) -> _Request:
         """Build a request with all sampling parameters, so that no default of the model applies. Those
         that this endpoint refused before are left out."""
         params = {name: getattr(sampling, name) for name in ("max_tokens", *DEFAULTS)}
@@ -173,7 +173,8 @@ class ChatClient:
         pause_s = endpoint.retry_after_s(head.headers, datetime.now(UTC))
         if pause_s is None:
             pause_s = endpoint.back_off_s(num_refused, random.random())
-        if until_s is not None and asyncio.get_running_loop().time() + pause_s >= until_s:
+        now_s = asyncio.get_running_loop().time()
+        if until_s is not None and now_s + pause_s >= until_s:
             deadline = f"the deadline of {self._deadline_s:g} s"
             raise self._error(f"{refusal}; asking again in {pause_s:.1f} s would pass {deadline}")
         await asyncio.sleep(pause_s)

@@ -25,10 +25,6 @@ class DecoderAnswer(Struct, frozen=True):
     body: bytes
     content_type: str = "application/json"
 
-    @property
-    def is_ok(self) -> bool:
-        return self.status == 200
-
 
 def model_name(spec: EngineSpec) -> str:
     """Return the name under which the embedded engine serves its model."""

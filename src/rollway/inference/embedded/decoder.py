@@ -43,8 +43,8 @@ class Decoder:
         self._max_context = spec.engine.max_context
         self._tokenizer = Tokenizer(spec.model.path)
         slots = SlotModel(self._model, local.max_batch, self._max_context)
-        self._scheduler = Scheduler(slots, spec.seed)
-        self._scheduler.version = spec.version
+        self.scheduler = Scheduler(slots, spec.seed)
+        self.scheduler.version = spec.version
         self._replies: dict[int, ReplyBuilder] = {}
         self._num_generated = 0
         self._actions: dict[str, Callable[[DecoderCall], Json | None]] = {
@@ -53,17 +53,13 @@ class Decoder:
             "abort": self._abort,
             "/pause": self._pause,
             "/resume": self._resume,
-            "/is_paused": lambda call: {"is_paused": self._scheduler.paused},
+            "/is_paused": lambda call: {"is_paused": self.scheduler.paused},
             "/collective_rpc": self._reload,
             "/reset_prefix_cache": lambda call: {},  # nothing is cached between requests
             "/update_weight_version": self._set_version,
-            "/weight_info": lambda call: {"weight_version": str(self._scheduler.version)},
+            "/weight_info": lambda call: {"weight_version": str(self.scheduler.version)},
             "load": self._load,
         }
-
-    @property
-    def has_work(self) -> bool:
-        return self._scheduler.has_work
 
     def handle(self, call: DecoderCall) -> DecoderAnswer | None:
         """Do what a call asks for. None means that its answer comes later, or that it has none."""
@@ -77,7 +73,7 @@ class Decoder:
     def run_pass(self) -> list[DecoderAnswer]:
         """Run one forward pass and return the answers of the requests that it finished."""
         answers = []
-        for sequence in self._scheduler.run_pass():
+        for sequence in self.scheduler.run_pass():
             self._num_generated += len(sequence.tokens)
             answers.append(self._replies.pop(sequence.request.id)(sequence))
         return answers
@@ -141,7 +137,7 @@ class Decoder:
             routes_start=start,
             seed=request.seed,
         )
-        self._scheduler.add(generation)
+        self.scheduler.add(generation)
         self._replies[call.id] = reply
 
     def _eos_ids(self) -> frozenset[int]:
@@ -149,17 +145,16 @@ class Decoder:
         return frozenset([eos] if isinstance(eos, int) else eos or ())
 
     def _abort(self, call: DecoderCall) -> None:
-        """Give up the request of a client that closed its connection."""
-        self._scheduler.abort(call.id)
+        self.scheduler.abort(call.id)
         self._replies.pop(call.id, None)
 
     def _pause(self, call: DecoderCall) -> Json:
         requests.read(call.body, requests.PauseRequest)
-        self._scheduler.paused = True
+        self.scheduler.paused = True
         return {"status": "paused"}
 
     def _resume(self, call: DecoderCall) -> Json:
-        self._scheduler.paused = False
+        self.scheduler.paused = False
         return {"status": "resumed"}
 
     def _reload(self, call: DecoderCall) -> Json:
@@ -171,13 +166,12 @@ class Decoder:
         version = requests.read(call.body, requests.VersionRequest).new_version
         if not version.isdigit():
             raise BadRequest(f"new_version must be a whole number, not {version!r}")
-        self._scheduler.version = int(version)
+        self.scheduler.version = int(version)
         return {"success": True, "new_version": version}
 
     def _load(self, call: DecoderCall) -> Json:
         return {
-            "running": self._scheduler.num_running,
-            "waiting": self._scheduler.num_waiting,
+            **self.scheduler.load,
             "slots": self._spec.engine.local.max_batch,
             "generated": self._num_generated,
         }
@@ -201,7 +195,7 @@ def serve_decoder(name: str, sock: socket.socket) -> None:
     pipe.send(msgpack.encode(DecoderAnswer(0, 200, b"")))
     calls = msgpack.Decoder(DecoderCall)
     while True:
-        while pipe.ready(0 if decoder.has_work else None):
+        while pipe.ready(0 if decoder.scheduler.has_work else None):
             frame = pipe.receive()
             if frame is None:
                 return

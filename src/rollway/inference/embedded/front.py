@@ -44,18 +44,14 @@ class DecoderClient:
 
     def __init__(self, pipe: AsyncPipe) -> None:
         self._pipe = pipe
-        self._waiting: dict[int, asyncio.Future[DecoderAnswer]] = {}
+        self.waiting: dict[int, asyncio.Future[DecoderAnswer]] = {}
         self._ids = itertools.count(1)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
 
     async def call(self, action: str, body: bytes = b"", accept: str = "") -> DecoderAnswer:
         """Return the decoder's answer. If the caller is cancelled, the decoder gives the request up."""
         call_id = next(self._ids)
         answer: asyncio.Future[DecoderAnswer] = asyncio.get_running_loop().create_future()
-        self._waiting[call_id] = answer
+        self.waiting[call_id] = answer
         try:
             await self._pipe.send(msgpack.encode(DecoderCall(call_id, action, body, accept)))
             return await answer
@@ -66,25 +62,23 @@ class DecoderClient:
                 await self._pipe.send(msgpack.encode(DecoderCall(call_id, "abort")))
             raise
         finally:
-            del self._waiting[call_id]
+            del self.waiting[call_id]
 
     async def listen(self) -> None:
         """Hand answers to their callers until the decoder ends, then raise PartDied."""
         answers = msgpack.Decoder(DecoderAnswer)
         while (frame := await self._pipe.receive()) is not None:
             answer = answers.decode(frame)
-            waiting = self._waiting.get(answer.id)
+            waiting = self.waiting.get(answer.id)
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer)
-        for waiting in self._waiting.values():
+        for waiting in self.waiting.values():
             if not waiting.done():
                 waiting.set_result(GONE)
         raise PartDied("the embedded engine's decoder process died")
 
 
 class EngineFront:
-    """The HTTP handlers of the embedded engine."""
-
     def __init__(self, decoder: DecoderClient, model: str) -> None:
         self._decoder = decoder
         self._model = model
@@ -127,7 +121,7 @@ class EngineFront:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         answer = await self._decoder.call("load")
-        if not answer.is_ok:
+        if answer.status != 200:
             return _response(answer)
         load = msgspec.json.decode(answer.body, type=dict[str, int])
         self._running.set(load["running"])
@@ -144,14 +138,13 @@ def _response(answer: DecoderAnswer) -> web.Response:
 
 @asynccontextmanager
 async def _start_decoder(spec: EngineSpec) -> AsyncIterator[DecoderClient]:
-    """Start the decoder process and wait until its model is loaded."""
     async with child.start("engine-decoder", DECODER, computes=True) as process:
         await process.send_first(msgpack.encode(spec))
         first = await process.pipe.receive()
         if first is None:
             raise EngineError("the embedded engine's decoder process ended while it loaded the model")
         ready = msgpack.decode(first, type=DecoderAnswer)
-        if not ready.is_ok:
+        if ready.status != 200:
             raise ModelError(ready.body.decode())
         yield DecoderClient(process.pipe)
 
@@ -176,13 +169,12 @@ def _open_socket(spec: EngineSpec) -> socket.socket:
 
 
 async def engine(spec: EngineSpec, parent: Parent) -> None:
-    """Serve until the parent is gone."""
     with _open_socket(spec) as sock:
         async with asyncio.TaskGroup() as tasks, _start_decoder(spec) as decoder:
             front = EngineFront(decoder, model_name(spec))
             async with _serve(front.app(), sock) as address:
                 listening = tasks.create_task(decoder.listen())
-                parent.in_flight = lambda: decoder.num_waiting
+                parent.in_flight = lambda: len(decoder.waiting)
                 await parent.report_ready(address)
                 await parent.wait_until_gone()
                 listening.cancel()

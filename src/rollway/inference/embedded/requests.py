@@ -70,8 +70,6 @@ class ReloadArgs(Struct, frozen=True):
 
 
 class RpcRequest(Struct, frozen=True):
-    """A call to every worker of the engine. Only `reload_weights` is supported."""
-
     method: Literal["reload_weights"]
     kwargs: ReloadArgs
 
@@ -109,7 +107,6 @@ def check_prompt(prompt: list[int], vocab_size: int, max_context: int, routes_st
 
 
 def completion_reply(sequence: TokenSequence, request: CompletionRequest, tokenizer: Tokenizer) -> Json:
-    """Build vLLM's answer to `/v1/completions`."""
     choice: Json = {
         "index": 0,
         "text": tokenizer.decode(sequence.tokens, skip_special_tokens=True),
@@ -140,7 +137,6 @@ def binary_reply(sequence: TokenSequence) -> bytes:
 def chat_reply(
     sequence: TokenSequence, request: ChatRequest, message: Json, tokenizer: Tokenizer
 ) -> Json:
-    """Build vLLM's answer to `/v1/chat/completions`."""
     choice = {"index": 0, "message": message, "logprobs": None, **_common_fields(sequence)}
     if request.logprobs:
         pairs = zip(sequence.tokens, sequence.logprobs, strict=True)
@@ -157,7 +153,6 @@ def chat_reply(
 
 
 def _common_fields(sequence: TokenSequence) -> Json:
-    """Return the fields that both kinds of reply share: finish reason, versions and routes."""
     fields: Json = {"finish_reason": sequence.finish_reason, "token_versions": sequence.versions}
     routes = sequence.routes()
     if routes is not None:

@@ -28,8 +28,6 @@ class GenerationRequest(Struct, frozen=True):
 
 
 class TokenSequence:
-    """One request being decoded."""
-
     def __init__(self, request: GenerationRequest, rng: np.random.Generator) -> None:
         self.request = request
         self.rng = rng
@@ -79,40 +77,38 @@ class Scheduler:
         return not self.paused and bool(self._waiting or self._running)
 
     @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
+    def load(self) -> dict[str, int]:
+        return {"running": len(self._running), "waiting": len(self._waiting)}
 
     def add(self, request: GenerationRequest) -> None:
         rng = self._rng if request.seed is None else np.random.default_rng(request.seed)
         self._waiting.append(TokenSequence(request, rng))
 
     def abort(self, request_id: int) -> None:
-        """Forget a request, whether it waits or runs."""
-        self._waiting = deque(
-            sequence for sequence in self._waiting if sequence.request.id != request_id
-        )
-        for slot, sequence in enumerate(self._running):
-            if sequence.request.id == request_id:
-                self._free(slot)
-                break
+        waiting = self._waiting
+        self._waiting = deque(item for item in waiting if item.request.id != request_id)
+        running = [sequence.request.id for sequence in self._running]
+        if request_id in running:
+            self._free(running.index(request_id))
 
     def run_pass(self) -> list[TokenSequence]:
         """Draw one token for each new sequence that fits, or else for each running one. Return the
         sequences that this finished."""
         joining = self._pop_joining()
+        running = self._running
         if joining:
-            first = len(self._running)
-            self._running += joining
+            first = len(running)
+            running += joining
             prompts = [sequence.request.prompt for sequence in joining]
             self._advance(first, prompts, starts=[0] * len(joining))
         else:
-            last = [[sequence.tokens[-1]] for sequence in self._running]
-            self._advance(0, last, starts=[sequence.length - 1 for sequence in self._running])
-        return self._pop_finished()
+            last = [[sequence.tokens[-1]] for sequence in running]
+            self._advance(0, last, starts=[sequence.length - 1 for sequence in running])
+        finished = [sequence for sequence in running if sequence.finish_reason]
+        for slot in reversed(range(len(running))):
+            if running[slot].finish_reason:
+                self._free(slot)
+        return finished
 
     def _pop_joining(self) -> list[TokenSequence]:
         """Take waiting sequences for the free slots, as many as one forward pass takes."""
@@ -140,13 +136,6 @@ class Scheduler:
             if chosen is not None:
                 sequence.add_routes(chosen[index, : lengths[index]])
             sequence.add_token(token, logprob, self.version, self._model.max_context)
-
-    def _pop_finished(self) -> list[TokenSequence]:
-        finished = [sequence for sequence in self._running if sequence.finish_reason]
-        for slot in reversed(range(len(self._running))):
-            if self._running[slot].finish_reason:
-                self._free(slot)
-        return finished
 
     def _free(self, slot: int) -> None:
         """Remove the sequence in `slot` and move the last sequence into the gap."""

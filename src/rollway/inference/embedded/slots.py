@@ -10,11 +10,8 @@ from ...model.routers import capture, find_routers, num_experts
 
 
 class SlotCache(DynamicCache):
-    """Keys and values `[slots, heads, context, dim]` per layer, written in place.
-
-    `aim` sets which slots and positions the next forward pass fills. `update`, which the model calls,
-    then returns views of everything that these slots hold.
-    """
+    """Keys and values `[slots, heads, context, dim]` per layer, written in place. `aim` sets what the
+    next forward pass fills. `update`, which the model calls, then returns views of these slots."""
 
     def __init__(self, num_slots: int, max_context: int) -> None:
         super().__init__()
@@ -61,27 +58,20 @@ class SlotModel:
 
     def __init__(self, model: Any, num_slots: int, max_context: int) -> None:
         self.model = model.eval()
+        self.device: torch.device = model.device
         self.num_slots = num_slots
         self.max_context = max_context
         self._cache = SlotCache(num_slots, max_context)
         self._routers = find_routers(model)
         self._route_dtype = torch.uint8 if num_experts(model) <= 256 else torch.uint16
 
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.model.device
-        return device
-
     @torch.inference_mode()
     def forward(
         self, first_slot: int, ids: Tensor, starts: Tensor, lengths: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Process `lengths[i]` new tokens of slot `first_slot + i` from position `starts[i]`.
-
-        `ids` is padded on the right. Padding writes only beyond the positions that are attended to, and
-        the sequence overwrites it later. Returns the logits after each slot's last new token, and routes
-        `[slots, tokens, layers, topk]`.
-        """
+        """Process `lengths[i]` new tokens of slot `first_slot + i` from position `starts[i]`. Return the
+        logits after each slot's last new token, and routes `[slots, tokens, layers, topk]`. `ids` is
+        padded on the right: beyond what is attended to, and the sequence overwrites it later."""
         positions = starts[:, None] + torch.arange(ids.shape[1], device=ids.device)
         end = int((starts + lengths).max())
         mask = torch.arange(end, device=ids.device) <= positions[:, None, :, None]

@@ -39,8 +39,6 @@ def make_prompt(ids: Ints, previous: Prompt = EMPTY_PROMPT) -> Prompt:
 
 
 class EngineCall(Struct, frozen=True):
-    """A request without a prompt."""
-
     path: str
     body: bytes = b""
 

@@ -32,15 +32,13 @@ class Completer(Protocol):
 
     async def complete(
         self, prompt: Prompt, sampling: Sampling, stop_ids: list[int], routes_start: int
-    ) -> Turn:
-        """Draw one reply, or raise EngineError."""
+    ) -> Turn: ...
 
 
 class PolicyState:
     """The policy version that all engines of one worker are expected to sample from."""
 
-    def __init__(self) -> None:
-        self.version = 0
+    version = 0
 
 
 class Engine:
@@ -53,6 +51,7 @@ class Engine:
         long_replies: LongReplies | None, *, routes: bool,
     ) -> None:  # fmt: skip
         self._link = link
+        self.url = link.url
         self.model = model
         self._dialect = dialect
         self._routes = routes
@@ -60,10 +59,6 @@ class Engine:
         self._long_replies = long_replies
         self._reports_version = True
         self.policy = PolicyState()
-
-    @property
-    def url(self) -> str:
-        return self._link.url
 
     async def complete(
         self, prompt: Prompt, sampling: Sampling, stop_ids: list[int], routes_start: int

@@ -29,8 +29,6 @@ class EngineAccess(Struct, frozen=True):
 
 
 class EngineLink:
-    """One engine's address, and the connections to it."""
-
     def __init__(self, http: HttpClient, access: EngineAccess, url: str) -> None:
         self._http = http
         self._access = access

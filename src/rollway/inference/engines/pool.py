@@ -25,8 +25,6 @@ MAX_LOST = 5
 
 
 class _Member:
-    """An engine, and the time until which it is left alone."""
-
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.rests_until_s = 0.0
@@ -106,8 +104,6 @@ def _waited_too_long(error: EngineAway, waited_s: float) -> EngineError:
 
 
 class PoolConfig(Struct, frozen=True, kw_only=True):
-    """The engines of a worker, and how it uses them."""
-
     engines: tuple[EngineAccess, ...]
     routes: bool
     shape: RouteShape | None
@@ -138,7 +134,6 @@ async def open_pool(
 
 
 async def _wait_for_first(links: Sequence[EngineLink], patience_s: float) -> ServedModel:
-    """Return the model of the first engine that answers."""
     until_s = time.monotonic() + patience_s
     while True:
         for link in links:

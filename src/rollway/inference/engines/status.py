@@ -11,8 +11,6 @@ from ...records.engine import EngineLoad
 
 
 class LoadGauges(Struct, frozen=True):
-    """The names of the metrics that describe an engine's load."""
-
     running: bytes
     waiting: bytes
     cache_use: bytes
@@ -30,7 +28,6 @@ def parse_load(metrics: bytes | bytearray, names: LoadGauges) -> EngineLoad | No
 
 
 def sum_loads(loads: Sequence[EngineLoad]) -> EngineLoad | None:
-    """Return the load of several engines as if they were one, or None if there are none."""
     if not loads:
         return None
     return EngineLoad(
@@ -80,10 +77,8 @@ def parse_version(body: bytes | bytearray) -> str:
 
 
 def is_version(reported: str, version: int) -> bool:
-    """Return whether the version that an engine reports is exactly `version`."""
     return reported == str(version) or (version == 0 and reported in INITIAL_VERSIONS)
 
 
 def is_at_least(reported: str, version: int) -> bool:
-    """Return whether the version that an engine reports is `version` or a later one."""
     return is_version(reported, version) or (reported.isdigit() and int(reported) >= version)

@@ -24,11 +24,9 @@ PROMPT_ROUTES = b'"prompt_routed_experts"'
 
 
 class CompletionRequest(Struct, frozen=True):
-    """The fields of `/v1/completions` that rollway sends and its embedded engine understands.
-
-    Every field is always sent. vLLM takes a missing field from the model's generation config, and would
-    then sample from another distribution than the trainer assumes.
-    """
+    """The fields of `/v1/completions` that rollway sends and its embedded engine understands. All are
+    always sent: vLLM takes a missing field from the model's generation config, and would then sample
+    from another distribution than the trainer assumes."""
 
     model: str
     prompt: list[int]
@@ -71,8 +69,6 @@ _replies = msgspec.json.Decoder(_Reply)
 
 
 class Vllm:
-    """The dialect of vLLM."""
-
     name = "vllm"
     path = "/v1/completions"
     weight_version = EngineCall("/weight_info")

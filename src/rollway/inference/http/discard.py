@@ -19,11 +19,9 @@ the peer and this side would wait for each other forever."""
 
 
 class KernelDiscard:
-    """Throws away the next `num_bytes` of a socket, then calls `on_end` with the number thrown away.
-
-    That number is smaller if the peer closes the connection first. The transport that owns the socket
-    must not read meanwhile. Its descriptor is registered with the loop, so this waits on a duplicate.
-    """
+    """Throws away the next `num_bytes` of a socket, then calls `on_end` with the number thrown away. It
+    is smaller if the peer closes the connection first. The transport that owns the socket must not read
+    meanwhile. Its descriptor is registered with the loop, so this waits on a duplicate."""
 
     def __init__(self, sock: socket.socket, num_bytes: int, on_end: Callable[[int], None]) -> None:
         self._loop = asyncio.get_running_loop()

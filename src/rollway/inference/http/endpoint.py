@@ -30,8 +30,6 @@ class _Models(Struct, frozen=True):
 
 
 class ErrorDetail(Struct, frozen=True):
-    """The message of an error reply, and the parameter that it refuses."""
-
     message: str | None = None
     param: Any = None
 
@@ -56,7 +54,6 @@ def describe_error(status: int, body: bytes | bytearray) -> str:
 
 
 def request_headers(key: str) -> Mapping[str, str]:
-    """Return the headers of every request. `key` may be empty."""
     headers = {"User-Agent": "rollway"}
     if key:
         headers["Authorization"] = f"Bearer {key}"

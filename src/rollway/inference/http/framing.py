@@ -58,7 +58,6 @@ class ReplyHead(Struct, frozen=True):
 
     @property
     def closes(self) -> bool:
-        """True if the server closes the connection after this reply."""
         has_no_end = self.length is None and not self.is_chunked
         return has_no_end or self.headers.get("connection", "").lower() == "close"
 
@@ -80,8 +79,6 @@ def parse_head(text: bytes) -> ReplyHead:
 
 
 class CountedBody:
-    """A body whose length the head announced."""
-
     def __init__(self, length: int, sink: BodySink, skipper: Skipper | None) -> None:
         self._left = length
         self._sink = sink
@@ -151,8 +148,6 @@ class ChunkedBody:
 
 
 class UntilClosedBody:
-    """A body that ends when the server closes the connection."""
-
     done = False
     has_surplus = False
 
@@ -164,7 +159,6 @@ Body = CountedBody | ChunkedBody | UntilClosedBody
 
 
 def make_body(head: ReplyHead, sink: BodySink, skipper: Skipper | None = None) -> Body:
-    """Return the parser for the kind of body that `head` announces."""
     if head.is_chunked:
         return ChunkedBody(sink)
     return UntilClosedBody(sink) if head.length is None else CountedBody(head.length, sink, skipper)

@@ -173,9 +173,7 @@ class BulkString:
 
 class BodyCutter:
     """A sink for JSON. `rest` becomes the JSON with an empty string in place of each of the `bulks`.
-
-    `bulks` is keyed by field name, in quotes. A field that is missing or null has no entry.
-    """
+    These are keyed by field name, in quotes. A field that is missing or null has no entry."""
 
     def __init__(self, body_buffer: BodyBuffer, unneeded_chars: UnneededChars = keep_all) -> None:
         self._body_buffer = body_buffer
