@@ -31,14 +31,14 @@ class Collective:
         """Replace each gradient by its sum over all ranks. A parameter that no rank used keeps none."""
         if self.count == 1:
             return
-        trainable = [parameter for parameter in parameters if parameter.requires_grad]
-        num_used = torch.tensor([float(parameter.grad is not None) for parameter in trainable])
+        weights = [parameter for parameter in parameters if parameter.requires_grad]
+        num_used = torch.tensor([float(weight.grad is not None) for weight in weights])
         dist.all_reduce(num_used)
-        for parameter, count in zip(trainable, num_used.tolist(), strict=True):
+        for weight, count in zip(weights, num_used.tolist(), strict=True):
             if count:
-                grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                dist.all_reduce(grad)
-                parameter.grad = grad
+                if weight.grad is None:
+                    weight.grad = torch.zeros_like(weight)
+                dist.all_reduce(weight.grad)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         if self.count == 1:

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from msgspec import Struct
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, from_numpy
 
 from ..errors import PayloadError
 from ..payload.blob import Columns
@@ -39,14 +38,14 @@ def load_micro_batch(reader: SegmentReader, rows: Sequence[BatchRow]) -> PackedM
     targets = np.flatnonzero((_join(columns, "loss_mask") != 0) & (positions > 0))
     advantages = np.array([row.advantage for row in rows], np.float32)
     return PackedMicroBatch(
-        token_ids=torch.from_numpy(_join(columns, "token_ids").astype(np.int64)),
-        positions=torch.from_numpy(positions),
-        row_of_token=torch.from_numpy(row_of_token),
+        token_ids=from_numpy(_join(columns, "token_ids").astype(np.int64)),
+        positions=from_numpy(positions),
+        row_of_token=from_numpy(row_of_token),
         routes=_pack_routes(columns),
-        targets=torch.from_numpy(targets),
-        logprobs=torch.from_numpy(_join(columns, "logprobs")[targets]),
-        temperatures=torch.from_numpy(_join(columns, "temperatures")[targets]),
-        advantages=torch.from_numpy(advantages[row_of_token[targets]]),
+        targets=from_numpy(targets),
+        logprobs=from_numpy(_join(columns, "logprobs")[targets]),
+        temperatures=from_numpy(_join(columns, "temperatures")[targets]),
+        advantages=from_numpy(advantages[row_of_token[targets]]),
     )
 
 
@@ -63,4 +62,4 @@ def _pack_routes(columns: Sequence[Columns]) -> Tensor | None:
             f"only {num_with_routes} of the {len(columns)} rows of a micro-batch have routes; run every "
             "'rollway serve' with the same --routes as the run file's engine.routes"
         )
-    return torch.from_numpy(_join(columns, "routes").astype(np.int64))
+    return from_numpy(_join(columns, "routes").astype(np.int64))

@@ -19,7 +19,7 @@ from ..rundir.rundir import RunDir, remove_folder
 from ..transport.batch import Batch
 from ..wire.pipe import BlockingPipe
 from .collective import Collective, join_ranks
-from .rank_processes import RankFailed, RankLoaded, RankStart, RankTrained
+from .rank_processes import RankDone, RankFailed, RankStart
 from .step import Learner
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -55,9 +55,9 @@ class Rank:
         folder = self._run.weights_of(batch.version)
         self._save_model(folder)
         self._save_optimizer(batch.version)
-        every, last = self._spec.trainer.checkpoint_every, self._spec.max_steps
-        if batch.step == last or batch.step % every == 0:
-            self._checkpoint(batch.step)
+        step, every = batch.step, self._spec.trainer.checkpoint_every
+        if step == self._spec.max_steps or step % every == 0:
+            self._checkpoint(step)
         metrics["time/open"] = max(0.0, waited_s)
         metrics["time/train"] = trained_s - start_s
         metrics["time/publish"] = time.monotonic() - trained_s
@@ -108,9 +108,9 @@ def serve_rank(name: str, sock: socket.socket) -> None:
         start = msgpack.decode(first, type=RankStart)
         spec = start.spec
         rank = Rank(spec, join_ranks(start.rank, spec.trainer.ranks, start.meeting))
-        pipe.send(msgpack.encode(RankLoaded()))
+        pipe.send(msgpack.encode(RankDone()))
         while (frame := pipe.receive()) is not None:
             batch = msgpack.decode(frame, type=Batch)
-            pipe.send(msgpack.encode(RankTrained(rank.train(batch))))
+            pipe.send(msgpack.encode(RankDone(rank.train(batch))))
     except RollwayError as error:
         pipe.send(msgpack.encode(RankFailed(str(error))))

@@ -25,21 +25,17 @@ class RankStart(Struct, frozen=True):
     meeting: str = ""
 
 
-class RankLoaded(Struct, frozen=True, tag="loaded"):
-    """The model is in memory."""
+class RankDone(Struct, frozen=True, tag="done"):
+    """The model is loaded, or a step is taken. The first rank adds the record of the new weights."""
 
-
-class RankTrained(Struct, frozen=True, tag="trained"):
-    """The step is taken. The first rank has written its weights, and adds their record."""
-
-    published: Published | None
+    published: Published | None = None
 
 
 class RankFailed(Struct, frozen=True, tag="failed"):
     error: str
 
 
-RankAnswer = RankLoaded | RankTrained | RankFailed
+RankAnswer = RankDone | RankFailed
 
 ENTRY = "rollway.trainer.rank:serve_rank"
 HINDSIGHT_S = 0.5
@@ -59,7 +55,6 @@ class RankProcesses:
         """Have all ranks take one step. Return the record of the weights, which are complete on disk."""
         frame = msgpack.encode(batch)
         first, *_ = await _gather([_ask(process, frame) for process in self.processes])
-        assert isinstance(first, RankTrained)
         assert first.published is not None
         return first.published
 
@@ -80,7 +75,7 @@ async def start_ranks(spec: TrainerSpec) -> AsyncIterator[RankProcesses]:
         yield RankProcesses(processes)
 
 
-async def _gather(questions: list[Coroutine[Any, Any, RankAnswer]]) -> list[RankAnswer]:
+async def _gather(questions: list[Coroutine[Any, Any, RankDone]]) -> list[RankDone]:
     """Return the answer of every rank. If several fail, raise the error of one that was killed, because
     its death makes the others fail."""
     tasks = [asyncio.ensure_future(question) for question in questions]
@@ -96,11 +91,11 @@ async def _gather(questions: list[Coroutine[Any, Any, RankAnswer]]) -> list[Rank
             task.cancel()
 
 
-def _failures(done: "set[asyncio.Task[RankAnswer]]") -> list[PartDied]:
+def _failures(done: "set[asyncio.Task[RankDone]]") -> list[PartDied]:
     return [error for task in done if isinstance(error := task.exception(), PartDied)]
 
 
-async def _ask(rank: child.Child, frame: bytes) -> RankAnswer:
+async def _ask(rank: child.Child, frame: bytes) -> RankDone:
     try:
         await rank.pipe.send(frame)
         reply = await rank.pipe.receive()

@@ -69,17 +69,17 @@ class Learner:
         return [float(loss.detach()), *sums]
 
 
-def _replay_routes(model: Any, packed: PackedMicroBatch) -> AbstractContextManager[None]:
+def _replay(model: Any, routes: Tensor | None) -> AbstractContextManager[None]:
     """Make the model's routers choose the experts that the engine chose, while the block lasts."""
-    if packed.routes is None:
+    if routes is None:
         return nullcontext()
-    routers, num_layers = find_routers(model), packed.routes.shape[1]
+    routers, num_layers = find_routers(model), routes.shape[1]
     if len(routers) != num_layers:
         raise ModelError(
             f"the engine returns routes of {num_layers} layers, but the model has {len(routers)} "
             "routers; set trainer.replay_routes = false to train without them"
         )
-    return replay(routers, packed.routes.to(model.device))
+    return replay(routers, routes.to(model.device))
 
 
 def token_logprobs(
@@ -90,7 +90,7 @@ def token_logprobs(
     device = model.device
     same_row = packed.row_of_token[:, None] == packed.row_of_token[None, :]
     mask = same_row & (packed.positions[:, None] >= packed.positions[None, :])
-    with _replay_routes(model, packed) if replay_routes else nullcontext():
+    with _replay(model, packed.routes if replay_routes else None):
         output = model(
             input_ids=packed.token_ids[None].to(device),
             position_ids=packed.positions[None].to(device),

@@ -68,10 +68,10 @@ def _examples(spec: WarmupSpec, folder: str) -> Iterator[Example]:
         for task in env.tasks():
             has_tasks = True
             if not isinstance(task.answer, str):
+                kind = type(task.answer).__name__
                 raise ConfigError(
                     f"the warm-up needs tasks with a text answer, but the answer of task '{task.id}' of "
-                    f"'{spec.env.id}' is {type(task.answer).__name__}; remove [warmup] to use a model "
-                    "folder"
+                    f"'{spec.env.id}' is {kind}; remove [warmup] to use a model folder"
                 )
             prompt = renderer.prompt([*system, Message("user", task.prompt)])
             yield prompt, [*tokenizer.encode(task.answer), renderer.stop_ids[0]]
@@ -87,7 +87,8 @@ def _imitate(model: Any, examples: Iterator[Example], config: WarmupConfig, pipe
     for step in range(1, config.max_steps + 1):
         for param_group in optimizer.param_groups:
             param_group["lr"] = config.lr * min(1.0, step / RAMP_STEPS)
-        loss, probability = _likelihood(model, list(itertools.islice(examples, config.batch_size)))
+        batch = list(itertools.islice(examples, config.batch_size))
+        loss, probability = _likelihood(model, batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

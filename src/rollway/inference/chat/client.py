@@ -93,7 +93,7 @@ class ChatClient:
             self.url += "/v1"
         self.model = model
         self._deadline_s = deadline_s
-        self._refused_params: set[str] = set()
+        self._refused: set[str] = set()
         try:
             self._http = HttpClient(self.url, endpoint.request_headers(key))
         except HttpError as error:
@@ -147,7 +147,7 @@ class ChatClient:
         """Build a request with all sampling parameters, so that no default of the model applies. Those
         that this endpoint refused before are left out."""
         params = {name: getattr(sampling, name) for name in ("max_tokens", *DEFAULTS)}
-        for name in self._refused_params:
+        for name in self._refused:
             value = params.pop(name)
             if name == "max_tokens":
                 params["max_completion_tokens"] = value
@@ -163,7 +163,7 @@ class ChatClient:
         sent = getattr(request, name)
         if sent is UNSET or sent != DEFAULTS.get(name, sent):
             return False
-        self._refused_params.add(name)
+        self._refused.add(name)
         return True
 
     async def _pause(

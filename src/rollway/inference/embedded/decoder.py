@@ -19,7 +19,7 @@ from ...model.load import load_model, load_weights
 from ...wire.pipe import BlockingPipe
 from ..engines.vllm import CompletionRequest
 from ..rendering.tokenizer import Tokenizer
-from ..replies.columns import SAFETENSORS
+from ..replies.columns import SAFETENSORS, encode_reply
 from . import requests
 from .calls import DecoderAnswer, DecoderCall, model_name
 from .requests import BadRequest, ChatRequest, Json
@@ -86,7 +86,10 @@ class Decoder:
 
         def reply(sequence: TokenSequence) -> DecoderAnswer:
             if binary:
-                return DecoderAnswer(call.id, 200, requests.binary_reply(sequence), SAFETENSORS)
+                reason, routes = sequence.finish_reason, sequence.routes()
+                columns = sequence.tokens, sequence.logprobs, sequence.versions
+                body = encode_reply(*columns, reason, routes)
+                return DecoderAnswer(call.id, 200, body, SAFETENSORS)
             return _encode(call, requests.completion_reply(sequence, request, self._tokenizer))
 
         stop_ids = frozenset() if request.ignore_eos else self._eos_ids()
@@ -141,7 +144,8 @@ class Decoder:
         self._replies[call.id] = reply
 
     def _eos_ids(self) -> frozenset[int]:
-        eos = self._model.generation_config.eos_token_id or self._model.config.eos_token_id
+        model = self._model
+        eos = model.generation_config.eos_token_id or model.config.eos_token_id
         return frozenset([eos] if isinstance(eos, int) else eos or ())
 
     def _abort(self, call: DecoderCall) -> None:

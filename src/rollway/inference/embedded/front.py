@@ -84,13 +84,14 @@ class EngineFront:
         self._model = model
         self._registry = CollectorRegistry()
         options: dict[str, Any] = {"labelnames": ["model_name"], "registry": self._registry}
-        running = Gauge("vllm:num_requests_running", "Requests being decoded", **options)
-        waiting = Gauge("vllm:num_requests_waiting", "Requests waiting for a slot", **options)
-        cache_help = "Share of the key-value cache's slots in use, 0 to 1"
-        cache = Gauge("vllm:kv_cache_usage_perc", cache_help, **options)
-        generated = Counter("vllm:generation_tokens", "Tokens drawn", **options)
-        self._running, self._waiting = running.labels(model), waiting.labels(model)
-        self._cache, self._generated = cache.labels(model), generated.labels(model)
+        helps = {
+            "vllm:num_requests_running": "Requests being decoded",
+            "vllm:num_requests_waiting": "Requests waiting for a slot",
+            "vllm:kv_cache_usage_perc": "Share of the key-value cache's slots in use, 0 to 1",
+        }
+        gauges = [Gauge(name, text, **options).labels(model) for name, text in helps.items()]
+        self._running, self._waiting, self._cache = gauges
+        self._generated = Counter("vllm:generation_tokens", "Tokens drawn", **options).labels(model)
         self._num_generated = 0
 
     def app(self) -> web.Application:
@@ -117,7 +118,8 @@ class EngineFront:
         return web.Response()
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": self._model, "object": "model"}]})
+        model = {"id": self._model, "object": "model"}
+        return web.json_response({"object": "list", "data": [model]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         answer = await self._decoder.call("load")

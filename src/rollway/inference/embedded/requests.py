@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from ...config.sections import Count, Natural, NonNegative
 from ...errors import UNREADABLE
 from ...records.task import Message
-from ..engines.vllm import CompletionRequest
+from ..engines.vllm import CompletionRequest, TopP
 from ..rendering.tokenizer import Tokenizer
-from ..replies.columns import encode_reply
 from ..replies.routes import encode_npy
 from .scheduler import TokenSequence
 
@@ -48,15 +48,15 @@ class ChatRequest(Struct, frozen=True):
 
     model: str
     messages: Annotated[list[Message], Meta(min_length=1)]
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
-    temperature: Annotated[float, Meta(ge=0)] = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    temperature: NonNegative = 1.0
+    top_p: TopP = 1.0
     logprobs: bool = False
     return_token_ids: bool = False
-    routed_experts_prompt_start: Annotated[int, Meta(ge=0)] | None = None
+    routed_experts_prompt_start: Natural | None = None
     stop_token_ids: list[int] = []
-    seed: Annotated[int, Meta(ge=0)] | None = None
+    seed: Natural | None = None
 
 
 class PauseRequest(Struct, frozen=True):
@@ -127,13 +127,6 @@ def completion_reply(sequence: TokenSequence, request: CompletionRequest, tokeni
     return {**_envelope("text_completion", request.model, sequence), "choices": [choice]}
 
 
-def binary_reply(sequence: TokenSequence) -> bytes:
-    """Encode the columns without text, for a client that accepts safetensors."""
-    return encode_reply(
-        sequence.tokens, sequence.logprobs, sequence.versions, sequence.finish_reason, sequence.routes()
-    )
-
-
 def chat_reply(
     sequence: TokenSequence, request: ChatRequest, message: Json, tokenizer: Tokenizer
 ) -> Json:
@@ -154,8 +147,7 @@ def chat_reply(
 
 def _common_fields(sequence: TokenSequence) -> Json:
     fields: Json = {"finish_reason": sequence.finish_reason, "token_versions": sequence.versions}
-    routes = sequence.routes()
-    if routes is not None:
+    if (routes := sequence.routes()) is not None:
         fields["routed_experts"] = encode_npy(routes)
     return fields
 

@@ -35,20 +35,17 @@ class TokenSequence:
         self.logprobs: list[float] = []
         self.versions: list[int] = []
         self.finish_reason = ""
-        self._routes: list[Routes] = []
+        self.route_pieces: list[Routes] = []
 
     @property
     def length(self) -> int:
         return len(self.request.prompt) + len(self.tokens)
 
-    def add_routes(self, routes: Routes) -> None:
-        self._routes.append(routes)
-
     def routes(self) -> Routes | None:
         """Return the routes from `routes_start` to the last token but one, or None without experts."""
-        if not self._routes:
+        if not self.route_pieces:
             return None
-        return np.concatenate(self._routes)[self.request.routes_start :]
+        return np.concatenate(self.route_pieces)[self.request.routes_start :]
 
     def add_token(self, token: int, logprob: float, version: int, max_context: int) -> None:
         """Add a drawn token, and set `finish_reason` if it is the last one."""
@@ -126,7 +123,8 @@ class Scheduler:
         lengths = [len(ids) for ids in new_ids]
         widest = max(lengths)
         padded = [ids + [0] * (widest - len(ids)) for ids in new_ids]
-        inputs = [torch.tensor(rows, device=self._model.device) for rows in (padded, starts, lengths)]
+        device = self._model.device
+        inputs = [torch.tensor(numbers, device=device) for numbers in (padded, starts, lengths)]
         logits, routes = self._model.forward(first, *inputs)
         sequences = self._running[first : first + len(new_ids)]
         tokens, logprobs = draw(logits, sequences)
@@ -134,14 +132,14 @@ class Scheduler:
         chosen = None if routes is None else routes.cpu().numpy()
         for index, (sequence, token, logprob) in enumerate(drawn):
             if chosen is not None:
-                sequence.add_routes(chosen[index, : lengths[index]])
+                sequence.route_pieces.append(chosen[index, : lengths[index]])
             sequence.add_token(token, logprob, self.version, self._model.max_context)
 
     def _free(self, slot: int) -> None:
         """Remove the sequence in `slot` and move the last sequence into the gap."""
         last = self._running.pop()
         if slot < len(self._running):
-            self._model.move(len(self._running), slot, last.length)
+            self._model.cache.move(len(self._running), slot, last.length)
             self._running[slot] = last
 
 

@@ -61,7 +61,7 @@ class SlotModel:
         self.device: torch.device = model.device
         self.num_slots = num_slots
         self.max_context = max_context
-        self._cache = SlotCache(num_slots, max_context)
+        self.cache = SlotCache(num_slots, max_context)
         self._routers = find_routers(model)
         self._route_dtype = torch.uint8 if num_experts(model) <= 256 else torch.uint16
 
@@ -75,19 +75,16 @@ class SlotModel:
         positions = starts[:, None] + torch.arange(ids.shape[1], device=ids.device)
         end = int((starts + lengths).max())
         mask = torch.arange(end, device=ids.device) <= positions[:, None, :, None]
-        self._cache.aim(first_slot, positions, end)
+        self.cache.aim(first_slot, positions, end)
         last = lengths - 1
         kept, where = torch.unique(last, return_inverse=True)
         with capture(self._routers) as chosen:
             output = self.model(
                 input_ids=ids, attention_mask=mask, position_ids=positions,
-                past_key_values=self._cache, use_cache=True, logits_to_keep=kept,
+                past_key_values=self.cache, use_cache=True, logits_to_keep=kept,
             )  # fmt: skip
         logits = output.logits[torch.arange(len(ids), device=ids.device), where].float()
         if not chosen:
             return logits, None
         routes = torch.stack(chosen, dim=1).to(self._route_dtype)
         return logits, routes.view(*ids.shape, *routes.shape[1:])
-
-    def move(self, source: int, target: int, length: int) -> None:
-        self._cache.move(source, target, length)

@@ -76,5 +76,5 @@ class EngineControl:
 @asynccontextmanager
 async def open_control(access: EngineAccess) -> AsyncIterator[EngineControl]:
     """Open the control of an engine that answers and serves the model of `access`."""
-    async with open_link(access) as link:
+    with open_link(access) as link:
         yield EngineControl(link, await link.fetch_model())

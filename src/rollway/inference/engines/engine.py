@@ -47,7 +47,7 @@ class Engine:
     expected version, unless the reply reports the version of each token."""
 
     def __init__(
-        self, link: EngineLink, model: str, dialect: Dialect, body_buffers: BodyBuffers,
+        self, link: EngineLink, model: str, dialect: Dialect, buffers: BodyBuffers,
         long_replies: LongReplies | None, *, routes: bool,
     ) -> None:  # fmt: skip
         self._link = link
@@ -55,7 +55,7 @@ class Engine:
         self.model = model
         self._dialect = dialect
         self._routes = routes
-        self._body_buffers = body_buffers
+        self._buffers = buffers
         self._long_replies = long_replies
         self._reports_version = True
         self.policy = PolicyState()
@@ -70,12 +70,12 @@ class Engine:
         body = dialect.encode_request(self.model, prompt, sampling, stop_ids, start)
         async with (
             self._link.request("POST", dialect.path, body, ACCEPT, check=check) as reply,
-            self._body_buffers.borrow_for(reply) as body_buffer,
+            self._buffers.borrow_for(reply) as buffer,
         ):
             if reply.head.headers.get("content-type") == SAFETENSORS:
-                drawn, routes = await self._read_binary(reply, body_buffer)
+                drawn, routes = await self._read_binary(reply, buffer)
             else:
-                drawn, routes = await self._read_json(reply, body_buffer, wanted)
+                drawn, routes = await self._read_json(reply, buffer, wanted)
         if self._routes and routes is None:
             raise EngineError(
                 f"the reply of {self.url} has no routes: "
@@ -110,15 +110,15 @@ class Engine:
             raise EngineAway(f"the engine at {self.url} has version '{reported}', not {version} yet")
         connection.checked_version = version
 
-    async def _read_binary(self, reply: HttpReply, body_buffer: BodyBuffer) -> Drawn:
-        await reply.read(body_buffer.add)
-        if body_buffer.length <= INLINE_ROUTES_BYTES:
-            return decode_reply(body_buffer)
-        return await thread_to_the_end(decode_reply, body_buffer)
+    async def _read_binary(self, reply: HttpReply, buffer: BodyBuffer) -> Drawn:
+        await reply.read(buffer.add)
+        if buffer.length <= INLINE_ROUTES_BYTES:
+            return decode_reply(buffer)
+        return await thread_to_the_end(decode_reply, buffer)
 
-    async def _read_json(self, reply: HttpReply, body_buffer: BodyBuffer, wanted: WantedRoutes) -> Drawn:
+    async def _read_json(self, reply: HttpReply, buffer: BodyBuffer, wanted: WantedRoutes) -> Drawn:
         dialect = self._dialect
-        cutter = BodyCutter(body_buffer, lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted))
+        cutter = BodyCutter(buffer, lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted))
         await reply.read(cutter.feed, cutter)
         if self._long_replies is None or len(cutter.rest) <= INLINE_JSON_BYTES:
             drawn = dialect.parse_columns(cutter.rest)
@@ -127,7 +127,7 @@ class Engine:
         if not self._routes:
             return drawn, None
         args = cutter.bulks, wanted, len(drawn.token_ids)
-        if body_buffer.length <= INLINE_ROUTES_BYTES:
+        if buffer.length <= INLINE_ROUTES_BYTES:
             return drawn, dialect.decode_routes(*args)
         return drawn, await thread_to_the_end(dialect.decode_routes, *args)
 
@@ -138,7 +138,7 @@ async def open_engine(
     long_replies: LongReplies | None = None,
 ) -> AsyncIterator[Engine]:  # fmt: skip
     """Open an engine that answers and serves the model of `access`."""
-    async with open_link(access) as link:
+    with open_link(access) as link:
         served = await link.fetch_model()
         dialect = pick_dialect(served, shape)
         yield Engine(link, served.id, dialect, BodyBuffers(), long_replies, routes=routes)

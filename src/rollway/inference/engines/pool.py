@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 from msgspec import Struct
 
@@ -59,12 +59,11 @@ class EnginePool:
     async def wait_for_member(self, index: int) -> tuple[int, _Member]:
         """Return the member at `index`, or the next one that does not rest, and its index. If all rest,
         wait for the first that may be asked again."""
-        count = len(self._members)
-        order = [number % count for number in range(index, index + count)]
-        now_s = time.monotonic()
-        chosen = min(order, key=lambda index: max(now_s, self._members[index].rests_until_s))
-        await asyncio.sleep(max(0.0, self._members[chosen].rests_until_s - now_s))
-        return chosen, self._members[chosen]
+        members, now_s = self._members, time.monotonic()
+        order = [*range(index, len(members)), *range(index)]
+        chosen = min(order, key=lambda number: max(now_s, members[number].rests_until_s))
+        await asyncio.sleep(max(0.0, members[chosen].rests_until_s - now_s))
+        return chosen, members[chosen]
 
 
 class PinnedEngine:
@@ -87,7 +86,8 @@ class PinnedEngine:
             except EngineAway as error:
                 member.note_loss()
                 since_s = since_s or time.monotonic()
-                num_lost += error.request_was_sent
+                if error.request_was_sent:
+                    num_lost += 1
                 waited_s = time.monotonic() - since_s
                 if num_lost >= MAX_LOST:
                     message = f"{error}; engines went away {num_lost} times during this request"
@@ -117,8 +117,8 @@ async def open_pool(
 ) -> AsyncIterator[EnginePool]:
     """Open the engines, which must all serve the same model. With `is_patient` wait until one engine
     answers, and take the others to be like it. Otherwise all engines must answer now."""
-    async with AsyncExitStack() as stack:
-        links = [await stack.enter_async_context(open_link(access)) for access in config.engines]
+    with ExitStack() as stack:
+        links = [stack.enter_context(open_link(access)) for access in config.engines]
         if is_patient:
             served = await _wait_for_first(links, config.patience_s)
         else:
@@ -147,9 +147,11 @@ async def _wait_for_first(links: Sequence[EngineLink], patience_s: float) -> Ser
 
 def check_same_model(engines: Sequence[tuple[str, ServedModel]]) -> None:
     """Raise EngineError unless all engines serve the same model: together they are one policy."""
-    served = [(url, f"'{model.id}' like {pick_dialect(model, None).name}") for url, model in engines]
-    first_url, first = served[0]
-    for url, other in served[1:]:
+    described = []
+    for url, model in engines:
+        described.append((url, f"'{model.id}' like {pick_dialect(model, None).name}"))
+    first_url, first = described[0]
+    for url, other in described:
         if other != first:
             raise EngineError(
                 f"the engine at {first_url} serves {first}, the one at {url} {other}: all engines of a "

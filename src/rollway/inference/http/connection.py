@@ -54,15 +54,17 @@ class Connection(asyncio.BufferedProtocol):
         if body.done:
             self._end()
         if self.is_open:
-            self._transport.resume_reading()  # for the rest of this body, or for the next reply
+            # for the rest of this body, or for the next reply
+            self._transport.resume_reading()
         else:
             self._on_lost()
         try:
             await self._body_end
         finally:
             self._body = None
+        # surplus bytes would be taken for the next reply
         if body.has_surplus:
-            self.close()  # the surplus bytes would be taken for the next reply
+            self.close()
 
     def close(self) -> None:
         self.is_open = False
@@ -85,7 +87,8 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._received += self._view[:nbytes]
                 self._on_head()
-        except Exception as error:  # an error of the sink goes to the reader of the body
+        except Exception as error:
+            # an error of the sink goes to the reader of the body
             self._fail(error)
             self.close()
 

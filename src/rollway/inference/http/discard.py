@@ -32,7 +32,8 @@ class KernelDiscard:
         self._wake_bytes = max(1, buffer_bytes // WAKE_SHARE)
         self._wake_loop_at(min(num_bytes, self._wake_bytes))
         self._loop.add_reader(self._sock, self._discard)
-        self._loop.call_soon(self._discard)  # a full buffer may have closed the window already
+        # a full buffer may have closed the window already
+        self._loop.call_soon(self._discard)
 
     def _discard(self) -> None:
         if self._sock.fileno() < 0:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from ...errors import UNREADABLE, EngineError, did_you_mean
 from .client import HttpClient, HttpReply
-from .framing import HttpAway, HttpError
+from .framing import Bytes, HttpAway, HttpError
 
 MAX_BODY_BYTES = 8 << 20
 """The largest body that `read_all` accepts."""
@@ -38,14 +38,14 @@ class _ErrorReply(Struct, frozen=True):
     error: ErrorDetail
 
 
-def parse_error(body: bytes | bytearray) -> ErrorDetail:
+def parse_error(body: Bytes) -> ErrorDetail:
     try:
         return msgspec.json.decode(body, type=_ErrorReply).error
     except UNREADABLE:
         return ErrorDetail()
 
 
-def describe_error(status: int, body: bytes | bytearray) -> str:
+def describe_error(status: int, body: Bytes) -> str:
     """Return the status and message of an error reply as one line."""
     message = parse_error(body).message
     if message is None:
@@ -64,7 +64,7 @@ async def read_all(reply: HttpReply) -> bytearray:
     """Read a small body. A body above MAX_BODY_BYTES raises HttpError."""
     body = bytearray()
 
-    def take(buffer: bytes | bytearray, start: int, end: int) -> None:
+    def take(buffer: Bytes, start: int, end: int) -> None:
         if len(body) + end - start > MAX_BODY_BYTES:
             raise HttpError(f"the reply has a body of more than {MAX_BODY_BYTES} bytes")
         body.extend(memoryview(buffer)[start:end])

@@ -9,7 +9,8 @@ from msgspec import Struct
 MAX_HEAD_BYTES = 64 << 10
 _HEX = re.compile(rb"[0-9a-fA-F]{1,15}")
 
-BodySink = Callable[[bytes | bytearray, int, int], None]
+Bytes = bytes | bytearray
+BodySink = Callable[[Bytes, int, int], None]
 """Takes `buffer[start:end]`. The buffer is written to again as soon as the call returns."""
 
 
@@ -86,7 +87,7 @@ class CountedBody:
         self.done = length == 0
         self.has_surplus = False
 
-    def feed(self, buffer: bytes | bytearray, start: int, end: int) -> None:
+    def feed(self, buffer: Bytes, start: int, end: int) -> None:
         taken = min(end - start, self._left)
         if taken:
             self._sink(buffer, start, start + taken)
@@ -116,7 +117,7 @@ class ChunkedBody:
         self.done = False
         self.has_surplus = False
 
-    def feed(self, buffer: bytes | bytearray, start: int, end: int) -> None:
+    def feed(self, buffer: Bytes, start: int, end: int) -> None:
         while start < end and not self.done:
             if self._left:
                 taken = min(end - start, self._left)
@@ -132,7 +133,8 @@ class ChunkedBody:
                 self._on_line(bytes(self._line).strip())
                 self._line.clear()
             elif len(self._line) > MAX_HEAD_BYTES:
-                raise HttpError(f"the line with a chunk's size is longer than {MAX_HEAD_BYTES} bytes")
+                limit = f"{MAX_HEAD_BYTES} bytes"
+                raise HttpError(f"the line with a chunk's size is longer than {limit}")
         self.has_surplus |= start < end
 
     def _on_line(self, line: bytes) -> None:
@@ -161,4 +163,6 @@ Body = CountedBody | ChunkedBody | UntilClosedBody
 def make_body(head: ReplyHead, sink: BodySink, skipper: Skipper | None = None) -> Body:
     if head.is_chunked:
         return ChunkedBody(sink)
-    return UntilClosedBody(sink) if head.length is None else CountedBody(head.length, sink, skipper)
+    if head.length is None:
+        return UntilClosedBody(sink)
+    return CountedBody(head.length, sink, skipper)

@@ -73,13 +73,14 @@ class SyncRenderer:
     def parse(self, completion_ids: list[int], tools: Tools = ()) -> ParsedReply:
         """Parse drawn ids into text and tool calls. Without `tools`, calls are left in the text."""
         parsed = self._renderer.parse_response(completion_ids, tools=list(tools) or None)
+        found = parsed.tool_calls
         if not tools:
             texts = [parsed.content] if parsed.content else []
-            texts += [call.raw for call in parsed.tool_calls]
+            texts += [call.raw for call in found]
             return ParsedReply("\n".join(texts), parsed.reasoning_content)
-        good = [call for call in parsed.tool_calls if call.status == OK and call.name]
+        good = [call for call in found if call.status == OK and call.name]
         calls = tuple(_tool_call(index, call) for index, call in enumerate(good))
-        malformed = tuple(call.raw for call in parsed.tool_calls if call not in good)
+        malformed = tuple(call.raw for call in found if call not in good)
         return ParsedReply(parsed.content, parsed.reasoning_content, calls, malformed)
 
 
@@ -149,9 +150,9 @@ def _renderer_config(model: ModelConfig) -> Any:
     try:
         default = renderers.config_from_name(model.renderer)
     except ValueError as error:
-        names = re.findall(r"'([^']+)'", str(error).partition("Known:")[2])
-        hint = did_you_mean(model.renderer, names) or f"; choose one of {', '.join(names)}"
-        raise ConfigError(f"no renderer '{model.renderer}' for 'model.renderer'{hint}") from None
+        names, name = re.findall(r"'([^']+)'", str(error).partition("Known:")[2]), model.renderer
+        hint = did_you_mean(name, names) or f"; choose one of {', '.join(names)}"
+        raise ConfigError(f"no renderer '{name}' for 'model.renderer'{hint}") from None
     try:
         return None if default is None else type(default)(**model.template)
     except pydantic.ValidationError as error:
