@@ -4,7 +4,7 @@ A router's forward pass returns `(logits, scores, indices)`, each with one entry
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -31,12 +31,10 @@ def num_experts(model: Any) -> int:
 @contextmanager
 def _forward_hooks(routers: list[torch.nn.Module], hooks: Iterable[Any]) -> Iterator[None]:
     """Register one hook at each router while the block runs."""
-    handles = [router.register_forward_hook(hook) for router, hook in zip(routers, hooks, strict=True)]
-    try:
+    with ExitStack() as stack:
+        for router, hook in zip(routers, hooks, strict=True):
+            stack.callback(router.register_forward_hook(hook).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

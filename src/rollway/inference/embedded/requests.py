@@ -132,11 +132,10 @@ def chat_reply(
 ) -> Json:
     choice = {"index": 0, "message": message, "logprobs": None, **_common_fields(sequence)}
     if request.logprobs:
-        pairs = zip(sequence.tokens, sequence.logprobs, strict=True)
-        content = [
-            {"token": tokenizer.decode([token]), "logprob": logprob, "top_logprobs": []}
-            for token, logprob in pairs
-        ]
+        content = []
+        for token, logprob in zip(sequence.tokens, sequence.logprobs, strict=True):
+            text = tokenizer.decode([token])
+            content.append({"token": text, "logprob": logprob, "top_logprobs": []})
         choice["logprobs"] = {"content": content}
     reply = {**_envelope("chat.completion", request.model, sequence), "choices": [choice]}
     if request.return_token_ids:

@@ -32,7 +32,10 @@ class SlotCache(DynamicCache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         if layer_idx == len(self._keys):
-            self._add_layer(key_states)
+            num_slots, max_context = self._size
+            shape = (num_slots, key_states.shape[1], max_context, key_states.shape[3])
+            self._keys.append(key_states.new_zeros(shape))
+            self._values.append(key_states.new_zeros(shape))
         views = []
         for store, new in ((self._keys, key_states), (self._values, value_states)):
             slots = store[layer_idx][self._slots]
@@ -40,11 +43,6 @@ class SlotCache(DynamicCache):
             slots.scatter_(2, at, new)
             views.append(slots[:, :, : self._end])
         return views[0], views[1]
-
-    def _add_layer(self, like: Tensor) -> None:
-        shape = (self._size[0], like.shape[1], self._size[1], like.shape[3])
-        self._keys.append(like.new_zeros(shape))
-        self._values.append(like.new_zeros(shape))
 
     @torch.inference_mode()
     def move(self, source: int, target: int, length: int) -> None:

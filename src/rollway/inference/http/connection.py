@@ -44,6 +44,7 @@ class Connection(asyncio.BufferedProtocol):
 
     async def read(self, head: ReplyHead, sink: BodySink, skipper: Skipper | None) -> None:
         """Feed the whole body to `sink`, except for the bytes that `skipper` does not need."""
+        # encrypted bytes must be read to be decrypted
         is_encrypted = self._transport.get_extra_info("ssl_object") is not None
         can_discard = discard.IS_POSSIBLE and not is_encrypted
         body = framing.make_body(head, sink, skipper if can_discard else None)
