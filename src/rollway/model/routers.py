@@ -19,13 +19,15 @@ TOLERANCE = 1e-4
 
 def find_routers(model: Any) -> list[torch.nn.Module]:
     """Return the model's routers in the order of their layers. A model without experts has none."""
-    modules = [(type(module).__name__, module) for module in model.modules()]
-    return [module for name, module in modules if name.lower().endswith(ROUTER_SUFFIX)]
+    return [
+        module for module in model.modules() if type(module).__name__.lower().endswith(ROUTER_SUFFIX)
+    ]
 
 
 def num_experts(model: Any) -> int:
-    counts = [getattr(model.config, name, 0) for name in ("num_experts", "num_local_experts")]
-    return int(counts[0] or counts[1] or 0)
+    config = model.config
+    count = getattr(config, "num_experts", 0) or getattr(config, "num_local_experts", 0)
+    return int(count or 0)
 
 
 @contextmanager

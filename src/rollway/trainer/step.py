@@ -88,12 +88,12 @@ def token_logprobs(
     """Return the logprob of each trained token, at the temperature it was drawn with, and the entropy of
     the distribution it was drawn from."""
     device = model.device
-    same_row = packed.row_of_token[:, None] == packed.row_of_token[None, :]
-    mask = same_row & (packed.positions[:, None] >= packed.positions[None, :])
+    rows, positions = packed.row_of_token, packed.positions
+    mask = (rows[:, None] == rows) & (positions[:, None] >= positions)
     with _replay(model, packed.routes if replay_routes else None):
         output = model(
             input_ids=packed.token_ids[None].to(device),
-            position_ids=packed.positions[None].to(device),
+            position_ids=positions[None].to(device),
             attention_mask=mask[None, None].to(device),
             logits_to_keep=(packed.targets - 1).to(device),
             use_cache=False,

@@ -147,11 +147,9 @@ async def _wait_for_first(links: Sequence[EngineLink], patience_s: float) -> Ser
 
 def check_same_model(engines: Sequence[tuple[str, ServedModel]]) -> None:
     """Raise EngineError unless all engines serve the same model: together they are one policy."""
-    described = []
-    for url, model in engines:
-        described.append((url, f"'{model.id}' like {pick_dialect(model, None).name}"))
-    first_url, first = described[0]
-    for url, other in described:
+    served = [(url, f"'{model.id}' like {pick_dialect(model, None).name}") for url, model in engines]
+    first_url, first = served[0]
+    for url, other in served:
         if other != first:
             raise EngineError(
                 f"the engine at {first_url} serves {first}, the one at {url} {other}: all engines of a "

@@ -104,7 +104,8 @@ class HttpClient:
                 if check is not None:
                     await check(connection)
                 return HttpReply(connection, await connection.ask(request))
-            except BaseException as error:  # also if cancelled, or refused by `check`
+            except BaseException as error:
+                # also if cancelled, or refused by `check`: nothing else would close it
                 connection.close()
                 may_repeat = isinstance(error, HttpError) and not connection.has_received
                 if idle is None or not may_repeat:

@@ -105,7 +105,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         head = framing.parse_head(bytes(self._received[:end]))
         del self._received[: end + 4]
-        if head.status < 200:  # 100 Continue, for example: the real reply follows
+        if head.status < 200:
+            # 100 Continue, for example: the real reply follows
             self._on_head()
             return
         if head.length is None or len(self._received) < head.length:
@@ -158,4 +159,5 @@ class Connection(asyncio.BufferedProtocol):
         for waiting in (self._head, self._body_end):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(error)
-                waiting.exception()  # marks it as seen: its reader may be gone
+                # marks it as seen: its reader may be gone
+                waiting.exception()
