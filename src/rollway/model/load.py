@@ -19,7 +19,6 @@ transformers_logging.disable_progress_bar()
 def load_model(folder: str, dtype: str = "float32") -> Any:
     """Load the model in `folder` on the GPU if there is one, else on the CPU."""
     check_folder(folder)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(
@@ -27,10 +26,9 @@ def load_model(folder: str, dtype: str = "float32") -> Any:
             attn_implementation="sdpa", experts_implementation=EXPERTS,
         )  # fmt: skip
     except (OSError, ValueError, SafetensorError, RuntimeError) as error:
-        text = str(error).strip()
-        reason = text.splitlines()[0] if text else type(error).__name__
-        raise ModelError(f"cannot load model '{folder}': {reason}") from None
-    return model.to(device)
+        text = str(error).strip() or type(error).__name__
+        raise ModelError(f"cannot load model '{folder}': {text.splitlines()[0]}") from None
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def load_weights(model: Any, folder: str) -> None:

@@ -4,10 +4,11 @@ A router's forward pass returns `(logits, scores, indices)`, each with one entry
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..errors import ModelError
 
@@ -25,26 +26,25 @@ def find_routers(model: Any) -> list[torch.nn.Module]:
 
 def num_experts(model: Any) -> int:
     config = model.config
-    return int(getattr(config, "num_experts", 0) or getattr(config, "num_local_experts", 0) or 0)
+    count = getattr(config, "num_experts", 0) or getattr(config, "num_local_experts", 0)
+    return int(count or 0)
 
 
 @contextmanager
 def _forward_hooks(routers: list[torch.nn.Module], hooks: Iterable[Any]) -> Iterator[None]:
     """Register one hook at each router while the block runs."""
-    handles = [router.register_forward_hook(hook) for router, hook in zip(routers, hooks, strict=True)]
-    try:
+    with ExitStack() as stack:
+        for router, hook in zip(routers, hooks, strict=True):
+            stack.callback(router.register_forward_hook(hook).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
-def capture(routers: list[torch.nn.Module]) -> Iterator[list[torch.Tensor]]:
+def capture(routers: list[torch.nn.Module]) -> Iterator[list[Tensor]]:
     """Collect the choice `[tokens, topk]` of each router while the block runs, in layer order."""
-    chosen: list[torch.Tensor] = []
+    chosen: list[Tensor] = []
 
-    def note(router: Any, inputs: Any, output: tuple[torch.Tensor, ...]) -> None:
+    def note(router: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
         chosen.append(output[2])
 
     with _forward_hooks(routers, [note] * len(routers)):
@@ -52,9 +52,9 @@ def capture(routers: list[torch.nn.Module]) -> Iterator[list[torch.Tensor]]:
 
 
 @contextmanager
-def replay(routers: list[torch.nn.Module], routes: torch.Tensor) -> Iterator[None]:
+def replay(routers: list[torch.nn.Module], routes: Tensor) -> Iterator[None]:
     """Make the routers choose `routes` `[tokens, layers, topk]`. The scores keep their gradient."""
-    choosers = [_make_chooser(routes[:, layer].long()) for layer in range(len(routers))]
+    choosers = [_make_chooser(choice.long()) for choice in routes.unbind(1)]
     with _forward_hooks(routers, choosers):
         yield
 
@@ -71,17 +71,19 @@ def check_replay(model: Any) -> None:
     with torch.no_grad(), _forward_hooks(routers, [note] * len(routers)):
         model(input_ids=torch.arange(8, device=model.device)[None], use_cache=False)
     for router, output in outputs:
+        name = type(router).__name__
         if not isinstance(output, tuple) or len(output) != 3:
-            raise ModelError(f"routes cannot be replayed in {type(router).__name__}: {NO_REPLAY_HINT}")
-        _, scores, _ = _make_chooser(output[2])(router, None, output)
-        if scores.shape != output[1].shape or (scores - output[1]).abs().max() > TOLERANCE:
-            raise ModelError(f"{type(router).__name__} does not score by softmax: {NO_REPLAY_HINT}")
+            raise ModelError(f"routes cannot be replayed in {name}: {NO_REPLAY_HINT}")
+        _, expected, indices = output
+        _, scores, _ = _make_chooser(indices)(router, None, output)
+        if scores.shape != expected.shape or (scores - expected).abs().max() > TOLERANCE:
+            raise ModelError(f"{name} does not score by softmax: {NO_REPLAY_HINT}")
 
 
-def _make_chooser(indices: torch.Tensor) -> Any:
+def _make_chooser(indices: Tensor) -> Any:
     """Return a forward hook that makes a router choose `indices`."""
 
-    def choose(router: Any, _: Any, output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def choose(router: Any, _: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         logits = output[0]
         scores = torch.softmax(logits, dtype=torch.float, dim=-1).gather(-1, indices)
         if getattr(router, "norm_topk_prob", True):

@@ -41,8 +41,6 @@ def write_tokenizer(folder: Path) -> int:
 
 
 class TinyShape(Struct, frozen=True):
-    """The size of the model: about a million parameters with a vocabulary of bytes."""
-
     hidden_size: int = 128
     num_layers: int = 2
     num_experts: int = 8
@@ -54,26 +52,25 @@ def tiny_model(shape: TinyShape, vocab_size: int, eos_id: int, max_context: int)
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    return Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(
-            vocab_size=vocab_size,
-            hidden_size=shape.hidden_size,
-            intermediate_size=2 * shape.hidden_size,
-            moe_intermediate_size=shape.hidden_size,
-            num_hidden_layers=shape.num_layers,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            num_experts=shape.num_experts,
-            num_experts_per_tok=shape.topk,
-            norm_topk_prob=True,
-            max_position_embeddings=max_context,
-            tie_word_embeddings=False,
-            bos_token_id=None,
-            eos_token_id=eos_id,
-            pad_token_id=vocab_size - len(SPECIAL),
-            attn_implementation="sdpa",
-            experts_implementation="grouped_mm",
-            dtype=torch.float32,
-        )
+    config = Qwen3MoeConfig(
+        vocab_size=vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=2 * shape.hidden_size,
+        moe_intermediate_size=shape.hidden_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_experts=shape.num_experts,
+        num_experts_per_tok=shape.topk,
+        norm_topk_prob=True,
+        max_position_embeddings=max_context,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=eos_id,
+        pad_token_id=vocab_size - len(SPECIAL),
+        attn_implementation="sdpa",
+        experts_implementation="grouped_mm",
+        dtype=torch.float32,
     )
+    return Qwen3MoeForCausalLM(config)

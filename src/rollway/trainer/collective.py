@@ -14,11 +14,8 @@ PATIENCE = timedelta(minutes=30)
 
 
 class Collective:
-    """This rank's view of all ranks: its share of the work, and sums over all of them.
-
-    It lives in a rank's process. `RankProcesses` is the front's view of the same ranks. A sum is the
-    same, to the bit, in every rank.
-    """
+    """A rank's view of all ranks: its share of the work, and sums, which are the same, to the bit, in
+    every rank. `RankProcesses` is the front's view of the same ranks."""
 
     def __init__(self, rank: int = 0, count: int = 1) -> None:
         self.rank = rank
@@ -34,17 +31,16 @@ class Collective:
         """Replace each gradient by its sum over all ranks. A parameter that no rank used keeps none."""
         if self.count == 1:
             return
-        trainable = [parameter for parameter in parameters if parameter.requires_grad]
-        num_used = torch.tensor([float(parameter.grad is not None) for parameter in trainable])
+        weights = [parameter for parameter in parameters if parameter.requires_grad]
+        num_used = torch.tensor([float(weight.grad is not None) for weight in weights])
         dist.all_reduce(num_used)
-        for parameter, count in zip(trainable, num_used.tolist(), strict=True):
+        for weight, count in zip(weights, num_used.tolist(), strict=True):
             if count:
-                grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                dist.all_reduce(grad)
-                parameter.grad = grad
+                if weight.grad is None:
+                    weight.grad = torch.zeros_like(weight)
+                dist.all_reduce(weight.grad)
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the sum of each value over all ranks."""
         if self.count == 1:
             return list(values)
         sums = torch.tensor(values, dtype=torch.float64)

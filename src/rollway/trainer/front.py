@@ -4,7 +4,7 @@ import asyncio
 import socket
 from contextlib import AbstractAsyncContextManager
 
-import msgspec
+from msgspec import msgpack
 
 from ..config.specs import OrchestratorAddress, TrainerSpec
 from ..loop.processes.part import Parent, run_part, unchanged
@@ -30,13 +30,12 @@ async def train_all(spec: TrainerSpec, ranks: RankProcesses, address: str) -> No
 
 
 async def trainer(spec: TrainerSpec, parent: Parent) -> None:
-    """Train until the last step is published and the parent is gone."""
     async with start_ranks(spec) as ranks:
         await parent.report_ready()
         frame = await parent.receive()
         if frame is None:
             return
-        address = msgspec.msgpack.decode(frame, type=OrchestratorAddress).address
+        address = msgpack.decode(frame, type=OrchestratorAddress).address
         async with asyncio.TaskGroup() as tasks:
             training = tasks.create_task(train_all(spec, ranks, address))
             await parent.wait_until_gone()

@@ -1,17 +1,14 @@
 """The clipped, importance-weighted policy-gradient loss."""
 
 import torch
+from torch import Tensor
 
 
 def policy_loss(
-    logprobs: torch.Tensor, engine_logprobs: torch.Tensor, advantages: torch.Tensor, *,
-    clip_low: float, clip_high: float,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Return the loss of each token, and whether its ratio was clipped.
-
-    The ratio is that of the trained policy to the one that drew the token, whichever version and
-    numerics that had.
-    """
+    logprobs: Tensor, engine_logprobs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
+) -> tuple[Tensor, Tensor]:
+    """Return the loss of each token, and whether its ratio was clipped: the ratio of the trained policy
+    to the one that drew the token, whichever version and numerics that had."""
     ratio = torch.exp(logprobs - engine_logprobs)
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
     gain, bounded_gain = ratio * advantages, bounded * advantages
@@ -19,7 +16,7 @@ def policy_loss(
 
 
 def token_sums(
-    logprobs: torch.Tensor, engine_logprobs: torch.Tensor, clipped: torch.Tensor, entropy: torch.Tensor
+    logprobs: Tensor, engine_logprobs: Tensor, clipped: Tensor, entropy: Tensor
 ) -> list[float]:
     """Return five sums over the trained tokens, for metrics: 1, clipped, ratio, KL and entropy."""
     log_ratio = logprobs - engine_logprobs

@@ -6,8 +6,8 @@ import socket
 import time
 from pathlib import Path
 
-import msgspec
 import torch
+from msgspec import msgpack
 
 from ..config.specs import TrainerSpec
 from ..errors import ModelError, RollwayError
@@ -19,7 +19,7 @@ from ..records.ids import PolicyVersion, Step
 from ..rundir.rundir import RunDir, remove_folder
 from ..transport.batch import Batch
 from .collective import Collective, join_ranks
-from .rank_processes import RankFailed, RankLoaded, RankStart, RankTrained
+from .rank_processes import RankDone, RankFailed, RankStart
 from .step import Learner
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -55,9 +55,9 @@ class Rank:
         folder = self._run.weights_of(batch.version)
         self._save_model(folder)
         self._save_optimizer(batch.version)
-        every = self._spec.trainer.checkpoint_every
-        if batch.step == self._spec.max_steps or batch.step % every == 0:
-            self._checkpoint(batch.step)
+        step, every = batch.step, self._spec.trainer.checkpoint_every
+        if step == self._spec.max_steps or step % every == 0:
+            self._checkpoint(step)
         metrics["time/open"] = max(0.0, waited_s)
         metrics["time/train"] = trained_s - start_s
         metrics["time/publish"] = time.monotonic() - trained_s
@@ -103,9 +103,9 @@ def serve_rank(name: str, sock: socket.socket) -> None:
     pipe, start = receive_spec(sock, RankStart)
     try:
         rank = Rank(start.spec, join_ranks(start.rank, start.spec.trainer.ranks, start.meeting))
-        pipe.send(msgspec.msgpack.encode(RankLoaded()))
+        pipe.send(msgpack.encode(RankDone()))
         while (frame := pipe.receive()) is not None:
-            batch = msgspec.msgpack.decode(frame, type=Batch)
-            pipe.send(msgspec.msgpack.encode(RankTrained(rank.train(batch))))
+            batch = msgpack.decode(frame, type=Batch)
+            pipe.send(msgpack.encode(RankDone(rank.train(batch))))
     except RollwayError as error:
-        pipe.send(msgspec.msgpack.encode(RankFailed(str(error))))
+        pipe.send(msgpack.encode(RankFailed(str(error))))

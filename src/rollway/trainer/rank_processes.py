@@ -6,8 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import msgspec
-from msgspec import Struct
+from msgspec import Struct, msgpack
 
 from ..config.specs import TrainerSpec
 from ..errors import PartDied
@@ -26,45 +25,36 @@ class RankStart(Struct, frozen=True):
     meeting: str = ""
 
 
-class RankLoaded(Struct, frozen=True, tag="loaded"):
-    """The model is in memory."""
+class RankDone(Struct, frozen=True, tag="done"):
+    """The model is loaded, or a step is taken. The first rank adds the record of the new weights."""
 
-
-class RankTrained(Struct, frozen=True, tag="trained"):
-    """The step is taken. The first rank has written its weights, and adds their record."""
-
-    published: Published | None
+    published: Published | None = None
 
 
 class RankFailed(Struct, frozen=True, tag="failed"):
-    """The rank ends because of this error."""
-
     error: str
 
 
-RankAnswer = RankLoaded | RankTrained | RankFailed
+RankAnswer = RankDone | RankFailed
 
 ENTRY = "rollway.trainer.rank:serve_rank"
 HINDSIGHT_S = 0.5
 """How long to wait for other failures after one: the first to be noticed is not always the cause."""
 
-_answers: msgspec.msgpack.Decoder[RankAnswer] = msgspec.msgpack.Decoder(RankAnswer)
+_answers: msgpack.Decoder[RankAnswer] = msgpack.Decoder(RankAnswer)
 
 
 class RankProcesses:
-    """The front's view of all ranks: processes that have loaded the model and wait for batches.
-
-    `Collective` is the view that each rank has of the others. If one rank dies, no step can be taken.
-    """
+    """The front's view of all ranks: processes that have loaded the model and wait for batches. If one
+    dies, no step can be taken. `Collective` is the view that each rank has of the others."""
 
     def __init__(self, processes: list[child.Child]) -> None:
         self.processes = processes
 
     async def train(self, batch: Batch) -> Published:
         """Have all ranks take one step. Return the record of the weights, which are complete on disk."""
-        frame = msgspec.msgpack.encode(batch)
+        frame = msgpack.encode(batch)
         first, *_ = await _gather([_ask(process, frame) for process in self.processes])
-        assert isinstance(first, RankTrained)
         assert first.published is not None
         return first.published
 
@@ -73,22 +63,19 @@ class RankProcesses:
 async def start_ranks(spec: TrainerSpec) -> AsyncIterator[RankProcesses]:
     """Start all ranks, and wait until each has loaded the model and found the others."""
     async with AsyncExitStack() as stack:
-        processes = [
-            await stack.enter_async_context(child.start(_name(rank), ENTRY, computes=True))
-            for rank in range(spec.trainer.ranks)
-        ]
+        processes = []
+        for rank in range(spec.trainer.ranks):
+            name = f"trainer-rank.{rank}" if rank else "trainer-rank"
+            started = child.start(name, ENTRY, computes=True)
+            processes.append(await stack.enter_async_context(started))
         with TemporaryDirectory(prefix="rollway-ranks-") as folder:
             starts = [RankStart(spec, rank, f"{folder}/meeting") for rank in range(len(processes))]
-            frames = map(msgspec.msgpack.encode, starts)
+            frames = map(msgpack.encode, starts)
             await _gather(list(map(_ask, processes, frames)))
         yield RankProcesses(processes)
 
 
-def _name(rank: int) -> str:
-    return f"trainer-rank.{rank}" if rank else "trainer-rank"
-
-
-async def _gather(questions: list[Coroutine[Any, Any, RankAnswer]]) -> list[RankAnswer]:
+async def _gather(questions: list[Coroutine[Any, Any, RankDone]]) -> list[RankDone]:
     """Return the answer of every rank. If several fail, raise the error of one that was killed, because
     its death makes the others fail."""
     tasks = [asyncio.ensure_future(question) for question in questions]
@@ -104,12 +91,11 @@ async def _gather(questions: list[Coroutine[Any, Any, RankAnswer]]) -> list[Rank
             task.cancel()
 
 
-def _failures(done: "set[asyncio.Task[RankAnswer]]") -> list[PartDied]:
+def _failures(done: "set[asyncio.Task[RankDone]]") -> list[PartDied]:
     return [error for task in done if isinstance(error := task.exception(), PartDied)]
 
 
-async def _ask(rank: child.Child, frame: bytes) -> RankAnswer:
-    """Send a message to a rank, and return its answer."""
+async def _ask(rank: child.Child, frame: bytes) -> RankDone:
     try:
         await rank.pipe.send(frame)
         reply = await rank.pipe.receive()
@@ -117,8 +103,8 @@ async def _ask(rank: child.Child, frame: bytes) -> RankAnswer:
         reply = None
     if reply is None:
         code = await rank.wait()
-        how = describe_exit(code)
-        raise PartDied(f"the trainer's process {rank.name} (pid {rank.pid}) {how}", code=code)
+        process = f"the trainer's process {rank.name} (pid {rank.pid})"
+        raise PartDied(f"{process} {describe_exit(code)}", code=code)
     answer = _answers.decode(reply)
     if isinstance(answer, RankFailed):
         raise PartDied(answer.error)

@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..config.sections import TrainerConfig
 from ..errors import ModelError
@@ -14,10 +15,11 @@ from .collective import Collective
 from .loss import policy_loss, token_sums
 from .micro_batch import PackedMicroBatch, load_micro_batch
 
+MEANS = ("clip_fraction", "ratio/mean", "mismatch_kl", "entropy")
+"""The metrics that are means over the trained tokens, in the order of `token_sums`."""
+
 
 class Learner:
-    """A model and its optimizer, in one rank."""
-
     def __init__(self, model: Any, config: TrainerConfig, ranks: Collective | None = None) -> None:
         self.model = model.train()
         self._config = config
@@ -27,13 +29,11 @@ class Learner:
         )
 
     def step(self, manifest: BatchManifest, reader: SegmentReader) -> dict[str, float]:
-        """Compute the gradients of this rank's micro-batches, sum them over all ranks, update the model,
-        and return the step's metrics.
-
-        Each loss is divided by the number of tokens of the whole batch. The sum over the ranks is then
-        the gradient that one rank would have computed alone.
-        """
-        lr = self._config.lr * min(1.0, manifest.step / max(1, self._config.lr_ramp_steps))
+        """Sum the gradients over all micro-batches and ranks, update the model, and return the step's
+        metrics. Each loss is divided by the number of tokens of the whole batch, so that the sum over
+        the ranks is the gradient that one rank would have computed alone."""
+        config, model = self._config, self.model
+        lr = config.lr * min(1.0, manifest.step / max(1, config.lr_ramp_steps))
         for param_group in self.optimizer.param_groups:
             param_group["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
@@ -42,63 +42,58 @@ class Learner:
             rows = [manifest.rows[index] for index in indices]
             added = self._backward(reader, rows, manifest.num_trainable)
             sums = [total + value for total, value in zip(sums, added, strict=True)]
-        self._ranks.sum_gradients(self.model.parameters())
+        self._ranks.sum_gradients(model.parameters())
         loss, num_tokens, *sums = self._ranks.sum(sums)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         if not torch.isfinite(norm):
             raise ModelError(
                 f"the gradient of step {manifest.step} is not finite, so the model was not updated; "
                 "lower trainer.lr, and --resume continues from the last version"
             )
         self.optimizer.step()
-        return {"loss": loss, "grad_norm": float(norm), "lr": lr, **_means(num_tokens, *sums)}
+        metrics = {"loss": loss, "grad_norm": float(norm), "lr": lr}
+        for name, value in zip(MEANS, sums, strict=True):
+            metrics[name] = value / (num_tokens or 1)
+        return metrics
 
     def _backward(self, reader: SegmentReader, rows: list[BatchRow], num_trainable: int) -> list[float]:
         """Add the gradients of one micro-batch. Return its loss and the sums of `token_sums`."""
-        packed = load_micro_batch(reader, rows)
-        logprobs, entropy = token_logprobs(self.model, packed, replay_routes=self._config.replay_routes)
-        engine_logprobs = packed.logprobs.to(logprobs.device)
-        losses, clipped = policy_loss(
-            logprobs, engine_logprobs, packed.advantages.to(logprobs.device),
-            clip_low=self._config.clip_low, clip_high=self._config.clip_high,
-        )  # fmt: skip
+        packed, config, device = load_micro_batch(reader, rows), self._config, self.model.device
+        logprobs, entropy = token_logprobs(self.model, packed, replay_routes=config.replay_routes)
+        engine_logprobs, advantages = packed.logprobs.to(device), packed.advantages.to(device)
+        limits = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+        losses, clipped = policy_loss(logprobs, engine_logprobs, advantages, **limits)
         loss = losses.sum() / num_trainable
         loss.backward()
         sums = token_sums(logprobs.detach(), engine_logprobs, clipped, entropy)
         return [float(loss.detach()), *sums]
 
 
-def _means(num_tokens: float, *sums: float) -> dict[str, float]:
-    """Return the metrics that are means over the trained tokens, from the sums of `token_sums`."""
-    names = ("clip_fraction", "ratio/mean", "mismatch_kl", "entropy")
-    return {name: value / (num_tokens or 1) for name, value in zip(names, sums, strict=True)}
-
-
-def _replay_routes(model: Any, packed: PackedMicroBatch) -> AbstractContextManager[None]:
+def _replay(model: Any, routes: Tensor | None) -> AbstractContextManager[None]:
     """Make the model's routers choose the experts that the engine chose, while the block lasts."""
-    if packed.routes is None:
+    if routes is None:
         return nullcontext()
-    routers = find_routers(model)
-    if len(routers) != packed.routes.shape[1]:
+    routers, num_layers = find_routers(model), routes.shape[1]
+    if len(routers) != num_layers:
         raise ModelError(
-            f"the engine returns routes of {packed.routes.shape[1]} layers, but the model has "
-            f"{len(routers)} routers; set trainer.replay_routes = false to train without them"
+            f"the engine returns routes of {num_layers} layers, but the model has {len(routers)} "
+            "routers; set trainer.replay_routes = false to train without them"
         )
-    return replay(routers, packed.routes.to(model.device))
+    return replay(routers, routes.to(model.device))
 
 
 def token_logprobs(
     model: Any, packed: PackedMicroBatch, *, replay_routes: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Return the logprob of each trained token, at the temperature it was drawn with, and the entropy of
     the distribution it was drawn from."""
     device = model.device
-    same_row = packed.row_of_token[:, None] == packed.row_of_token[None, :]
-    mask = same_row & (packed.positions[:, None] >= packed.positions[None, :])
-    with _replay_routes(model, packed) if replay_routes else nullcontext():
+    rows, positions = packed.row_of_token, packed.positions
+    mask = (rows[:, None] == rows) & (positions[:, None] >= positions)
+    with _replay(model, packed.routes if replay_routes else None):
         output = model(
             input_ids=packed.token_ids[None].to(device),
-            position_ids=packed.positions[None].to(device),
+            position_ids=positions[None].to(device),
             attention_mask=mask[None, None].to(device),
             logits_to_keep=(packed.targets - 1).to(device),
             use_cache=False,

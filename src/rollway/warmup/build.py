@@ -1,6 +1,6 @@
 """Builds the model of a run that has a [warmup] section and no model yet."""
 
-import msgspec
+from msgspec import msgpack
 
 from ..config.sections import RunConfig
 from ..config.specs import WarmupSpec, watch_spec
@@ -14,7 +14,7 @@ from .recipe import WarmupEnded, WarmupMessage, WarmupProgress
 LINE_EVERY = 50
 """Every this many steps the progress stays on the screen as a line; in between it is the status line."""
 
-_messages: msgspec.msgpack.Decoder[WarmupMessage] = msgspec.msgpack.Decoder(WarmupMessage)
+_messages: msgpack.Decoder[WarmupMessage] = msgpack.Decoder(WarmupMessage)
 
 
 def warmup_spec(config: RunConfig) -> WarmupSpec | None:
@@ -32,7 +32,6 @@ def warmup_spec(config: RunConfig) -> WarmupSpec | None:
 
 
 async def build_model(spec: WarmupSpec, run: RunDir, screen: Screen) -> None:
-    """Run the warm-up in its process, and show its progress."""
     goal = spec.warmup.solve_rate
     screen.line(
         f"Warm-up: building a small model at {spec.model.path} and teaching it answers of "

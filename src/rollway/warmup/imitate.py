@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import torch
+from msgspec import msgpack
 
 from ..config.sections import WarmupConfig
 from ..config.specs import WarmupSpec
@@ -64,19 +65,19 @@ def _examples(spec: WarmupSpec, folder: str) -> Iterator[Example]:
     for epoch in itertools.count():
         env = EnvSpec(spec.env.id, args, spec.seed + SEED_OFFSET + epoch).build()
         system = [Message("system", env.system_prompt)] if env.system_prompt else []
-        tasks = iter(env.tasks())
-        first = next(tasks, None)
-        if first is None:
-            raise ConfigError(f"the warm-up needs tasks, but '{spec.env.id}' has none")
-        for task in itertools.chain([first], tasks):
+        has_tasks = False
+        for task in env.tasks():
+            has_tasks = True
             if not isinstance(task.answer, str):
+                kind = type(task.answer).__name__
                 raise ConfigError(
                     f"the warm-up needs tasks with a text answer, but the answer of task '{task.id}' of "
-                    f"'{spec.env.id}' is {type(task.answer).__name__}; remove [warmup] to use a model "
-                    "folder"
+                    f"'{spec.env.id}' is {kind}; remove [warmup] to use a model folder"
                 )
             prompt = renderer.prompt([*system, Message("user", task.prompt)])
             yield prompt, [*tokenizer.encode(task.answer), renderer.stop_ids[0]]
+        if not has_tasks:
+            raise ConfigError(f"the warm-up needs tasks, but '{spec.env.id}' has none")
 
 
 def _imitate(model: Any, examples: Iterator[Example], config: WarmupConfig, pipe: BlockingPipe) -> None:
@@ -87,7 +88,8 @@ def _imitate(model: Any, examples: Iterator[Example], config: WarmupConfig, pipe
     for step in range(1, config.max_steps + 1):
         for param_group in optimizer.param_groups:
             param_group["lr"] = config.lr * min(1.0, step / RAMP_STEPS)
-        loss, probability = _likelihood(model, list(itertools.islice(examples, config.batch_size)))
+        batch = list(itertools.islice(examples, config.batch_size))
+        loss, probability = _likelihood(model, batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -95,7 +97,7 @@ def _imitate(model: Any, examples: Iterator[Example], config: WarmupConfig, pipe
         solve_rate = 0.7 * solve_rate + 0.3 * probability
         is_done = solve_rate >= config.solve_rate
         if is_done or step % REPORT_EVERY == 0:
-            pipe.send(msgspec.msgpack.encode(WarmupProgress(step, loss.item(), solve_rate)))
+            pipe.send(msgpack.encode(WarmupProgress(step, loss.item(), solve_rate)))
         if is_done:
             return
     raise ModelError(
@@ -113,7 +115,8 @@ def _likelihood(model: Any, examples: list[Example]) -> tuple[torch.Tensor, floa
         end = len(prompt) + len(answer)
         ids[index, :end] = torch.tensor(prompt + answer)
         mask[index, len(prompt) : end] = True
-    logprobs = torch.log_softmax(model(input_ids=ids, use_cache=False).logits[:, :-1].float(), -1)
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+    logprobs = torch.log_softmax(logits.float(), -1)
     answers = logprobs.gather(-1, ids[:, 1:, None])[..., 0] * mask[:, 1:]
     return -answers.sum() / mask.sum(), float(answers.detach().sum(-1).exp().mean())
 
@@ -126,4 +129,4 @@ def main(name: str, sock: socket.socket) -> None:
         ended = WarmupEnded()
     except RollwayError as error:
         ended = WarmupEnded(str(error))
-    pipe.send(msgspec.msgpack.encode(ended))
+    pipe.send(msgpack.encode(ended))

@@ -17,8 +17,6 @@ RECIPE = "warmup.json"
 
 
 class WarmupProgress(Struct, frozen=True, tag="progress"):
-    """The warm-up has taken another few steps."""
-
     step: int
     loss: float
     solve_rate: float

@@ -18,6 +18,7 @@ from ..http.framing import HttpError, ReplyHead
 
 PATH = "/chat/completions"
 CHECK_DEADLINE_S = 30.0
+ToolSpecs = Sequence[Mapping[str, Any]]
 DEFAULTS = {"temperature": 1.0, "top_p": 1.0}
 """The values that endpoints use for missing parameters, so that these values may be left out."""
 
@@ -52,6 +53,10 @@ class _ToolCall(Struct, frozen=True):
     function: _Function
     id: str = ""
 
+    def record(self) -> ToolCall:
+        function = self.function
+        return ToolCall(self.id, CalledFunction(function.name, function.arguments))
+
 
 class _Message(Struct, frozen=True):
     content: str | None = None
@@ -75,16 +80,7 @@ class _Reply(Struct, frozen=True):
     usage: _Usage | None = None
 
 
-class _RefusalDetail(Struct, frozen=True):
-    param: str | None = None
-
-
-class _Refusal(Struct, frozen=True):
-    error: _RefusalDetail
-
-
 _replies = msgspec.json.Decoder(_Reply)
-_refusals = msgspec.json.Decoder(_Refusal)
 
 
 class ChatClient:
@@ -92,11 +88,12 @@ class ChatClient:
 
     def __init__(self, url: str, model: str, key: str = "", *, deadline_s: float = 120.0) -> None:
         host, _, path = url.partition("://")[2].partition("/")
-        is_bare = host and not path.strip("/")
-        self.url = f"{url.rstrip('/')}/v1" if is_bare else url.rstrip("/")
+        self.url = url.rstrip("/")
+        if host and not path.strip("/"):
+            self.url += "/v1"
         self.model = model
         self._deadline_s = deadline_s
-        self._refused_params: set[str] = set()
+        self._refused: set[str] = set()
         try:
             self._http = HttpClient(self.url, endpoint.request_headers(key))
         except HttpError as error:
@@ -117,7 +114,7 @@ class ChatClient:
             self.model = endpoint.pick_model(models, self.model, self.url).id
 
     async def complete(
-        self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Mapping[str, Any]] = ()
+        self, messages: Sequence[Message], sampling: Sampling, tools: ToolSpecs = ()
     ) -> ChatReply:
         """Draw one reply, or raise EngineError. A busy endpoint is asked again until the deadline."""
         refusal = ""
@@ -146,37 +143,27 @@ class ChatClient:
         async with self._http.request("POST", PATH, body) as reply:
             return reply.head, await endpoint.read_all(reply)
 
-    def _request(
-        self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Mapping[str, Any]]
-    ) -> _Request:
+    def _request(self, messages: Sequence[Message], sampling: Sampling, tools: ToolSpecs) -> _Request:
         """Build a request with all sampling parameters, so that no default of the model applies. Those
         that this endpoint refused before are left out."""
-        refused = self._refused_params
-        takes_max_tokens = "max_tokens" not in refused
-        return _Request(
-            model=self.model,
-            messages=list(messages),
-            tools=list(tools) or UNSET,
-            max_tokens=sampling.max_tokens if takes_max_tokens else UNSET,
-            max_completion_tokens=UNSET if takes_max_tokens else sampling.max_tokens,
-            temperature=UNSET if "temperature" in refused else sampling.temperature,
-            top_p=UNSET if "top_p" in refused else sampling.top_p,
-        )
+        params = {name: getattr(sampling, name) for name in ("max_tokens", *DEFAULTS)}
+        for name in self._refused:
+            value = params.pop(name)
+            if name == "max_tokens":
+                params["max_completion_tokens"] = value
+        return _Request(self.model, list(messages), list(tools) or UNSET, **params)
 
     def _learn_param(self, status: int, body: bytearray, request: _Request) -> bool:
         """Note a parameter that the endpoint refuses, if the request means the same without it, and
         return whether another try is worth it. `max_tokens` has a newer name, and a parameter that has
         its default value can be left out."""
-        if status != 400:
+        name = endpoint.parse_error(body).param
+        if status != 400 or name not in ("max_tokens", *DEFAULTS):
             return False
-        try:
-            name = _refusals.decode(body).error.param or ""
-        except UNREADABLE:
-            return False
-        sent = getattr(request, name, UNSET) if name in ("max_tokens", *DEFAULTS) else UNSET
+        sent = getattr(request, name)
         if sent is UNSET or sent != DEFAULTS.get(name, sent):
             return False
-        self._refused_params.add(name)
+        self._refused.add(name)
         return True
 
     async def _pause(
@@ -186,7 +173,8 @@ class ChatClient:
         pause_s = endpoint.retry_after_s(head.headers, datetime.now(UTC))
         if pause_s is None:
             pause_s = endpoint.back_off_s(num_refused, random.random())
-        if until_s is not None and asyncio.get_running_loop().time() + pause_s >= until_s:
+        now_s = asyncio.get_running_loop().time()
+        if until_s is not None and now_s + pause_s >= until_s:
             deadline = f"the deadline of {self._deadline_s:g} s"
             raise self._error(f"{refusal}; asking again in {pause_s:.1f} s would pass {deadline}")
         await asyncio.sleep(pause_s)
@@ -202,7 +190,7 @@ class ChatClient:
         return ChatReply(
             content=message.content or "",
             reasoning_content=message.reasoning_content or message.reasoning,
-            tool_calls=tuple(_tool_call(call) for call in message.tool_calls or []),
+            tool_calls=tuple(call.record() for call in message.tool_calls or []),
             finish_reason=choice.finish_reason or "stop",
             num_prompt_tokens=usage.prompt_tokens or 0,
             num_completion_tokens=usage.completion_tokens or 0,
@@ -211,15 +199,8 @@ class ChatClient:
     def _error(self, problem: str) -> EngineError:
         return EngineError(f"{self.url}{PATH}: {problem}")
 
-    def close(self) -> None:
-        self._http.close()
-
     def __enter__(self) -> "ChatClient":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _tool_call(call: _ToolCall) -> ToolCall:
-    return ToolCall(call.id, CalledFunction(call.function.name, call.function.arguments))
+        self._http.close()

@@ -39,13 +39,12 @@ class Judge:
         messages = [Message("user", prompt)]
         if self._system_prompt:
             messages.insert(0, Message("system", self._system_prompt))
-        reply = await self._client.complete(messages, self._sampling)
-        return reply.content
+        return (await self._client.complete(messages, self._sampling)).content
 
     async def grade(self, prompt: str) -> float:
         """Return the last number in the model's answer, or raise EngineError if it has none."""
         answer = await self.ask(prompt)
-        numbers = _NUMBER.findall(answer)
-        if not numbers or not math.isfinite(float(numbers[-1])):
+        numbers = [float(text) for text in _NUMBER.findall(answer)]
+        if not numbers or not math.isfinite(numbers[-1]):
             raise EngineError(f"the judge at {self._url} gave no number: {answer[:200]!r}")
-        return float(numbers[-1])
+        return numbers[-1]

@@ -8,8 +8,8 @@ from ...config.specs import EngineSpec
 
 
 class DecoderCall(Struct, frozen=True):
-    """One request of the front: what to do, the body as it arrived, and which reply is accepted. The
-    action `abort` gives up the request with this `id` and has no answer."""
+    """A request of the front. `action` is its path, `load` to ask for the load, or `abort` to give up
+    the request with this `id`, which has no answer. The body is as it arrived."""
 
     id: int
     action: str
@@ -24,10 +24,6 @@ class DecoderAnswer(Struct, frozen=True):
     status: int
     body: bytes
     content_type: str = "application/json"
-
-    @property
-    def is_ok(self) -> bool:
-        return self.status == 200
 
 
 def model_name(spec: EngineSpec) -> str:

@@ -6,10 +6,12 @@ so that the front passes the bytes on without reading them.
 
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
+from msgspec import msgpack
 
 from ...config.specs import EngineSpec
 from ...errors import RollwayError
@@ -17,90 +19,91 @@ from ...loop.processes.child import receive_spec
 from ...model.load import load_model, load_weights
 from ..engines.vllm import CompletionRequest
 from ..rendering.tokenizer import Tokenizer
-from ..replies.columns import SAFETENSORS
+from ..replies.columns import SAFETENSORS, encode_reply
 from . import requests
 from .calls import DecoderAnswer, DecoderCall, model_name
-from .requests import BadRequest, ChatRequest, ModelLimits
-from .scheduler import Scheduler, TokenSequence
+from .requests import BadRequest, ChatRequest, Json
+from .scheduler import GenerationRequest, Scheduler, TokenSequence
 from .slots import SlotModel
 
 if TYPE_CHECKING:
     from ..rendering.rendering import SyncRenderer
+
+ReplyBuilder = Callable[[TokenSequence], DecoderAnswer]
 
 
 class Decoder:
     """The model, its scheduler, and the actions that the front may call."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        torch.set_num_threads(spec.engine.local.threads)
+        local = spec.engine.local
+        torch.set_num_threads(local.threads)
         self._spec = spec
-        self._model = load_model(spec.weights, spec.engine.local.dtype)
-        self._limits = ModelLimits(self._model.config.vocab_size, spec.engine.max_context)
+        self._model = load_model(spec.weights, local.dtype)
+        self._max_context = spec.engine.max_context
         self._tokenizer = Tokenizer(spec.model.path)
-        self._renderer: SyncRenderer | None = None
-        slots = SlotModel(self._model, spec.engine.local.max_batch, spec.engine.max_context)
-        self._scheduler = Scheduler(slots, spec.seed)
-        self._scheduler.version = spec.version
-        self._replies: dict[int, Callable[[TokenSequence], DecoderAnswer]] = {}
+        slots = SlotModel(self._model, local.max_batch, self._max_context)
+        self.scheduler = Scheduler(slots, spec.seed)
+        self.scheduler.version = spec.version
+        self._replies: dict[int, ReplyBuilder] = {}
         self._num_generated = 0
-        self._actions: dict[str, Callable[[DecoderCall], dict[str, Any] | None]] = {
-            "completions": self._complete,
-            "chat": self._chat,
+        self._actions: dict[str, Callable[[DecoderCall], Json | None]] = {
+            "/v1/completions": self._complete,
+            "/v1/chat/completions": self._chat,
             "abort": self._abort,
-            "pause": self._pause,
-            "resume": self._resume,
-            "is_paused": lambda call: {"is_paused": self._scheduler.paused},
-            "collective_rpc": self._reload,
-            "reset_prefix_cache": lambda call: {},  # nothing is cached between requests
-            "update_weight_version": self._set_version,
-            "weight_info": lambda call: {"weight_version": str(self._scheduler.version)},
+            "/pause": self._pause,
+            "/resume": self._resume,
+            "/is_paused": lambda call: {"is_paused": self.scheduler.paused},
+            "/collective_rpc": self._reload,
+            "/reset_prefix_cache": lambda call: {},  # nothing is cached between requests
+            "/update_weight_version": self._set_version,
+            "/weight_info": lambda call: {"weight_version": str(self.scheduler.version)},
             "load": self._load,
         }
-
-    @property
-    def has_work(self) -> bool:
-        return self._scheduler.has_work
 
     def handle(self, call: DecoderCall) -> DecoderAnswer | None:
         """Do what a call asks for. None means that its answer comes later, or that it has none."""
         try:
             reply = self._actions[call.action](call)
-        except BadRequest as error:
-            return _encode(call, requests.error_reply(str(error), error.status), error.status)
-        except RollwayError as error:
-            return _encode(call, requests.error_reply(str(error), 500), 500)
+        except (BadRequest, RollwayError) as error:
+            status = error.status if isinstance(error, BadRequest) else 500
+            return _encode(call, requests.error_reply(str(error), status), status)
         return None if reply is None else _encode(call, reply)
 
     def run_pass(self) -> list[DecoderAnswer]:
         """Run one forward pass and return the answers of the requests that it finished."""
         answers = []
-        for sequence in self._scheduler.run_pass():
+        for sequence in self.scheduler.run_pass():
             self._num_generated += len(sequence.tokens)
             answers.append(self._replies.pop(sequence.request.id)(sequence))
         return answers
 
     def _complete(self, call: DecoderCall) -> None:
-        request: CompletionRequest = requests.read(call.body, CompletionRequest)
+        request = requests.read(call.body, CompletionRequest)
         if request.logprobs:
             raise BadRequest("logprobs above 0 is not supported: only the drawn token has a logprob")
         binary = SAFETENSORS in call.accept and request.logprobs == 0 and request.return_token_ids
 
         def reply(sequence: TokenSequence) -> DecoderAnswer:
             if binary:
-                return DecoderAnswer(call.id, 200, requests.binary_reply(sequence), SAFETENSORS)
+                reason, routes = sequence.finish_reason, sequence.routes()
+                columns = sequence.tokens, sequence.logprobs, sequence.versions
+                body = encode_reply(*columns, reason, routes)
+                return DecoderAnswer(call.id, 200, body, SAFETENSORS)
             return _encode(call, requests.completion_reply(sequence, request, self._tokenizer))
 
-        self._add(call, request.prompt, request, request.max_tokens, reply, eos=not request.ignore_eos)
+        stop_ids = frozenset() if request.ignore_eos else self._eos_ids()
+        self._add(call, request.prompt, request, request.max_tokens, stop_ids, reply)
 
     def _chat(self, call: DecoderCall) -> None:
-        request: ChatRequest = requests.read(call.body, ChatRequest)
-        renderer = self._renderer = self._renderer or self._open_renderer()
+        request = requests.read(call.body, ChatRequest)
+        renderer = self._renderer
         try:
             prompt = renderer.prompt(request.messages)
         except Exception as error:  # a chat template may raise anything
             raise BadRequest(f"these messages cannot be rendered: {error}") from error
-        room = self._limits.max_context - len(prompt)
-        max_tokens = request.max_completion_tokens or request.max_tokens or max(1, room)
+        room = max(1, self._max_context - len(prompt))
+        max_tokens = request.max_completion_tokens or request.max_tokens or room
 
         def reply(sequence: TokenSequence) -> DecoderAnswer:
             parsed = renderer.parse(sequence.tokens)
@@ -109,68 +112,76 @@ class Decoder:
                 message["reasoning_content"] = parsed.reasoning
             return _encode(call, requests.chat_reply(sequence, request, message, self._tokenizer))
 
-        self._add(call, prompt, request, max_tokens, reply, eos=True)
+        self._add(call, prompt, request, max_tokens, self._eos_ids(), reply)
 
-    def _open_renderer(self) -> "SyncRenderer":
-        """Open the renderer. Only chats need it, and its import takes a second."""
+    @cached_property
+    def _renderer(self) -> "SyncRenderer":
+        """Only chats need the renderer, and its import takes a second."""
         from ..rendering.rendering import SyncRenderer
 
         return SyncRenderer(self._spec.model)
 
     def _add(
         self, call: DecoderCall, prompt: list[int], request: CompletionRequest | ChatRequest,
-        max_tokens: int, reply: Callable[[TokenSequence], DecoderAnswer], *, eos: bool,
+        max_tokens: int, stop_ids: frozenset[int], reply: ReplyBuilder,
     ) -> None:  # fmt: skip
         served = model_name(self._spec)
         if request.model not in (served, self._spec.model.path):
             raise BadRequest(f"The model '{request.model}' does not exist; this is '{served}'", 404)
-        stop_ids = frozenset(request.stop_token_ids) | (self._eos_ids() if eos else frozenset())
-        generation = requests.make_generation(
-            call.id, prompt, request, self._limits, max_tokens=max_tokens, stop_ids=stop_ids
+        start = request.routed_experts_prompt_start or 0
+        requests.check_prompt(prompt, self._model.config.vocab_size, self._max_context, start)
+        generation = GenerationRequest(
+            id=call.id,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            stop_ids=stop_ids.union(request.stop_token_ids),
+            routes_start=start,
+            seed=request.seed,
         )
-        self._scheduler.add(generation)
+        self.scheduler.add(generation)
         self._replies[call.id] = reply
 
     def _eos_ids(self) -> frozenset[int]:
-        eos = self._model.generation_config.eos_token_id or self._model.config.eos_token_id
+        model = self._model
+        eos = model.generation_config.eos_token_id or model.config.eos_token_id
         return frozenset([eos] if isinstance(eos, int) else eos or ())
 
     def _abort(self, call: DecoderCall) -> None:
-        """Give up the request of a client that closed its connection."""
-        self._scheduler.abort(call.id)
+        self.scheduler.abort(call.id)
         self._replies.pop(call.id, None)
 
-    def _pause(self, call: DecoderCall) -> dict[str, Any]:
+    def _pause(self, call: DecoderCall) -> Json:
         requests.read(call.body, requests.PauseRequest)
-        self._scheduler.paused = True
+        self.scheduler.paused = True
         return {"status": "paused"}
 
-    def _resume(self, call: DecoderCall) -> dict[str, Any]:
-        self._scheduler.paused = False
+    def _resume(self, call: DecoderCall) -> Json:
+        self.scheduler.paused = False
         return {"status": "resumed"}
 
-    def _reload(self, call: DecoderCall) -> dict[str, Any]:
-        rpc: requests.RpcRequest = requests.read(call.body, requests.RpcRequest)
+    def _reload(self, call: DecoderCall) -> Json:
+        rpc = requests.read(call.body, requests.RpcRequest)
         load_weights(self._model, rpc.kwargs.weights_path)
         return {"results": [None]}
 
-    def _set_version(self, call: DecoderCall) -> dict[str, Any]:
-        request: requests.VersionRequest = requests.read(call.body, requests.VersionRequest)
-        if not request.new_version.isdigit():
-            raise BadRequest(f"new_version must be a whole number, not {request.new_version!r}")
-        self._scheduler.version = int(request.new_version)
-        return {"success": True, "new_version": request.new_version}
+    def _set_version(self, call: DecoderCall) -> Json:
+        version = requests.read(call.body, requests.VersionRequest).new_version
+        if not version.isdigit():
+            raise BadRequest(f"new_version must be a whole number, not {version!r}")
+        self.scheduler.version = int(version)
+        return {"success": True, "new_version": version}
 
-    def _load(self, call: DecoderCall) -> dict[str, Any]:
+    def _load(self, call: DecoderCall) -> Json:
         return {
-            "running": self._scheduler.num_running,
-            "waiting": self._scheduler.num_waiting,
+            **self.scheduler.load,
             "slots": self._spec.engine.local.max_batch,
             "generated": self._num_generated,
         }
 
 
-def _encode(call: DecoderCall, reply: dict[str, Any], status: int = 200) -> DecoderAnswer:
+def _encode(call: DecoderCall, reply: Json, status: int = 200) -> DecoderAnswer:
     return DecoderAnswer(call.id, status, msgspec.json.encode(reply))
 
 
@@ -180,17 +191,17 @@ def serve_decoder(name: str, sock: socket.socket) -> None:
     try:
         decoder = Decoder(spec)
     except RollwayError as error:
-        pipe.send(msgspec.msgpack.encode(DecoderAnswer(0, 500, str(error).encode())))
+        pipe.send(msgpack.encode(DecoderAnswer(0, 500, str(error).encode())))
         return
-    pipe.send(msgspec.msgpack.encode(DecoderAnswer(0, 200, b"")))
-    calls = msgspec.msgpack.Decoder(DecoderCall)
+    pipe.send(msgpack.encode(DecoderAnswer(0, 200, b"")))
+    calls = msgpack.Decoder(DecoderCall)
     while True:
-        while pipe.ready(0 if decoder.has_work else None):
+        while pipe.ready(0 if decoder.scheduler.has_work else None):
             frame = pipe.receive()
             if frame is None:
                 return
             answer = decoder.handle(calls.decode(frame))
             if answer is not None:
-                pipe.send(msgspec.msgpack.encode(answer))
+                pipe.send(msgpack.encode(answer))
         for answer in decoder.run_pass():
-            pipe.send(msgspec.msgpack.encode(answer))
+            pipe.send(msgpack.encode(answer))

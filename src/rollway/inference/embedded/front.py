@@ -5,9 +5,11 @@ import itertools
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import msgspec
 from aiohttp import web
+from msgspec import msgpack
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from ...config.specs import EngineSpec
@@ -18,19 +20,20 @@ from ...loop.processes.port import bind_port, serve_app
 from ...wire.pipe import AsyncPipe
 from .calls import DecoderAnswer, DecoderCall, model_name
 
+DECODER = "rollway.inference.embedded.decoder:serve_decoder"
 MAX_BODY_BYTES = 64 << 20
 SHUTDOWN_S = 1.0
 """How long requests in flight may continue when the engine ends."""
 
-POSTS = {
-    "/v1/completions": "completions",
-    "/v1/chat/completions": "chat",
-    "/resume": "resume",
-    "/collective_rpc": "collective_rpc",
-    "/reset_prefix_cache": "reset_prefix_cache",
-    "/update_weight_version": "update_weight_version",
-}
-GETS = {"/is_paused": "is_paused", "/weight_info": "weight_info"}
+POSTS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/resume",
+    "/collective_rpc",
+    "/reset_prefix_cache",
+    "/update_weight_version",
+)
+GETS = ("/is_paused", "/weight_info")
 
 GONE = DecoderAnswer(0, 503, b"the decoder process has ended", "text/plain")
 
@@ -40,63 +43,55 @@ class DecoderClient:
 
     def __init__(self, pipe: AsyncPipe) -> None:
         self._pipe = pipe
-        self._waiting: dict[int, asyncio.Future[DecoderAnswer]] = {}
+        self.waiting: dict[int, asyncio.Future[DecoderAnswer]] = {}
         self._ids = itertools.count(1)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
 
     async def call(self, action: str, body: bytes = b"", accept: str = "") -> DecoderAnswer:
         """Return the decoder's answer. If the caller is cancelled, the decoder gives the request up."""
         call_id = next(self._ids)
         answer: asyncio.Future[DecoderAnswer] = asyncio.get_running_loop().create_future()
-        self._waiting[call_id] = answer
+        self.waiting[call_id] = answer
         try:
-            await self._pipe.send(msgspec.msgpack.encode(DecoderCall(call_id, action, body, accept)))
+            await self._pipe.send(msgpack.encode(DecoderCall(call_id, action, body, accept)))
             return await answer
         except ConnectionError:
             return GONE
         except asyncio.CancelledError:
             with suppress(ConnectionError):
-                await self._pipe.send(msgspec.msgpack.encode(DecoderCall(call_id, "abort")))
+                await self._pipe.send(msgpack.encode(DecoderCall(call_id, "abort")))
             raise
         finally:
-            del self._waiting[call_id]
+            del self.waiting[call_id]
 
     async def listen(self) -> None:
         """Hand answers to their callers until the decoder ends, then raise PartDied."""
-        answers = msgspec.msgpack.Decoder(DecoderAnswer)
+        answers = msgpack.Decoder(DecoderAnswer)
         while (frame := await self._pipe.receive()) is not None:
             answer = answers.decode(frame)
-            waiting = self._waiting.get(answer.id)
+            waiting = self.waiting.get(answer.id)
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer)
-        for waiting in self._waiting.values():
+        for waiting in self.waiting.values():
             if not waiting.done():
                 waiting.set_result(GONE)
         raise PartDied("the embedded engine's decoder process died")
 
 
 class EngineFront:
-    """The HTTP handlers of the embedded engine."""
-
     def __init__(self, decoder: DecoderClient, model: str) -> None:
         self._decoder = decoder
         self._model = model
         self._registry = CollectorRegistry()
-        self._running = self._gauge("vllm:num_requests_running", "Requests being decoded")
-        self._waiting = self._gauge("vllm:num_requests_waiting", "Requests waiting for a slot")
-        self._cache = self._gauge(
-            "vllm:kv_cache_usage_perc", "Share of the key-value cache's slots in use, 0 to 1"
-        )
-        self._generated = Counter(
-            "vllm:generation_tokens", "Tokens drawn", ["model_name"], registry=self._registry
-        )
+        options: dict[str, Any] = {"labelnames": ["model_name"], "registry": self._registry}
+        helps = {
+            "vllm:num_requests_running": "Requests being decoded",
+            "vllm:num_requests_waiting": "Requests waiting for a slot",
+            "vllm:kv_cache_usage_perc": "Share of the key-value cache's slots in use, 0 to 1",
+        }
+        gauges = [Gauge(name, text, **options).labels(model) for name, text in helps.items()]
+        self._running, self._waiting, self._cache = gauges
+        self._generated = Counter("vllm:generation_tokens", "Tokens drawn", **options).labels(model)
         self._num_generated = 0
-
-    def _gauge(self, name: str, help_text: str) -> Gauge:
-        return Gauge(name, help_text, ["model_name"], registry=self._registry)
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY_BYTES)
@@ -105,37 +100,35 @@ class EngineFront:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/pause", self._pause)
         for path in POSTS:
-            app.router.add_post(path, self._post)
+            app.router.add_post(path, self._pass_on)
         for path in GETS:
-            app.router.add_get(path, self._get)
+            app.router.add_get(path, self._pass_on)
         return app
 
-    async def _post(self, request: web.Request) -> web.Response:
-        accept = request.headers.get("Accept", "")
-        return _response(await self._decoder.call(POSTS[request.path], await request.read(), accept))
-
-    async def _get(self, request: web.Request) -> web.Response:
-        return _response(await self._decoder.call(GETS[request.path]))
+    async def _pass_on(self, request: web.Request) -> web.Response:
+        body, accept = await request.read(), request.headers.get("Accept", "")
+        return _response(await self._decoder.call(request.path, body, accept))
 
     async def _pause(self, request: web.Request) -> web.Response:
         mode = {"mode": request.query.get("mode", "abort")}
-        return _response(await self._decoder.call("pause", msgspec.json.encode(mode)))
+        return _response(await self._decoder.call("/pause", msgspec.json.encode(mode)))
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": self._model, "object": "model"}]})
+        model = {"id": self._model, "object": "model"}
+        return web.json_response({"object": "list", "data": [model]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         answer = await self._decoder.call("load")
-        if not answer.is_ok:
+        if answer.status != 200:
             return _response(answer)
         load = msgspec.json.decode(answer.body, type=dict[str, int])
-        self._running.labels(self._model).set(load["running"])
-        self._waiting.labels(self._model).set(load["waiting"])
-        self._cache.labels(self._model).set(load["running"] / load["slots"])
-        self._generated.labels(self._model).inc(load["generated"] - self._num_generated)
+        self._running.set(load["running"])
+        self._waiting.set(load["waiting"])
+        self._cache.set(load["running"] / load["slots"])
+        self._generated.inc(load["generated"] - self._num_generated)
         self._num_generated = load["generated"]
         return web.Response(body=generate_latest(self._registry), content_type="text/plain")
 
@@ -146,16 +139,13 @@ def _response(answer: DecoderAnswer) -> web.Response:
 
 @asynccontextmanager
 async def _start_decoder(spec: EngineSpec) -> AsyncIterator[DecoderClient]:
-    """Start the decoder process and wait until its model is loaded."""
-    async with child.start(
-        "engine-decoder", "rollway.inference.embedded.decoder:serve_decoder", computes=True
-    ) as process:
+    async with child.start("engine-decoder", DECODER, computes=True) as process:
         await process.send_spec(spec)
         first = await process.pipe.receive()
         if first is None:
             raise EngineError("the embedded engine's decoder process ended while it loaded the model")
-        ready = msgspec.msgpack.decode(first, type=DecoderAnswer)
-        if not ready.is_ok:
+        ready = msgpack.decode(first, type=DecoderAnswer)
+        if ready.status != 200:
             raise ModelError(ready.body.decode())
         yield DecoderClient(process.pipe)
 
@@ -167,13 +157,12 @@ def _open_socket(spec: EngineSpec) -> socket.socket:
 
 
 async def engine(spec: EngineSpec, parent: Parent) -> None:
-    """Serve until the parent is gone."""
     with _open_socket(spec) as sock:
         async with asyncio.TaskGroup() as tasks, _start_decoder(spec) as decoder:
             front = EngineFront(decoder, model_name(spec))
             async with serve_app(front.app(), sock, SHUTDOWN_S) as address:
                 listening = tasks.create_task(decoder.listen())
-                parent.in_flight = lambda: decoder.num_waiting
+                parent.in_flight = lambda: len(decoder.waiting)
                 await parent.report_ready(address)
                 await parent.wait_until_gone()
                 listening.cancel()

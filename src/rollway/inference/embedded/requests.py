@@ -1,18 +1,21 @@
 """Reads the requests of the embedded engine and builds its replies, as JSON in vLLM's shapes. Pure."""
 
 import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
+from ...config.sections import Count, Natural, NonNegative
 from ...errors import UNREADABLE
 from ...records.task import Message
-from ..engines.vllm import CompletionRequest
+from ..engines.vllm import CompletionRequest, TopP
 from ..rendering.tokenizer import Tokenizer
-from ..replies.columns import encode_reply
 from ..replies.routes import encode_npy
-from .scheduler import GenerationRequest, TokenSequence
+from .scheduler import TokenSequence
+
+Json = dict[str, Any]
+T = TypeVar("T")
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
@@ -45,15 +48,15 @@ class ChatRequest(Struct, frozen=True):
 
     model: str
     messages: Annotated[list[Message], Meta(min_length=1)]
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
-    temperature: Annotated[float, Meta(ge=0)] = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    temperature: NonNegative = 1.0
+    top_p: TopP = 1.0
     logprobs: bool = False
     return_token_ids: bool = False
-    routed_experts_prompt_start: Annotated[int, Meta(ge=0)] | None = None
+    routed_experts_prompt_start: Natural | None = None
     stop_token_ids: list[int] = []
-    seed: Annotated[int, Meta(ge=0)] | None = None
+    seed: Natural | None = None
 
 
 class PauseRequest(Struct, frozen=True):
@@ -67,8 +70,6 @@ class ReloadArgs(Struct, frozen=True):
 
 
 class RpcRequest(Struct, frozen=True):
-    """A call to every worker of the engine. Only `reload_weights` is supported."""
-
     method: Literal["reload_weights"]
     kwargs: ReloadArgs
 
@@ -77,17 +78,10 @@ class VersionRequest(Struct, frozen=True):
     new_version: str
 
 
-class ModelLimits(Struct, frozen=True):
-    """The limits that a prompt is checked against."""
-
-    vocab_size: int
-    max_context: int
-
-
-def read(body: bytes, kind: type[Any]) -> Any:
+def read(body: bytes, kind: type[T]) -> T:
     """Decode a body as `kind`. Refuses fields that would otherwise be ignored silently."""
     try:
-        fields = msgspec.json.decode(body or b"{}", type=dict[str, Any])
+        fields = msgspec.json.decode(body or b"{}", type=Json)
         for name, neutral in NEUTRAL.items():
             value = fields.get(name)
             if value is not None and value not in neutral:
@@ -97,40 +91,23 @@ def read(body: bytes, kind: type[Any]) -> Any:
         raise BadRequest(str(error)) from None
 
 
-def make_generation(
-    request_id: int, prompt: list[int], request: CompletionRequest | ChatRequest, limits: ModelLimits,
-    *, max_tokens: int, stop_ids: frozenset[int],
-) -> GenerationRequest:  # fmt: skip
-    """Return what the scheduler takes, or raise BadRequest for a prompt that the model cannot take."""
+def check_prompt(prompt: list[int], vocab_size: int, max_context: int, routes_start: int) -> None:
+    """Raise BadRequest for a prompt that the model cannot take."""
     if not prompt:
         raise BadRequest("the prompt is empty")
-    if len(prompt) >= limits.max_context:
+    if len(prompt) >= max_context:
         raise BadRequest(
-            f"This model's maximum context length is {limits.max_context} tokens, and the prompt has "
+            f"This model's maximum context length is {max_context} tokens, and the prompt has "
             f"{len(prompt)}, which leaves no room for a reply"
         )
-    if max(prompt) >= limits.vocab_size or min(prompt) < 0:
-        raise BadRequest(f"token ids must lie between 0 and {limits.vocab_size - 1}")
-    start = request.routed_experts_prompt_start or 0
-    if start > len(prompt):
-        raise BadRequest(f"routed_experts_prompt_start {start} lies beyond the prompt")
-    return GenerationRequest(
-        id=request_id,
-        prompt=prompt,
-        max_tokens=max_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        stop_ids=stop_ids,
-        routes_start=start,
-        seed=request.seed,
-    )
+    if max(prompt) >= vocab_size or min(prompt) < 0:
+        raise BadRequest(f"token ids must lie between 0 and {vocab_size - 1}")
+    if routes_start > len(prompt):
+        raise BadRequest(f"routed_experts_prompt_start {routes_start} lies beyond the prompt")
 
 
-def completion_reply(
-    sequence: TokenSequence, request: CompletionRequest, tokenizer: Tokenizer
-) -> dict[str, Any]:
-    """Build vLLM's answer to `/v1/completions`."""
-    choice: dict[str, Any] = {
+def completion_reply(sequence: TokenSequence, request: CompletionRequest, tokenizer: Tokenizer) -> Json:
+    choice: Json = {
         "index": 0,
         "text": tokenizer.decode(sequence.tokens, skip_special_tokens=True),
         "logprobs": None,
@@ -150,24 +127,15 @@ def completion_reply(
     return {**_envelope("text_completion", request.model, sequence), "choices": [choice]}
 
 
-def binary_reply(sequence: TokenSequence) -> bytes:
-    """Encode the columns without text, for a client that accepts safetensors."""
-    return encode_reply(
-        sequence.tokens, sequence.logprobs, sequence.versions, sequence.finish_reason, sequence.routes()
-    )
-
-
 def chat_reply(
-    sequence: TokenSequence, request: ChatRequest, message: dict[str, Any], tokenizer: Tokenizer
-) -> dict[str, Any]:
-    """Build vLLM's answer to `/v1/chat/completions`."""
+    sequence: TokenSequence, request: ChatRequest, message: Json, tokenizer: Tokenizer
+) -> Json:
     choice = {"index": 0, "message": message, "logprobs": None, **_common_fields(sequence)}
     if request.logprobs:
-        pairs = zip(sequence.tokens, sequence.logprobs, strict=True)
-        content = [
-            {"token": tokenizer.decode([token]), "logprob": logprob, "top_logprobs": []}
-            for token, logprob in pairs
-        ]
+        content = []
+        for token, logprob in zip(sequence.tokens, sequence.logprobs, strict=True):
+            text = tokenizer.decode([token])
+            content.append({"token": text, "logprob": logprob, "top_logprobs": []})
         choice["logprobs"] = {"content": content}
     reply = {**_envelope("chat.completion", request.model, sequence), "choices": [choice]}
     if request.return_token_ids:
@@ -176,19 +144,14 @@ def chat_reply(
     return reply
 
 
-def _common_fields(sequence: TokenSequence) -> dict[str, Any]:
-    """Return the fields that both kinds of reply share: finish reason, versions and routes."""
-    fields: dict[str, Any] = {
-        "finish_reason": sequence.finish_reason,
-        "token_versions": sequence.versions,
-    }
-    routes = sequence.routes()
-    if routes is not None:
+def _common_fields(sequence: TokenSequence) -> Json:
+    fields: Json = {"finish_reason": sequence.finish_reason, "token_versions": sequence.versions}
+    if (routes := sequence.routes()) is not None:
         fields["routed_experts"] = encode_npy(routes)
     return fields
 
 
-def _envelope(kind: str, model: str, sequence: TokenSequence) -> dict[str, Any]:
+def _envelope(kind: str, model: str, sequence: TokenSequence) -> Json:
     num_prompt, num_drawn = len(sequence.request.prompt), len(sequence.tokens)
     prefix = "chatcmpl" if kind.startswith("chat") else "cmpl"
     return {
@@ -204,6 +167,6 @@ def _envelope(kind: str, model: str, sequence: TokenSequence) -> dict[str, Any]:
     }
 
 
-def error_reply(message: str, status: int) -> dict[str, Any]:
+def error_reply(message: str, status: int) -> Json:
     kind = "BadRequestError" if status < 500 else "InternalServerError"
     return {"error": {"message": message, "type": kind, "param": None, "code": status}}

@@ -5,6 +5,7 @@ from collections import deque
 import numpy as np
 import torch
 from msgspec import Struct
+from torch import Tensor
 
 from ...records.turn import Routes
 from .slots import SlotModel
@@ -27,8 +28,6 @@ class GenerationRequest(Struct, frozen=True):
 
 
 class TokenSequence:
-    """One request being decoded."""
-
     def __init__(self, request: GenerationRequest, rng: np.random.Generator) -> None:
         self.request = request
         self.rng = rng
@@ -36,20 +35,17 @@ class TokenSequence:
         self.logprobs: list[float] = []
         self.versions: list[int] = []
         self.finish_reason = ""
-        self._routes: list[Routes] = []
+        self.route_pieces: list[Routes] = []
 
     @property
     def length(self) -> int:
         return len(self.request.prompt) + len(self.tokens)
 
-    def add_routes(self, routes: Routes) -> None:
-        self._routes.append(routes)
-
     def routes(self) -> Routes | None:
         """Return the routes from `routes_start` to the last token but one, or None without experts."""
-        if not self._routes:
+        if not self.route_pieces:
             return None
-        return np.concatenate(self._routes)[self.request.routes_start :]
+        return np.concatenate(self.route_pieces)[self.request.routes_start :]
 
     def add_token(self, token: int, logprob: float, version: int, max_context: int) -> None:
         """Add a drawn token, and set `finish_reason` if it is the last one."""
@@ -78,40 +74,38 @@ class Scheduler:
         return not self.paused and bool(self._waiting or self._running)
 
     @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
+    def load(self) -> dict[str, int]:
+        return {"running": len(self._running), "waiting": len(self._waiting)}
 
     def add(self, request: GenerationRequest) -> None:
         rng = self._rng if request.seed is None else np.random.default_rng(request.seed)
         self._waiting.append(TokenSequence(request, rng))
 
     def abort(self, request_id: int) -> None:
-        """Forget a request, whether it waits or runs."""
-        self._waiting = deque(
-            sequence for sequence in self._waiting if sequence.request.id != request_id
-        )
-        for slot, sequence in enumerate(self._running):
-            if sequence.request.id == request_id:
-                self._free(slot)
-                break
+        waiting = self._waiting
+        self._waiting = deque(item for item in waiting if item.request.id != request_id)
+        running = [sequence.request.id for sequence in self._running]
+        if request_id in running:
+            self._free(running.index(request_id))
 
     def run_pass(self) -> list[TokenSequence]:
         """Draw one token for each new sequence that fits, or else for each running one. Return the
         sequences that this finished."""
         joining = self._pop_joining()
+        running = self._running
         if joining:
-            first = len(self._running)
-            self._running += joining
+            first = len(running)
+            running += joining
             prompts = [sequence.request.prompt for sequence in joining]
             self._advance(first, prompts, starts=[0] * len(joining))
         else:
-            last = [[sequence.tokens[-1]] for sequence in self._running]
-            self._advance(0, last, starts=[sequence.length - 1 for sequence in self._running])
-        return self._pop_finished()
+            last = [[sequence.tokens[-1]] for sequence in running]
+            self._advance(0, last, starts=[sequence.length - 1 for sequence in running])
+        finished = [sequence for sequence in running if sequence.finish_reason]
+        for slot in reversed(range(len(running))):
+            if running[slot].finish_reason:
+                self._free(slot)
+        return finished
 
     def _pop_joining(self) -> list[TokenSequence]:
         """Take waiting sequences for the free slots, as many as one forward pass takes."""
@@ -126,61 +120,49 @@ class Scheduler:
 
     def _advance(self, first: int, new_ids: list[list[int]], starts: list[int]) -> None:
         """Run one forward pass over the slots from `first`, then draw one token for each."""
-        device = self._model.device
         lengths = [len(ids) for ids in new_ids]
         widest = max(lengths)
-        padded = torch.tensor([ids + [0] * (widest - len(ids)) for ids in new_ids], device=device)
-        logits, routes = self._model.forward(
-            first, padded, torch.tensor(starts, device=device), torch.tensor(lengths, device=device)
-        )
+        padded = [ids + [0] * (widest - len(ids)) for ids in new_ids]
+        device = self._model.device
+        inputs = [torch.tensor(numbers, device=device) for numbers in (padded, starts, lengths)]
+        logits, routes = self._model.forward(first, *inputs)
         sequences = self._running[first : first + len(new_ids)]
         tokens, logprobs = draw(logits, sequences)
         drawn = zip(sequences, tokens, logprobs, strict=True)
         chosen = None if routes is None else routes.cpu().numpy()
         for index, (sequence, token, logprob) in enumerate(drawn):
             if chosen is not None:
-                sequence.add_routes(chosen[index, : lengths[index]])
+                sequence.route_pieces.append(chosen[index, : lengths[index]])
             sequence.add_token(token, logprob, self.version, self._model.max_context)
-
-    def _pop_finished(self) -> list[TokenSequence]:
-        finished = [sequence for sequence in self._running if sequence.finish_reason]
-        for slot in reversed(range(len(self._running))):
-            if self._running[slot].finish_reason:
-                self._free(slot)
-        return finished
 
     def _free(self, slot: int) -> None:
         """Remove the sequence in `slot` and move the last sequence into the gap."""
         last = self._running.pop()
         if slot < len(self._running):
-            self._model.move(len(self._running), slot, last.length)
+            self._model.cache.move(len(self._running), slot, last.length)
             self._running[slot] = last
 
 
-def draw(logits: torch.Tensor, sequences: list[TokenSequence]) -> tuple[list[int], list[float]]:
+def draw(logits: Tensor, sequences: list[TokenSequence]) -> tuple[list[int], list[float]]:
     """Draw one token for each sequence, by inverting the cumulative distribution at a uniform number.
-
-    The logprobs are those of the distribution drawn from: after temperature and top-p.
-    """
-    requests = [sequence.request for sequence in sequences]
-    greedy = np.array([request.temperature == 0 for request in requests])
-    scale = torch.tensor([request.temperature or 1.0 for request in requests], device=logits.device)
+    The logprobs are those of the distribution drawn from: after temperature and top-p."""
+    requests, device = [sequence.request for sequence in sequences], logits.device
+    is_greedy = torch.tensor([request.temperature == 0 for request in requests], device=device)
+    scale = torch.tensor([request.temperature or 1.0 for request in requests], device=device)
     logprobs = torch.log_softmax(logits / scale[:, None], dim=-1)
     if any(request.top_p < 1 for request in requests):
         logprobs = _keep_nucleus(logprobs, [request.top_p for request in requests])
     mass = logprobs.double().exp().cumsum(-1)
-    uniform = torch.tensor(
-        [sequence.rng.random() for sequence in sequences], dtype=torch.float64, device=logits.device
-    )
+    numbers = [sequence.rng.random() for sequence in sequences]
+    uniform = torch.tensor(numbers, dtype=torch.float64, device=device)
     drawn = torch.searchsorted(mass, uniform[:, None] * mass[:, -1:], right=True)[:, 0]
     drawn = drawn.clamp(max=logits.shape[-1] - 1)
-    is_greedy = torch.as_tensor(greedy, device=logits.device)
     tokens = torch.where(is_greedy, logprobs.argmax(-1), drawn)
     chosen = logprobs.gather(-1, tokens[:, None])[:, 0]
     return tokens.tolist(), chosen.tolist()
 
 
-def _keep_nucleus(logprobs: torch.Tensor, top_p: list[float]) -> torch.Tensor:
+def _keep_nucleus(logprobs: Tensor, top_p: list[float]) -> Tensor:
     """Keep the smallest set of tokens that holds `top_p` of the probability mass."""
     ordered, index = logprobs.sort(dim=-1, descending=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()

@@ -3,43 +3,39 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import DynamicCache
 
 from ...model.routers import capture, find_routers, num_experts
 
 
 class SlotCache(DynamicCache):
-    """Keys and values `[slots, heads, context, dim]` per layer, written in place.
-
-    `aim` sets which slots and positions the next forward pass fills. `update`, which the model calls,
-    then returns views of everything that these slots hold.
-    """
+    """Keys and values `[slots, heads, context, dim]` per layer, written in place. `aim` sets what the
+    next forward pass fills. `update`, which the model calls, then returns views of these slots."""
 
     def __init__(self, num_slots: int, max_context: int) -> None:
         super().__init__()
         self._size = (num_slots, max_context)
-        self._keys: list[torch.Tensor] = []
-        self._values: list[torch.Tensor] = []
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
         self._slots = slice(0, 0)
         self._positions = torch.empty(0, dtype=torch.long)
         self._end = 0
 
-    def aim(self, first_slot: int, positions: torch.Tensor, end: int) -> None:
+    def aim(self, first_slot: int, positions: Tensor, end: int) -> None:
         """Fill slots from `first_slot` at `positions` `[slots, tokens]`, and attend up to `end`."""
         self._slots = slice(first_slot, first_slot + len(positions))
         self._positions = positions
         self._end = end
 
     def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if layer_idx == len(self._keys):
-            self._add_layer(key_states)
+            num_slots, max_context = self._size
+            shape = (num_slots, key_states.shape[1], max_context, key_states.shape[3])
+            self._keys.append(key_states.new_zeros(shape))
+            self._values.append(key_states.new_zeros(shape))
         views = []
         for store, new in ((self._keys, key_states), (self._values, value_states)):
             slots = store[layer_idx][self._slots]
@@ -47,11 +43,6 @@ class SlotCache(DynamicCache):
             slots.scatter_(2, at, new)
             views.append(slots[:, :, : self._end])
         return views[0], views[1]
-
-    def _add_layer(self, like: torch.Tensor) -> None:
-        shape = (self._size[0], like.shape[1], self._size[1], like.shape[3])
-        self._keys.append(torch.zeros(shape, dtype=like.dtype, device=like.device))
-        self._values.append(torch.zeros(shape, dtype=like.dtype, device=like.device))
 
     @torch.inference_mode()
     def move(self, source: int, target: int, length: int) -> None:
@@ -65,43 +56,33 @@ class SlotModel:
 
     def __init__(self, model: Any, num_slots: int, max_context: int) -> None:
         self.model = model.eval()
+        self.device: torch.device = model.device
         self.num_slots = num_slots
         self.max_context = max_context
-        self._cache = SlotCache(num_slots, max_context)
+        self.cache = SlotCache(num_slots, max_context)
         self._routers = find_routers(model)
         self._route_dtype = torch.uint8 if num_experts(model) <= 256 else torch.uint16
 
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.model.device
-        return device
-
     @torch.inference_mode()
     def forward(
-        self, first_slot: int, ids: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Process `lengths[i]` new tokens of slot `first_slot + i` from position `starts[i]`.
-
-        `ids` is padded on the right. Padding writes only beyond the positions that are attended to, and
-        the sequence overwrites it later. Returns the logits after each slot's last new token, and routes
-        `[slots, tokens, layers, topk]`.
-        """
+        self, first_slot: int, ids: Tensor, starts: Tensor, lengths: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Process `lengths[i]` new tokens of slot `first_slot + i` from position `starts[i]`. Return the
+        logits after each slot's last new token, and routes `[slots, tokens, layers, topk]`. `ids` is
+        padded on the right: beyond what is attended to, and the sequence overwrites it later."""
         positions = starts[:, None] + torch.arange(ids.shape[1], device=ids.device)
         end = int((starts + lengths).max())
         mask = torch.arange(end, device=ids.device) <= positions[:, None, :, None]
-        self._cache.aim(first_slot, positions, end)
+        self.cache.aim(first_slot, positions, end)
         last = lengths - 1
         kept, where = torch.unique(last, return_inverse=True)
         with capture(self._routers) as chosen:
             output = self.model(
                 input_ids=ids, attention_mask=mask, position_ids=positions,
-                past_key_values=self._cache, use_cache=True, logits_to_keep=kept,
+                past_key_values=self.cache, use_cache=True, logits_to_keep=kept,
             )  # fmt: skip
         logits = output.logits[torch.arange(len(ids), device=ids.device), where].float()
         if not chosen:
             return logits, None
         routes = torch.stack(chosen, dim=1).to(self._route_dtype)
         return logits, routes.view(*ids.shape, *routes.shape[1:])
-
-    def move(self, source: int, target: int, length: int) -> None:
-        self._cache.move(source, target, length)

@@ -28,12 +28,9 @@ class EngineControl:
 
     def __init__(self, link: EngineLink, served: ServedModel) -> None:
         self._link = link
+        self.url = link.url
         self._dialect: Dialect = pick_dialect(served, shape=None)
         self.served = served
-
-    @property
-    def url(self) -> str:
-        return self._link.url
 
     async def update_weights(self, path: str, version: int) -> None:
         """Pause decoding and load new weights. Requests in flight then continue with them."""
@@ -58,11 +55,9 @@ class EngineControl:
             raise EngineError(f"{self.url}{call.path}: {result.message}")
 
     async def weight_version(self) -> str:
-        """Return the version that the engine reports, or an empty string if it reports none."""
         return parse_version(await self._get(self._dialect.weight_version))
 
     async def load(self) -> EngineLoad | None:
-        """Return the load that the engine reports, or None if it reports none."""
         return parse_load(await self._get(METRICS), self._dialect.gauges)
 
     async def _get(self, call: EngineCall) -> bytearray:
@@ -81,5 +76,5 @@ class EngineControl:
 @asynccontextmanager
 async def open_control(access: EngineAccess) -> AsyncIterator[EngineControl]:
     """Open the control of an engine that answers and serves the model of `access`."""
-    async with open_link(access) as link:
+    with open_link(access) as link:
         yield EngineControl(link, await link.fetch_model())

@@ -1,6 +1,5 @@
 """The protocol that every engine dialect implements, and the prompt that a dialect sends."""
 
-from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -8,7 +7,8 @@ import numpy as np
 from msgspec import Struct
 
 from ...records.turn import Ints, Routes, Sampling
-from ..replies.body import BulkString
+from ..http.framing import Bytes
+from ..replies.body import Bulks, BulkString
 from ..replies.columns import ReplyColumns
 from ..replies.routes import WantedRoutes
 from .status import LoadGauges
@@ -31,16 +31,11 @@ def make_prompt(ids: Ints, previous: Prompt = EMPTY_PROMPT) -> Prompt:
     """Return a prompt of these ids. If they start with `previous`, only the new ids are encoded."""
     shared = len(previous) if np.array_equal(ids[: len(previous)], previous.ids) else 0
     new = msgspec.json.encode(ids[shared:].tolist())[1:-1]
-    if not shared:
-        return Prompt(ids, new)
-    if not new:
-        return Prompt(ids, previous.text)
-    return Prompt(ids, previous.text + b"," + new)
+    texts = [previous.text, new] if shared else [new]
+    return Prompt(ids, b",".join(filter(None, texts)))
 
 
 class EngineCall(Struct, frozen=True):
-    """A request without a prompt."""
-
     path: str
     body: bytes = b""
 
@@ -72,12 +67,10 @@ class Dialect(Protocol):
     def unneeded_chars(self, key: bytes, bulk: BulkString, wanted: WantedRoutes) -> int:
         """Return how many characters at the start of a bulk hold only positions that are not wanted."""
 
-    def parse_columns(self, rest: bytes | bytearray) -> ReplyColumns:
+    def parse_columns(self, rest: Bytes) -> ReplyColumns:
         """Parse the JSON of a reply without its bulks."""
 
-    def decode_routes(
-        self, bulks: Mapping[bytes, BulkString], wanted: WantedRoutes, num_drawn: int
-    ) -> Routes | None:
+    def decode_routes(self, bulks: Bulks, wanted: WantedRoutes, num_drawn: int) -> Routes | None:
         """Return the routes of the wanted positions, or None if the reply has none."""
 
     def weight_update(self, path: str, version: int) -> WeightUpdate:

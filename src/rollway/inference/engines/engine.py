@@ -24,6 +24,7 @@ INLINE_ROUTES_BYTES = 1 << 20
 INLINE_JSON_BYTES = 256 << 10
 """JSON up to this size is parsed on the loop. Routes are cut out of it before and do not count."""
 ACCEPT = f"{SAFETENSORS}, application/json;q=0.9"
+Drawn = tuple[ReplyColumns, Routes | None]
 
 
 class Completer(Protocol):
@@ -31,15 +32,13 @@ class Completer(Protocol):
 
     async def complete(
         self, prompt: Prompt, sampling: Sampling, stop_ids: list[int], routes_start: int
-    ) -> Turn:
-        """Draw one reply, or raise EngineError."""
+    ) -> Turn: ...
 
 
 class PolicyState:
     """The policy version that all engines of one worker are expected to sample from."""
 
-    def __init__(self) -> None:
-        self.version = 0
+    version = 0
 
 
 class Engine:
@@ -48,21 +47,18 @@ class Engine:
     expected version, unless the reply reports the version of each token."""
 
     def __init__(
-        self, link: EngineLink, model: str, dialect: Dialect, *,
-        routes: bool, body_buffers: BodyBuffers, long_replies: LongReplies | None,
+        self, link: EngineLink, model: str, dialect: Dialect, buffers: BodyBuffers,
+        long_replies: LongReplies | None, *, routes: bool,
     ) -> None:  # fmt: skip
         self._link = link
+        self.url = link.url
         self.model = model
         self._dialect = dialect
         self._routes = routes
-        self._body_buffers = body_buffers
+        self._buffers = buffers
         self._long_replies = long_replies
         self._reports_version = True
         self.policy = PolicyState()
-
-    @property
-    def url(self) -> str:
-        return self._link.url
 
     async def complete(
         self, prompt: Prompt, sampling: Sampling, stop_ids: list[int], routes_start: int
@@ -70,18 +66,16 @@ class Engine:
         """Draw one reply. After an EngineAway another try may help, after other EngineErrors not."""
         start = routes_start if self._routes else None
         wanted = WantedRoutes(routes_start, len(prompt), sampling.max_tokens)
-        version = self.policy.version
-        body = self._dialect.encode_request(self.model, prompt, sampling, stop_ids, start)
+        version, dialect, check = self.policy.version, self._dialect, self._check_connection
+        body = dialect.encode_request(self.model, prompt, sampling, stop_ids, start)
         async with (
-            self._link.request(
-                "POST", self._dialect.path, body, ACCEPT, check=self._check_connection
-            ) as reply,
-            self._body_buffers.borrow_for(reply) as body_buffer,
+            self._link.request("POST", dialect.path, body, ACCEPT, check=check) as reply,
+            self._buffers.borrow_for(reply) as buffer,
         ):
             if reply.head.headers.get("content-type") == SAFETENSORS:
-                drawn, routes = await self._read_binary(reply, body_buffer)
+                drawn, routes = await self._read_binary(reply, buffer)
             else:
-                drawn, routes = await self._read_json(reply, body_buffer, wanted)
+                drawn, routes = await self._read_json(reply, buffer, wanted)
         if self._routes and routes is None:
             raise EngineError(
                 f"the reply of {self.url} has no routes: "
@@ -89,15 +83,17 @@ class Engine:
                 "or set engine.routes = false for a model without experts"
             )
         versions = drawn.versions
+        if versions is None:
+            versions = np.full(len(drawn.token_ids), version, np.int32)
         return Turn(
             prompt_ids=prompt.ids,
             completion_ids=drawn.token_ids,
             logprobs=drawn.logprobs,
-            versions=np.full(len(drawn.token_ids), version, np.int32) if versions is None else versions,
+            versions=versions,
             temperature=sampling.temperature,
             finish_reason=drawn.finish_reason,
             routes=routes if self._routes else None,
-            routes_start=routes_start if self._routes else 0,
+            routes_start=start or 0,
         )
 
     async def _check_connection(self, connection: Connection) -> None:
@@ -114,32 +110,26 @@ class Engine:
             raise EngineAway(f"the engine at {self.url} has version '{reported}', not {version} yet")
         connection.checked_version = version
 
-    async def _read_binary(
-        self, reply: HttpReply, body_buffer: BodyBuffer
-    ) -> tuple[ReplyColumns, Routes | None]:
-        await reply.read(body_buffer.add)
-        if body_buffer.length <= INLINE_ROUTES_BYTES:
-            return decode_reply(body_buffer)
-        return await thread_to_the_end(decode_reply, body_buffer)
+    async def _read_binary(self, reply: HttpReply, buffer: BodyBuffer) -> Drawn:
+        await reply.read(buffer.add)
+        if buffer.length <= INLINE_ROUTES_BYTES:
+            return decode_reply(buffer)
+        return await thread_to_the_end(decode_reply, buffer)
 
-    async def _read_json(
-        self, reply: HttpReply, body_buffer: BodyBuffer, wanted: WantedRoutes
-    ) -> tuple[ReplyColumns, Routes | None]:
+    async def _read_json(self, reply: HttpReply, buffer: BodyBuffer, wanted: WantedRoutes) -> Drawn:
         dialect = self._dialect
-        cutter = BodyCutter(body_buffer, lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted))
+        cutter = BodyCutter(buffer, lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted))
         await reply.read(cutter.feed, cutter)
-        drawn = await self._parse_columns(cutter.rest)
+        if self._long_replies is None or len(cutter.rest) <= INLINE_JSON_BYTES:
+            drawn = dialect.parse_columns(cutter.rest)
+        else:
+            drawn = await self._long_replies.parse_columns(dialect.name, cutter.rest)
         if not self._routes:
             return drawn, None
         args = cutter.bulks, wanted, len(drawn.token_ids)
-        if body_buffer.length <= INLINE_ROUTES_BYTES:
+        if buffer.length <= INLINE_ROUTES_BYTES:
             return drawn, dialect.decode_routes(*args)
         return drawn, await thread_to_the_end(dialect.decode_routes, *args)
-
-    async def _parse_columns(self, rest: bytearray) -> ReplyColumns:
-        if self._long_replies is None or len(rest) <= INLINE_JSON_BYTES:
-            return self._dialect.parse_columns(rest)
-        return await self._long_replies.parse_columns(self._dialect.name, rest)
 
 
 @asynccontextmanager
@@ -148,9 +138,7 @@ async def open_engine(
     long_replies: LongReplies | None = None,
 ) -> AsyncIterator[Engine]:  # fmt: skip
     """Open an engine that answers and serves the model of `access`."""
-    async with open_link(access) as link:
+    with open_link(access) as link:
         served = await link.fetch_model()
-        yield Engine(
-            link, served.id, pick_dialect(served, shape),
-            routes=routes, body_buffers=BodyBuffers(), long_replies=long_replies,
-        )  # fmt: skip
+        dialect = pick_dialect(served, shape)
+        yield Engine(link, served.id, dialect, BodyBuffers(), long_replies, routes=routes)

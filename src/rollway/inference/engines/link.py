@@ -1,14 +1,14 @@
 """Sends requests to one engine. Every failure becomes an EngineError that names the engine."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 
 from msgspec import Struct
 
 from ...errors import UNREADABLE, EngineAway, EngineError, EngineLate
 from ..http import endpoint
-from ..http.client import ConnectionCheck, HttpClient, HttpReply
+from ..http.client import JSON, ConnectionCheck, HttpClient, HttpReply
 from ..http.connection import Connection
 from ..http.endpoint import ServedModel, read_all
 from ..http.framing import HttpAway, HttpError
@@ -29,8 +29,6 @@ class EngineAccess(Struct, frozen=True):
 
 
 class EngineLink:
-    """One engine's address, and the connections to it."""
-
     def __init__(self, http: HttpClient, access: EngineAccess, url: str) -> None:
         self._http = http
         self._access = access
@@ -38,34 +36,27 @@ class EngineLink:
 
     @asynccontextmanager
     async def request(
-        self, method: str, path: str, body: bytes = b"", accept: str = "application/json", *,
+        self, method: str, path: str, body: bytes = b"", accept: str = JSON, *,
         deadline_s: float | None = None, check: ConnectionCheck | None = None,
     ) -> AsyncIterator[HttpReply]:  # fmt: skip
         """Give a reply with status 200 to the block, which must read it by the deadline. Everything else
         raises EngineError."""
-        limit_s = deadline_s or self._access.deadline_s
+        limit_s, url = deadline_s or self._access.deadline_s, f"{self.url}{path}"
         try:
             async with (
                 asyncio.timeout(limit_s),
                 self._http.request(method, path, body, accept, check) as reply,
             ):
                 if reply.head.status != 200:
-                    raise await self._refusal(path, reply)
+                    raise await _refusal(url, reply)
                 yield reply
         except TimeoutError:
-            raise EngineLate(f"{self.url}{path} did not answer within {limit_s:g} s") from None
+            raise EngineLate(f"{url} did not answer within {limit_s:g} s") from None
         except HttpAway as error:
             was_sent = error.request_was_sent
-            raise EngineAway(f"{self.url}{path}: {error}", request_was_sent=was_sent) from None
+            raise EngineAway(f"{url}: {error}", request_was_sent=was_sent) from None
         except HttpError as error:
-            raise EngineError(f"{self.url}{path}: {error}") from None
-
-    async def _refusal(self, path: str, reply: HttpReply) -> EngineError:
-        status = reply.head.status
-        message = f"{self.url}{path}: {endpoint.describe_error(status, await read_all(reply))}"
-        if status in endpoint.AWAY_STATUSES:
-            return EngineAway(message, status=status, request_was_sent=True)
-        return EngineError(message, status=status)
+            raise EngineError(f"{url}: {error}") from None
 
     async def fetch(self, method: str, call: EngineCall, deadline_s: float | None = None) -> bytearray:
         """Make a call and return its answer, which must be small."""
@@ -90,18 +81,24 @@ class EngineLink:
         return endpoint.pick_model(models or (), self._access.model, self.url)
 
 
-@asynccontextmanager
-async def open_link(access: EngineAccess) -> AsyncIterator[EngineLink]:
+async def _refusal(url: str, reply: HttpReply) -> EngineError:
+    status, body = reply.head.status, await read_all(reply)
+    message = f"{url}: {endpoint.describe_error(status, body)}"
+    if status in endpoint.AWAY_STATUSES:
+        return EngineAway(message, status=status, request_was_sent=True)
+    return EngineError(message, status=status)
+
+
+@contextmanager
+def open_link(access: EngineAccess) -> Iterator[EngineLink]:
     """Open a link to an engine, which need not be running yet."""
     url = access.url.rstrip("/").removesuffix("/v1")
     try:
         http = HttpClient(url, endpoint.request_headers(access.key))
     except HttpError as error:
         raise EngineError(f"no engine at {url}: {error}") from None
-    try:
+    with closing(http):
         yield EngineLink(http, access, url)
-    finally:
-        http.close()
 
 
 def pick_dialect(served: ServedModel, shape: RouteShape | None) -> Dialect:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 from msgspec import Struct
 
@@ -25,8 +25,6 @@ MAX_LOST = 5
 
 
 class _Member:
-    """An engine, and the time until which it is left alone."""
-
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.rests_until_s = 0.0
@@ -44,7 +42,7 @@ class _Member:
 
 
 class EnginePool:
-    """The engines of a worker. All of them are expected to sample from the same `policy`."""
+    """The engines of a worker. All are expected to sample from the same `policy`."""
 
     def __init__(self, engines: Sequence[Engine], policy: PolicyState, patience_s: float) -> None:
         self._members = [_Member(engine) for engine in engines]
@@ -61,12 +59,11 @@ class EnginePool:
     async def wait_for_member(self, index: int) -> tuple[int, _Member]:
         """Return the member at `index`, or the next one that does not rest, and its index. If all rest,
         wait for the first that may be asked again."""
-        count = len(self._members)
-        order = [number % count for number in range(index, index + count)]
-        now_s = time.monotonic()
-        chosen = min(order, key=lambda index: max(now_s, self._members[index].rests_until_s))
-        await asyncio.sleep(max(0.0, self._members[chosen].rests_until_s - now_s))
-        return chosen, self._members[chosen]
+        members, now_s = self._members, time.monotonic()
+        order = [*range(index, len(members)), *range(index)]
+        chosen = min(order, key=lambda number: max(now_s, members[number].rests_until_s))
+        await asyncio.sleep(max(0.0, members[chosen].rests_until_s - now_s))
+        return chosen, members[chosen]
 
 
 class PinnedEngine:
@@ -107,8 +104,6 @@ def _waited_too_long(error: EngineAway, waited_s: float) -> EngineError:
 
 
 class PoolConfig(Struct, frozen=True, kw_only=True):
-    """The engines of a worker, and how it uses them."""
-
     engines: tuple[EngineAccess, ...]
     routes: bool
     shape: RouteShape | None
@@ -122,31 +117,23 @@ async def open_pool(
 ) -> AsyncIterator[EnginePool]:
     """Open the engines, which must all serve the same model. With `is_patient` wait until one engine
     answers, and take the others to be like it. Otherwise all engines must answer now."""
-    async with AsyncExitStack() as stack:
-        links = [await stack.enter_async_context(open_link(access)) for access in config.engines]
+    with ExitStack() as stack:
+        links = [stack.enter_context(open_link(access)) for access in config.engines]
         if is_patient:
             served = await _wait_for_first(links, config.patience_s)
         else:
-            served = await _ask_all(links)
-        body_buffers = BodyBuffers()
+            models = [(link.url, await link.fetch_model()) for link in links]
+            check_same_model(models)
+            served = models[0][1]
+        dialect, buffers = pick_dialect(served, config.shape), BodyBuffers()
         engines = [
-            Engine(
-                link, served.id, pick_dialect(served, config.shape),
-                routes=config.routes, body_buffers=body_buffers, long_replies=long_replies,
-            )
+            Engine(link, served.id, dialect, buffers, long_replies, routes=config.routes)
             for link in links
-        ]  # fmt: skip
+        ]
         yield EnginePool(engines, policy, config.patience_s)
 
 
-async def _ask_all(links: Sequence[EngineLink]) -> ServedModel:
-    served = [(link.url, await link.fetch_model()) for link in links]
-    check_same_model(served)
-    return served[0][1]
-
-
 async def _wait_for_first(links: Sequence[EngineLink], patience_s: float) -> ServedModel:
-    """Return the model of the first engine that answers."""
     until_s = time.monotonic() + patience_s
     while True:
         for link in links:
@@ -162,7 +149,7 @@ def check_same_model(engines: Sequence[tuple[str, ServedModel]]) -> None:
     """Raise EngineError unless all engines serve the same model: together they are one policy."""
     served = [(url, f"'{model.id}' like {pick_dialect(model, None).name}") for url, model in engines]
     first_url, first = served[0]
-    for url, other in served[1:]:
+    for url, other in served:
         if other != first:
             raise EngineError(
                 f"the engine at {first_url} serves {first}, the one at {url} {other}: all engines of a "

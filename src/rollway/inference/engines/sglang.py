@@ -1,7 +1,6 @@
 """The dialect of SGLang: `/generate` takes and returns token ids, and routes as base64 of bare int32."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -9,7 +8,8 @@ from msgspec import Struct
 
 from ...errors import UNREADABLE, EngineError
 from ...records.turn import Routes, Sampling
-from ..replies.body import BulkString
+from ..http.framing import Bytes
+from ..replies.body import Bulks, BulkString
 from ..replies.columns import ReplyColumns, make_columns
 from ..replies.routes import RouteShape, WantedRoutes, decode_bare
 from .dialect import EngineCall, Prompt, WeightUpdate
@@ -74,31 +74,32 @@ class Sglang:
     def encode_request(
         self, model: str, prompt: Prompt, sampling: Sampling, stop_ids: list[int], start: int | None
     ) -> bytes:
-        return msgspec.json.encode(
-            _Request(
-                input_ids=msgspec.Raw(b"[" + prompt.text + b"]"),
-                sampling_params=_Sampling(
-                    max_new_tokens=sampling.max_tokens,
-                    temperature=sampling.temperature,
-                    top_p=sampling.top_p,
-                    stop_token_ids=stop_ids,
-                ),
-                return_routed_experts=start is not None,
-                routed_experts_start_len=start or 0,
-            )
+        request = _Request(
+            input_ids=msgspec.Raw(b"[" + prompt.text + b"]"),
+            sampling_params=_Sampling(
+                max_new_tokens=sampling.max_tokens,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                stop_token_ids=stop_ids,
+            ),
+            return_routed_experts=start is not None,
+            routed_experts_start_len=start or 0,
         )
+        return msgspec.json.encode(request)
 
     def unneeded_chars(self, key: bytes, bulk: BulkString, wanted: WantedRoutes) -> int:
-        return 0  # without a header, only the full length shows which positions arrived
+        # without a header, only the full length shows which positions arrived
+        return 0
 
-    def parse_columns(self, rest: bytes | bytearray) -> ReplyColumns:
+    def parse_columns(self, rest: Bytes) -> ReplyColumns:
         try:
             meta = _replies.decode(rest).meta_info
         except UNREADABLE as error:
             raise EngineError(f"the engine's reply is not a generation: {error}") from None
         finish = meta.finish_reason or _Finish("abort")
         if finish.type == "abort":
-            raise EngineError(f"the engine aborted the request: {finish.message or 'it gave no reason'}")
+            reason = finish.message or "it gave no reason"
+            raise EngineError(f"the engine aborted the request: {reason}")
         drawn = meta.output_token_logprobs
         if drawn is None:
             raise EngineError("the engine's reply has no output_token_logprobs")
@@ -106,9 +107,7 @@ class Sglang:
         logprobs = [math.nan if logprob is None else logprob for logprob, _, _ in drawn]
         return make_columns(token_ids, logprobs, None, finish.type)
 
-    def decode_routes(
-        self, bulks: Mapping[bytes, BulkString], wanted: WantedRoutes, num_drawn: int
-    ) -> Routes | None:
+    def decode_routes(self, bulks: Bulks, wanted: WantedRoutes, num_drawn: int) -> Routes | None:
         bulk = bulks.get(ROUTES)
         if bulk is None:
             return None

@@ -8,17 +8,16 @@ from msgspec import Struct
 
 from ...errors import UNREADABLE
 from ...records.engine import EngineLoad
+from ..http.framing import Bytes
 
 
 class LoadGauges(Struct, frozen=True):
-    """The names of the metrics that describe an engine's load."""
-
     running: bytes
     waiting: bytes
     cache_use: bytes
 
 
-def parse_load(metrics: bytes | bytearray, names: LoadGauges) -> EngineLoad | None:
+def parse_load(metrics: Bytes, names: LoadGauges) -> EngineLoad | None:
     """Read the load from metrics in Prometheus's text format. None means that the metrics lack it. The
     requests of an engine's ranks are added up. For the cache the fullest rank counts."""
     running = list(_values(metrics, names.running))
@@ -30,7 +29,6 @@ def parse_load(metrics: bytes | bytearray, names: LoadGauges) -> EngineLoad | No
 
 
 def sum_loads(loads: Sequence[EngineLoad]) -> EngineLoad | None:
-    """Return the load of several engines as if they were one, or None if there are none."""
     if not loads:
         return None
     return EngineLoad(
@@ -40,14 +38,17 @@ def sum_loads(loads: Sequence[EngineLoad]) -> EngineLoad | None:
     )
 
 
-def _values(metrics: bytes | bytearray, name: bytes) -> Iterator[float]:
+def _values(metrics: Bytes, name: bytes) -> Iterator[float]:
     """Yield the finite values of a metric. Searching for its name avoids parsing all the others."""
     at = metrics.find(name)
     while at >= 0:
         end = at + len(name)
-        if (at == 0 or metrics[at - 1] == ord("\n")) and metrics[end : end + 1] in (b"{", b" "):
+        begins_line = at == 0 or metrics[at - 1] == ord("\n")
+        if begins_line and metrics[end : end + 1] in (b"{", b" "):
             line_end = metrics.find(b"\n", end)
-            value = _parse_value(bytes(metrics[end : line_end if line_end >= 0 else len(metrics)]))
+            if line_end < 0:
+                line_end = len(metrics)
+            value = _parse_value(bytes(metrics[end:line_end]))
             if math.isfinite(value):
                 yield value
         at = metrics.find(name, end)
@@ -70,7 +71,7 @@ class _WeightInfo(Struct, frozen=True):
     weight_version: str | int | None = None
 
 
-def parse_version(body: bytes | bytearray) -> str:
+def parse_version(body: Bytes) -> str:
     """Return the version in an engine's answer, or an empty string if there is none."""
     try:
         version = msgspec.json.decode(body, type=_WeightInfo).weight_version
@@ -80,10 +81,8 @@ def parse_version(body: bytes | bytearray) -> str:
 
 
 def is_version(reported: str, version: int) -> bool:
-    """Return whether the version that an engine reports is exactly `version`."""
     return reported == str(version) or (version == 0 and reported in INITIAL_VERSIONS)
 
 
 def is_at_least(reported: str, version: int) -> bool:
-    """Return whether the version that an engine reports is `version` or a later one."""
     return is_version(reported, version) or (reported.isdigit() and int(reported) >= version)

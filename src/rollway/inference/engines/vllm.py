@@ -4,16 +4,17 @@ Routes arrive as base64 of a .npy file in `choices[0].routed_experts`. Some vers
 the prompt into `prompt_routed_experts`, and only those of the completion into the choice.
 """
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
+from ...config.sections import Count, Natural, NonNegative
 from ...errors import UNREADABLE, EngineError
 from ...records.turn import Routes, Sampling
-from ..replies.body import BulkString
+from ..http.framing import Bytes
+from ..replies.body import Bulks, BulkString
 from ..replies.columns import ReplyColumns, make_columns
 from ..replies.routes import WantedRoutes, decode_npy, unneeded_chars
 from .dialect import EngineCall, Prompt, WeightUpdate
@@ -21,29 +22,28 @@ from .status import LoadGauges
 
 ROUTES = b'"routed_experts"'
 PROMPT_ROUTES = b'"prompt_routed_experts"'
+TopP = Annotated[float, Meta(gt=0, le=1)]
 
 
 class CompletionRequest(Struct, frozen=True):
-    """The fields of `/v1/completions` that rollway sends and its embedded engine understands.
-
-    Every field is always sent. vLLM takes a missing field from the model's generation config, and would
-    then sample from another distribution than the trainer assumes.
-    """
+    """The fields of `/v1/completions` that rollway sends and its embedded engine understands. All are
+    always sent: vLLM takes a missing field from the model's generation config, and would then sample
+    from another distribution than the trainer assumes."""
 
     model: str
     prompt: list[int]
-    max_tokens: Annotated[int, Meta(ge=1)] = 16
-    temperature: Annotated[float, Meta(ge=0)] = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    max_tokens: Count = 16
+    temperature: NonNegative = 1.0
+    top_p: TopP = 1.0
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    logprobs: Annotated[int, Meta(ge=0)] | None = None
+    logprobs: Natural | None = None
     return_token_ids: bool = False
-    routed_experts_prompt_start: Annotated[int, Meta(ge=0)] | None = None
+    routed_experts_prompt_start: Natural | None = None
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
-    seed: Annotated[int, Meta(ge=0)] | None = None
+    seed: Natural | None = None
 
 
 class _Request(CompletionRequest, frozen=True):
@@ -71,8 +71,6 @@ _replies = msgspec.json.Decoder(_Reply)
 
 
 class Vllm:
-    """The dialect of vLLM."""
-
     name = "vllm"
     path = "/v1/completions"
     weight_version = EngineCall("/weight_info")
@@ -83,34 +81,31 @@ class Vllm:
     def encode_request(
         self, model: str, prompt: Prompt, sampling: Sampling, stop_ids: list[int], start: int | None
     ) -> bytes:
-        return msgspec.json.encode(
-            _Request(
-                model=model,
-                prompt=msgspec.Raw(b"[" + prompt.text + b"]"),
-                max_tokens=sampling.max_tokens,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                logprobs=0,
-                return_token_ids=True,
-                routed_experts_prompt_start=start,
-                stop_token_ids=stop_ids,
-            )
+        request = _Request(
+            model=model,
+            prompt=msgspec.Raw(b"[" + prompt.text + b"]"),
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            logprobs=0,
+            return_token_ids=True,
+            routed_experts_prompt_start=start,
+            stop_token_ids=stop_ids,
         )
+        return msgspec.json.encode(request)
 
     def unneeded_chars(self, key: bytes, bulk: BulkString, wanted: WantedRoutes) -> int:
         return unneeded_chars(bulk, wanted, is_prompt_only=key == PROMPT_ROUTES)
 
-    def parse_columns(self, rest: bytes | bytearray) -> ReplyColumns:
+    def parse_columns(self, rest: Bytes) -> ReplyColumns:
         try:
             choice = _replies.decode(rest).choices[0]
         except UNREADABLE as error:
             raise EngineError(f"the engine's reply is not a completion: {error}") from None
-        logprobs = None if choice.logprobs is None else choice.logprobs.token_logprobs
+        logprobs = choice.logprobs.token_logprobs if choice.logprobs else None
         return make_columns(choice.token_ids, logprobs, choice.token_versions, choice.finish_reason)
 
-    def decode_routes(
-        self, bulks: Mapping[bytes, BulkString], wanted: WantedRoutes, num_drawn: int
-    ) -> Routes | None:
+    def decode_routes(self, bulks: Bulks, wanted: WantedRoutes, num_drawn: int) -> Routes | None:
         bulk, prompt_bulk = bulks.get(ROUTES), bulks.get(PROMPT_ROUTES)
         if bulk is None:
             return None
@@ -122,9 +117,10 @@ class Vllm:
 
     def weight_update(self, path: str, version: int) -> WeightUpdate:
         reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        new = {"new_version": str(version)}
         load = (
             EngineCall("/collective_rpc", msgspec.json.encode(reload)),
             EngineCall("/reset_prefix_cache"),
-            EngineCall("/update_weight_version", msgspec.json.encode({"new_version": str(version)})),
+            EngineCall("/update_weight_version", msgspec.json.encode(new)),
         )
         return WeightUpdate(EngineCall("/pause?mode=keep"), load, EngineCall("/resume"))

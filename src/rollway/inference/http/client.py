@@ -9,11 +9,13 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from urllib.parse import urlsplit
 
 from .connection import Connection
 from .framing import BodySink, HttpAway, HttpError, ReplyHead, Skipper
 
+JSON = "application/json"
 READ_BYTES = 64 << 10
 """How much is read from a socket at a time. uvloop reads at most 32 of these pieces in a row."""
 MAX_WAITING_BYTES = 1 << 20
@@ -29,12 +31,12 @@ class HttpReply:
     """A reply whose head has arrived and whose body has not been read."""
 
     def __init__(self, connection: Connection, head: ReplyHead) -> None:
-        self._connection = connection
+        self.connection = connection
         self.head = head
         self.is_read = False
 
     async def read(self, sink: BodySink, skipper: Skipper | None = None) -> None:
-        await self._connection.read(self.head, sink, skipper)
+        await self.connection.read(self.head, sink, skipper)
         self.is_read = True
 
 
@@ -43,41 +45,41 @@ ConnectionCheck = Callable[[Connection], Awaitable[None]]
 
 
 class HttpClient:
-    """Sends requests to one server. Each request has a connection to itself, and idle ones are reused.
-
-    `headers` are sent with every request.
-    """
+    """Sends requests to one server, all with the same `headers`. Each request has a connection to
+    itself, and idle ones are reused."""
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
+        problem = f"{url!r} is not the address of an HTTP server"
         try:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:
-            raise HttpError(f"{url!r} is not the address of an HTTP server: {error}") from None
+            raise HttpError(f"{problem}: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise HttpError(f"{url!r} is not the address of an HTTP server")
+            raise HttpError(problem)
         self._host = parts.hostname
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._port = port or (443 if self._tls else 80)
         self._path = parts.path.rstrip("/")
         self._netloc = parts.netloc.rpartition("@")[2]
-        self._headers = "".join(_header_line(name, value) for name, value in (headers or {}).items())
+        lines = [_header_line(name, value) for name, value in (headers or {}).items()]
+        self._headers = "".join(lines)
         self._idle: list[Connection] = []
         self._scratch = bytearray(READ_BYTES)
 
     @asynccontextmanager
     async def request(
-        self, method: str, path: str, body: bytes = b"", accept: str = "application/json",
+        self, method: str, path: str, body: bytes = b"", accept: str = JSON,
         check: ConnectionCheck | None = None,
     ) -> AsyncIterator[HttpReply]:  # fmt: skip
         """Give the reply to the block, which reads it. Leaving the block before the whole body was read
         closes the connection. `check` is called with the connection before the request is sent."""
-        connection, head = await self._ask(self._encode(method, path, body, accept), check)
-        reply = HttpReply(connection, head)
+        reply = await self._ask(self._encode(method, path, body, accept), check)
+        connection = reply.connection
         try:
             yield reply
         finally:
-            if reply.is_read and not head.closes and connection.is_open:
+            if reply.is_read and not reply.head.closes and connection.is_open:
                 self._idle.append(connection)
             else:
                 connection.close()
@@ -86,15 +88,13 @@ class HttpClient:
         """Send a GET on a connection that is being checked. The caller must read the whole reply."""
         return HttpReply(connection, await connection.ask(self._encode("GET", path)))
 
-    def _encode(
-        self, method: str, path: str, body: bytes = b"", accept: str = "application/json"
-    ) -> bytes:
+    def _encode(self, method: str, path: str, body: bytes = b"", accept: str = JSON) -> bytes:
         return (
             f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._netloc}\r\nAccept: {accept}\r\n"
-            f"{self._headers}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            f"{self._headers}Content-Type: {JSON}\r\nContent-Length: {len(body)}\r\n\r\n"
         ).encode() + body
 
-    async def _ask(self, request: bytes, check: ConnectionCheck | None) -> tuple[Connection, ReplyHead]:
+    async def _ask(self, request: bytes, check: ConnectionCheck | None) -> HttpReply:
         """Send the request on an idle connection, or on a new one. The server may close an idle
         connection at this very moment, so a request that got no byte back is sent again."""
         while True:
@@ -103,14 +103,13 @@ class HttpClient:
             try:
                 if check is not None:
                     await check(connection)
-                return connection, await connection.ask(request)
-            except HttpError:
+                return HttpReply(connection, await connection.ask(request))
+            except BaseException as error:
+                # also if cancelled, or refused by `check`: nothing else would close it
                 connection.close()
-                if idle is None or connection.has_received:
+                may_repeat = isinstance(error, HttpError) and not connection.has_received
+                if idle is None or not may_repeat:
                     raise
-            except BaseException:  # cancelled, or refused by `check`: nothing else would close it
-                connection.close()
-                raise
 
     def _take_idle(self) -> Connection | None:
         while self._idle:
@@ -123,10 +122,10 @@ class HttpClient:
         loop = asyncio.get_running_loop()
         try:
             sock = await self._open_socket(loop)
+            make, name = partial(Connection, self._scratch), self._host if self._tls else None
             _, connection = await loop.create_connection(
-                lambda: Connection(self._scratch), sock=sock, ssl=self._tls,
-                server_hostname=self._host if self._tls else None,
-            )  # fmt: skip
+                make, sock=sock, ssl=self._tls, server_hostname=name
+            )
         except OSError as error:
             raise HttpAway(f"cannot connect: {error}") from None
         return connection
@@ -134,9 +133,8 @@ class HttpClient:
     async def _open_socket(self, loop: asyncio.AbstractEventLoop) -> socket.socket:
         """Return a socket that is connected to the first of the host's addresses that answers."""
         failed = OSError(f"{self._host} has no address")
-        for family, kind, protocol, _, address in await loop.getaddrinfo(
-            self._host, self._port, type=socket.SOCK_STREAM
-        ):
+        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in found:
             sock = socket.socket(family, kind, protocol)
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MAX_WAITING_BYTES)

@@ -3,20 +3,8 @@
 import asyncio
 from typing import cast
 
-from .discard import IS_POSSIBLE, MIN_BYTES, KernelDiscard
-from .framing import (
-    MAX_HEAD_BYTES,
-    Body,
-    BodySink,
-    CountedBody,
-    HttpAway,
-    HttpError,
-    ReplyHead,
-    Skipper,
-    UntilClosedBody,
-    make_body,
-    parse_head,
-)
+from . import discard, framing
+from .framing import BodySink, CountedBody, HttpAway, HttpError, ReplyHead, Skipper
 
 HEAD_BYTES = 4096
 """How much is read at a time before the body is asked for. When all replies arrive at once, for example
@@ -30,13 +18,13 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, scratch: bytearray) -> None:
         self._scratch = scratch
         self._view = memoryview(scratch)
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport
         self._received = bytearray()
         """Bytes of the reply that nothing has parsed yet."""
         self._head: asyncio.Future[ReplyHead] | None = None
-        self._body: Body | None = None
+        self._body: framing.Body | None = None
         self._body_end: asyncio.Future[None] | None = None
-        self._discard: KernelDiscard | None = None
+        self._discard: discard.KernelDiscard | None = None
         self.is_open = False
         self.has_received = False
         """True once the server has sent a byte since the last request."""
@@ -46,7 +34,6 @@ class Connection(asyncio.BufferedProtocol):
 
     async def ask(self, request: bytes) -> ReplyHead:
         """Send a request and return the head of its reply. The body waits until `read` is called."""
-        assert self._transport is not None
         self.has_received = False
         if not self.is_open:
             raise HttpAway("the connection was closed")
@@ -57,8 +44,10 @@ class Connection(asyncio.BufferedProtocol):
 
     async def read(self, head: ReplyHead, sink: BodySink, skipper: Skipper | None) -> None:
         """Feed the whole body to `sink`, except for the bytes that `skipper` does not need."""
-        assert self._transport is not None
-        body = make_body(head, sink, skipper if self._can_discard else None)
+        # encrypted bytes must be read to be decrypted
+        is_encrypted = self._transport.get_extra_info("ssl_object") is not None
+        can_discard = discard.IS_POSSIBLE and not is_encrypted
+        body = framing.make_body(head, sink, skipper if can_discard else None)
         received, self._received = self._received, bytearray()
         body.feed(received, 0, len(received))
         self._body_end = asyncio.get_running_loop().create_future()
@@ -66,21 +55,22 @@ class Connection(asyncio.BufferedProtocol):
         if body.done:
             self._end()
         if self.is_open:
-            self._transport.resume_reading()  # for the rest of this body, or for the next reply
+            # for the rest of this body, or for the next reply
+            self._transport.resume_reading()
         else:
             self._on_lost()
         try:
             await self._body_end
         finally:
             self._body = None
+        # surplus bytes would be taken for the next reply
         if body.has_surplus:
-            self.close()  # the surplus bytes would be taken for the next reply
+            self.close()
 
     def close(self) -> None:
         self.is_open = False
         self._stop_discard()
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -96,62 +86,53 @@ class Connection(asyncio.BufferedProtocol):
             if self._body is not None:
                 self._on_body(self._body, nbytes)
             else:
-                self._on_head(nbytes)
-        except Exception as error:  # an error of the sink goes to the reader of the body
+                self._received += self._view[:nbytes]
+                self._on_head()
+        except Exception as error:
+            # an error of the sink goes to the reader of the body
             self._fail(error)
             self.close()
 
-    def _on_head(self, nbytes: int) -> None:
-        """Gather the head up to the empty line, then stop reading until the body is asked for."""
-        assert self._transport is not None
+    def _on_head(self) -> None:
+        """Parse the head once it is complete, then stop reading until the body is asked for."""
         if self._head is None or self._head.done():
             raise HttpError("the server sent data without a request")
-        self._received += self._view[:nbytes]
         end = self._received.find(b"\r\n\r\n")
         if end < 0:
-            if len(self._received) > MAX_HEAD_BYTES:
-                raise HttpError(f"the head of the reply is longer than {MAX_HEAD_BYTES} bytes")
+            limit = framing.MAX_HEAD_BYTES
+            if len(self._received) > limit:
+                raise HttpError(f"the head of the reply is longer than {limit} bytes")
             return
-        head = parse_head(bytes(self._received[:end]))
+        head = framing.parse_head(bytes(self._received[:end]))
         del self._received[: end + 4]
-        if head.status < 200:  # 100 Continue, for example: the real reply follows
-            received, self._received = self._received, bytearray()
-            if received:
-                self._scratch[: len(received)] = received
-                self._on_head(len(received))
+        if head.status < 200:
+            # 100 Continue, for example: the real reply follows
+            self._on_head()
             return
         if head.length is None or len(self._received) < head.length:
             self._transport.pause_reading()
         self._head.set_result(head)
 
-    def _on_body(self, body: Body, nbytes: int) -> None:
+    def _on_body(self, body: framing.Body, nbytes: int) -> None:
         body.feed(self._scratch, 0, nbytes)
         if body.done:
             self._end()
-        elif isinstance(body, CountedBody) and body.num_unneeded >= MIN_BYTES:
+        elif isinstance(body, CountedBody) and body.num_unneeded >= discard.MIN_BYTES:
             self._skip(body)
-
-    @property
-    def _can_discard(self) -> bool:
-        """False under TLS: encrypted bytes must be read to be decrypted."""
-        assert self._transport is not None
-        return IS_POSSIBLE and self._transport.get_extra_info("ssl_object") is None
 
     def _skip(self, body: CountedBody) -> None:
         """Let the kernel throw away the unneeded bytes, then continue reading after them."""
-        assert self._transport is not None
-        transport = self._transport
 
         def resume(num_bytes: int) -> None:
             self._discard = None
             body.skip(num_bytes)
             if body.done:
                 self._end()
-            transport.resume_reading()
+            self._transport.resume_reading()
 
-        transport.pause_reading()
-        sock = transport.get_extra_info("socket")
-        self._discard = KernelDiscard(sock, body.num_unneeded, resume)
+        self._transport.pause_reading()
+        sock = self._transport.get_extra_info("socket")
+        self._discard = discard.KernelDiscard(sock, body.num_unneeded, resume)
 
     def _stop_discard(self) -> None:
         if self._discard is not None:
@@ -169,13 +150,14 @@ class Connection(asyncio.BufferedProtocol):
         self._on_lost()
 
     def _on_lost(self) -> None:
-        if isinstance(self._body, UntilClosedBody) and self._lost is None:
+        if isinstance(self._body, framing.UntilClosedBody) and self._lost is None:
             self._end()
-        reason = str(self._lost) if self._lost else "the server closed the connection"
-        self._fail(HttpAway(reason, request_was_sent=True))
+        reason = self._lost or "the server closed the connection"
+        self._fail(HttpAway(str(reason), request_was_sent=True))
 
     def _fail(self, error: Exception) -> None:
         for waiting in (self._head, self._body_end):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(error)
-                waiting.exception()  # marks it as seen: its reader may be gone
+                # marks it as seen: its reader may be gone
+                waiting.exception()

@@ -19,11 +19,9 @@ the peer and this side would wait for each other forever."""
 
 
 class KernelDiscard:
-    """Throws away the next `num_bytes` of a socket, then calls `on_end` with the number thrown away.
-
-    That number is smaller if the peer closes the connection first. The transport that owns the socket
-    must not read meanwhile. Its descriptor is registered with the loop, so this waits on a duplicate.
-    """
+    """Throws away the next `num_bytes` of a socket, then calls `on_end` with the number thrown away. It
+    is smaller if the peer closes the connection first. The transport that owns the socket must not read
+    meanwhile. Its descriptor is registered with the loop, so this waits on a duplicate."""
 
     def __init__(self, sock: socket.socket, num_bytes: int, on_end: Callable[[int], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -34,13 +32,15 @@ class KernelDiscard:
         self._wake_bytes = max(1, buffer_bytes // WAKE_SHARE)
         self._wake_loop_at(min(num_bytes, self._wake_bytes))
         self._loop.add_reader(self._sock, self._discard)
-        self._loop.call_soon(self._discard)  # a full buffer may have closed the window already
+        # a full buffer may have closed the window already
+        self._loop.call_soon(self._discard)
 
     def _discard(self) -> None:
         if self._sock.fileno() < 0:
             return
+        limit = min(self._left, MAX_BYTES)
         try:
-            num_discarded = self._sock.recv_into(_UNUSED, min(self._left, MAX_BYTES), socket.MSG_TRUNC)
+            num_discarded = self._sock.recv_into(_UNUSED, limit, socket.MSG_TRUNC)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:

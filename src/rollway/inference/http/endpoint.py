@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from ...errors import UNREADABLE, EngineError, did_you_mean
 from .client import HttpClient, HttpReply
-from .framing import HttpAway, HttpError
+from .framing import Bytes, HttpAway, HttpError
 
 MAX_BODY_BYTES = 8 << 20
 """The largest body that `read_all` accepts."""
@@ -20,8 +21,6 @@ NO_LIST_STATUSES = (404, 405, 501)
 
 
 class ServedModel(Struct, frozen=True):
-    """One entry of an endpoint's list of models."""
-
     id: str
     owned_by: str | None = None
 
@@ -30,27 +29,31 @@ class _Models(Struct, frozen=True):
     data: list[ServedModel]
 
 
-class _ErrorDetail(Struct, frozen=True):
-    message: str
+class ErrorDetail(Struct, frozen=True):
+    message: str | None = None
+    param: Any = None
 
 
 class _ErrorReply(Struct, frozen=True):
-    error: _ErrorDetail
+    error: ErrorDetail
 
 
-_error_replies = msgspec.json.Decoder(_ErrorReply)
-
-
-def describe_error(status: int, body: bytes | bytearray) -> str:
-    """Return the status and message of an error reply as one line."""
+def parse_error(body: Bytes) -> ErrorDetail:
     try:
-        return f"HTTP {status}: {_error_replies.decode(body).error.message}"
+        return msgspec.json.decode(body, type=_ErrorReply).error
     except UNREADABLE:
-        return f"HTTP {status}: {bytes(body[:200]).decode(errors='replace')}"
+        return ErrorDetail()
+
+
+def describe_error(status: int, body: Bytes) -> str:
+    """Return the status and message of an error reply as one line."""
+    message = parse_error(body).message
+    if message is None:
+        message = bytes(body[:200]).decode(errors="replace")
+    return f"HTTP {status}: {message}"
 
 
 def request_headers(key: str) -> Mapping[str, str]:
-    """Return the headers of every request. `key` may be empty."""
     headers = {"User-Agent": "rollway"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
@@ -61,7 +64,7 @@ async def read_all(reply: HttpReply) -> bytearray:
     """Read a small body. A body above MAX_BODY_BYTES raises HttpError."""
     body = bytearray()
 
-    def take(buffer: bytes | bytearray, start: int, end: int) -> None:
+    def take(buffer: Bytes, start: int, end: int) -> None:
         if len(body) + end - start > MAX_BODY_BYTES:
             raise HttpError(f"the reply has a body of more than {MAX_BODY_BYTES} bytes")
         body.extend(memoryview(buffer)[start:end])
@@ -89,12 +92,13 @@ def pick_model(models: Sequence[ServedModel], name: str, url: str) -> ServedMode
     if not name:
         return models[0]
     names = [model.id for model in models]
-    if name not in names:
-        more = f" and {len(names) - MAX_LISTED_MODELS} more" if len(names) > MAX_LISTED_MODELS else ""
-        listed = ", ".join(names[:MAX_LISTED_MODELS])
-        hint = did_you_mean(name, names)
-        raise EngineError(f"no model '{name}' at {url}{hint} (it serves {listed}{more})")
-    return models[names.index(name)]
+    if name in names:
+        return models[names.index(name)]
+    listed = ", ".join(names[:MAX_LISTED_MODELS])
+    if len(names) > MAX_LISTED_MODELS:
+        listed += f" and {len(names) - MAX_LISTED_MODELS} more"
+    hint = did_you_mean(name, names)
+    raise EngineError(f"no model '{name}' at {url}{hint} (it serves {listed})")
 
 
 RETRY_STATUSES = (429, 502, 503, 529)

@@ -9,16 +9,16 @@ from msgspec import Struct
 MAX_HEAD_BYTES = 64 << 10
 _HEX = re.compile(rb"[0-9a-fA-F]{1,15}")
 
-BodySink = Callable[[bytes | bytearray, int, int], None]
+Bytes = bytes | bytearray
+BodySink = Callable[[Bytes, int, int], None]
 """Takes `buffer[start:end]`. The buffer is written to again as soon as the call returns."""
 
 
 class Skipper(Protocol):
-    """Tells the connection which of the next bytes a sink does not need."""
+    """Tells the connection how many of the next bytes a sink does not need."""
 
     @property
-    def num_unneeded(self) -> int:
-        """How many of the next bytes the sink does not need to see."""
+    def num_unneeded(self) -> int: ...
 
     def skip(self, num_bytes: int) -> None:
         """Note that `num_bytes` of the body were thrown away instead of fed to the sink."""
@@ -46,7 +46,12 @@ class ReplyHead(Struct, frozen=True):
     def length(self) -> int | None:
         if self.status in (204, 304):
             return 0
-        return None if self.is_chunked else _parse_length(self.headers.get("content-length"))
+        text = self.headers.get("content-length")
+        if self.is_chunked or text is None:
+            return None
+        if not (text.isascii() and text.isdigit()):
+            raise HttpError(f"the Content-Length of the reply is {text!r}, not a number")
+        return int(text)
 
     @property
     def is_chunked(self) -> bool:
@@ -54,15 +59,8 @@ class ReplyHead(Struct, frozen=True):
 
     @property
     def closes(self) -> bool:
-        """True if the server closes the connection after this reply."""
         has_no_end = self.length is None and not self.is_chunked
         return has_no_end or self.headers.get("connection", "").lower() == "close"
-
-
-def _parse_length(text: str | None) -> int | None:
-    if text is not None and not (text.isascii() and text.isdigit()):
-        raise HttpError(f"the Content-Length of the reply is {text!r}, not a number")
-    return None if text is None else int(text)
 
 
 def parse_head(text: bytes) -> ReplyHead:
@@ -82,8 +80,6 @@ def parse_head(text: bytes) -> ReplyHead:
 
 
 class CountedBody:
-    """A body whose length the head announced."""
-
     def __init__(self, length: int, sink: BodySink, skipper: Skipper | None) -> None:
         self._left = length
         self._sink = sink
@@ -91,7 +87,7 @@ class CountedBody:
         self.done = length == 0
         self.has_surplus = False
 
-    def feed(self, buffer: bytes | bytearray, start: int, end: int) -> None:
+    def feed(self, buffer: Bytes, start: int, end: int) -> None:
         taken = min(end - start, self._left)
         if taken:
             self._sink(buffer, start, start + taken)
@@ -101,7 +97,6 @@ class CountedBody:
 
     @property
     def num_unneeded(self) -> int:
-        """How many of the next bytes the connection may throw away."""
         return min(self._left, self._skipper.num_unneeded) if self._skipper else 0
 
     def skip(self, num_bytes: int) -> None:
@@ -122,7 +117,7 @@ class ChunkedBody:
         self.done = False
         self.has_surplus = False
 
-    def feed(self, buffer: bytes | bytearray, start: int, end: int) -> None:
+    def feed(self, buffer: Bytes, start: int, end: int) -> None:
         while start < end and not self.done:
             if self._left:
                 taken = min(end - start, self._left)
@@ -131,13 +126,15 @@ class ChunkedBody:
                 start += taken
                 continue
             newline = buffer.find(b"\n", start, end)
-            self._line += buffer[start : end if newline < 0 else newline + 1]
-            start = end if newline < 0 else newline + 1
+            line_end = end if newline < 0 else newline + 1
+            self._line += buffer[start:line_end]
+            start = line_end
             if newline >= 0:
                 self._on_line(bytes(self._line).strip())
                 self._line.clear()
             elif len(self._line) > MAX_HEAD_BYTES:
-                raise HttpError(f"the line with a chunk's size is longer than {MAX_HEAD_BYTES} bytes")
+                limit = f"{MAX_HEAD_BYTES} bytes"
+                raise HttpError(f"the line with a chunk's size is longer than {limit}")
         self.has_surplus |= start < end
 
     def _on_line(self, line: bytes) -> None:
@@ -153,22 +150,19 @@ class ChunkedBody:
 
 
 class UntilClosedBody:
-    """A body that ends when the server closes the connection."""
+    done = False
+    has_surplus = False
 
     def __init__(self, sink: BodySink) -> None:
-        self._sink = sink
-        self.done = False
-        self.has_surplus = False
-
-    def feed(self, buffer: bytes | bytearray, start: int, end: int) -> None:
-        self._sink(buffer, start, end)
+        self.feed = sink
 
 
 Body = CountedBody | ChunkedBody | UntilClosedBody
 
 
 def make_body(head: ReplyHead, sink: BodySink, skipper: Skipper | None = None) -> Body:
-    """Return the parser for the kind of body that `head` announces."""
     if head.is_chunked:
         return ChunkedBody(sink)
-    return UntilClosedBody(sink) if head.length is None else CountedBody(head.length, sink, skipper)
+    if head.length is None:
+        return UntilClosedBody(sink)
+    return CountedBody(head.length, sink, skipper)

@@ -1,9 +1,9 @@
 """Renders messages to token ids and back, with the renderer of the model's family."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ LANE_DEADLINE_S = 60.0
 OK = renderers.base.ToolCallParseStatus.OK
 WITH_CHAT_TEMPLATE = ("auto", "default")
 """Renderers that may run the model's chat template, which needs transformers."""
+T = TypeVar("T")
 Tools = Sequence[dict[str, Any]]
 """The tools that the policy may call, in the shape of chat APIs."""
 
@@ -43,45 +44,43 @@ class SyncRenderer:
     """Renders in the calling thread and blocks it. An event loop uses `Renderer`."""
 
     def __init__(self, model: ModelConfig) -> None:
-        if model.renderer in WITH_CHAT_TEMPLATE:
-            tokenizer: Any = _full_tokenizer(model.path)
-        else:
-            tokenizer = Tokenizer(model.path)
+        name, path = model.renderer, model.path
+        open_tokenizer = _full_tokenizer if name in WITH_CHAT_TEMPLATE else Tokenizer
+        tokenizer = open_tokenizer(path)
         config = _renderer_config(model)
         options = model.template if config is None else None
         try:
             self._renderer = renderers.create_renderer(tokenizer, config, chat_template_kwargs=options)
         except (AssertionError, ValueError) as error:
-            raise ModelError(
-                f"renderer '{model.renderer}' does not fit the tokenizer of '{model.path}': {error}"
-            ) from None
+            problem = f"renderer '{name}' does not fit the tokenizer of '{path}'"
+            raise ModelError(f"{problem}: {error}") from None
         self.stop_ids: list[int] = list(self._renderer.get_stop_token_ids())
 
     def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Return the ids of a whole conversation, up to where the policy starts to speak."""
-        ids = self._renderer.render_ids(
-            _dicts(messages), tools=list(tools) or None, add_generation_prompt=True
-        )
-        return list(ids)
+        dicts, given = _dicts(messages), list(tools) or None
+        return list(self._renderer.render_ids(dicts, tools=given, add_generation_prompt=True))
 
     def extend(
         self, prompt_ids: list[int], completion_ids: list[int], new: Sequence[Message], tools: Tools = ()
     ) -> list[int] | None:
         """Return the last prompt, the drawn ids and the new messages as the next prompt. None means that
         this renderer cannot extend prompts: the whole conversation must be rendered again."""
-        bridged = self._renderer.bridge_to_next_turn(
-            prompt_ids, completion_ids, _dicts(new), tools=list(tools) or None
-        )
+        bridge, given = self._renderer.bridge_to_next_turn, list(tools) or None
+        bridged = bridge(prompt_ids, completion_ids, _dicts(new), tools=given)
         return None if bridged is None else list(bridged.token_ids)
 
     def parse(self, completion_ids: list[int], tools: Tools = ()) -> ParsedReply:
         """Parse drawn ids into text and tool calls. Without `tools`, calls are left in the text."""
         parsed = self._renderer.parse_response(completion_ids, tools=list(tools) or None)
+        found = parsed.tool_calls
         if not tools:
-            return ParsedReply(_text_with_calls(parsed), parsed.reasoning_content)
-        good = [call for call in parsed.tool_calls if call.status == OK and call.name]
+            texts = [parsed.content] if parsed.content else []
+            texts += [call.raw for call in found]
+            return ParsedReply("\n".join(texts), parsed.reasoning_content)
+        good = [call for call in found if call.status == OK and call.name]
         calls = tuple(_tool_call(index, call) for index, call in enumerate(good))
-        malformed = tuple(call.raw for call in parsed.tool_calls if call not in good)
+        malformed = tuple(call.raw for call in found if call not in good)
         return ParsedReply(parsed.content, parsed.reasoning_content, calls, malformed)
 
 
@@ -92,12 +91,6 @@ def _tool_call(index: int, parsed: Any) -> ToolCall:
     return ToolCall(parsed.id or f"call_{index}", CalledFunction(parsed.name, arguments))
 
 
-def _text_with_calls(parsed: Any) -> str:
-    """Return the text of a reply, followed by everything that the parser took for calls."""
-    texts = [parsed.content] if parsed.content else []
-    return "\n".join(texts + [call.raw for call in parsed.tool_calls])
-
-
 class Renderer:
     """Renders for an event loop: short texts at once, long ones in the process lane."""
 
@@ -105,17 +98,13 @@ class Renderer:
         self._renderer = renderer
         self._model = msgspec.json.encode(model)
         self._lane = lane
-
-    @property
-    def stop_ids(self) -> list[int]:
-        return self._renderer.stop_ids
+        self.stop_ids = renderer.stop_ids
 
     async def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+        args = tuple(messages), tuple(tools)
         if _num_chars(messages) <= INLINE_CHARS:
-            return self._renderer.prompt(messages, tools)
-        return await self._lane.call(
-            _prompt_in_lane, self._model, tuple(messages), tuple(tools), deadline_s=LANE_DEADLINE_S
-        )
+            return self._renderer.prompt(*args)
+        return await self._call_lane(SyncRenderer.prompt, *args)
 
     async def extend(
         self, prompt_ids: Ints, completion_ids: Ints, new: Sequence[Message], tools: Tools = ()
@@ -123,14 +112,11 @@ class Renderer:
         """Return the next prompt, or None, like `SyncRenderer.extend`. The renderer gets only the end of
         a long prompt, because earlier turns do not change."""
         cut = max(0, len(prompt_ids) - TAIL_TOKENS)
-        tail, drawn = prompt_ids[cut:].tolist(), completion_ids.tolist()
-        if _num_chars(new) + len(drawn) <= INLINE_CHARS:
-            extended = self._renderer.extend(tail, drawn, new, tools)
+        args = prompt_ids[cut:].tolist(), completion_ids.tolist(), tuple(new), tuple(tools)
+        if _num_chars(new) + len(completion_ids) <= INLINE_CHARS:
+            extended = self._renderer.extend(*args)
         else:
-            extended = await self._lane.call(
-                _extend_in_lane, self._model, tail, drawn, tuple(new), tuple(tools),
-                deadline_s=LANE_DEADLINE_S,
-            )  # fmt: skip
+            extended = await self._call_lane(SyncRenderer.extend, *args)
         if extended is None:
             return None
         return np.concatenate([prompt_ids[:cut], np.array(extended, np.int32)])
@@ -138,8 +124,11 @@ class Renderer:
     async def parse(self, completion_ids: list[int], tools: Tools = ()) -> ParsedReply:
         if len(completion_ids) <= INLINE_CHARS:
             return self._renderer.parse(completion_ids, tools)
+        return await self._call_lane(SyncRenderer.parse, completion_ids, tuple(tools))
+
+    async def _call_lane(self, method: Callable[..., T], *args: Any) -> T:
         return await self._lane.call(
-            _parse_in_lane, self._model, completion_ids, tuple(tools), deadline_s=LANE_DEADLINE_S
+            _call_renderer, method, self._model, *args, deadline_s=LANE_DEADLINE_S
         )
 
 
@@ -152,18 +141,8 @@ def _renderer_of(model: bytes) -> SyncRenderer:
     return SyncRenderer(msgspec.json.decode(model, type=ModelConfig))
 
 
-def _prompt_in_lane(model: bytes, messages: Sequence[Message], tools: Tools) -> list[int]:
-    return _renderer_of(model).prompt(messages, tools)
-
-
-def _extend_in_lane(
-    model: bytes, prompt_ids: list[int], completion_ids: list[int], new: Sequence[Message], tools: Tools
-) -> list[int] | None:
-    return _renderer_of(model).extend(prompt_ids, completion_ids, new, tools)
-
-
-def _parse_in_lane(model: bytes, completion_ids: list[int], tools: Tools) -> ParsedReply:
-    return _renderer_of(model).parse(completion_ids, tools)
+def _call_renderer(method: Callable[..., T], model: bytes, *args: Any) -> T:
+    return method(_renderer_of(model), *args)
 
 
 def _renderer_config(model: ModelConfig) -> Any:
@@ -171,9 +150,9 @@ def _renderer_config(model: ModelConfig) -> Any:
     try:
         default = renderers.config_from_name(model.renderer)
     except ValueError as error:
-        names = re.findall(r"'([^']+)'", str(error).partition("Known:")[2])
-        hint = did_you_mean(model.renderer, names) or f"; choose one of {', '.join(names)}"
-        raise ConfigError(f"no renderer '{model.renderer}' for 'model.renderer'{hint}") from None
+        names, name = re.findall(r"'([^']+)'", str(error).partition("Known:")[2]), model.renderer
+        hint = did_you_mean(name, names) or f"; choose one of {', '.join(names)}"
+        raise ConfigError(f"no renderer '{name}' for 'model.renderer'{hint}") from None
     try:
         return None if default is None else type(default)(**model.template)
     except pydantic.ValidationError as error:

@@ -8,7 +8,8 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from ...errors import ModelError
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are encoded one at a time
+# texts are encoded one at a time
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class Tokenizer:

@@ -7,7 +7,7 @@ their unneeded parts are dropped as they arrive.
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from ...errors import EngineError
 from ..http.client import HttpReply
+from ..http.framing import Bytes
 
 KEY_ENDING = b'routed_experts"'
 """The end of every key whose value is a bulk, in all dialects."""
@@ -27,6 +28,7 @@ REST_BYTES = 8192
 MAX_KEPT_BYTES = 64 << 20
 """How much memory a BodyBuffer keeps for the next body."""
 
+Bulks = Mapping[bytes, "BulkString"]
 UnneededChars = Callable[[bytes, "BulkString"], int]
 """Returns how many characters at the start of a bulk are not needed, a multiple of 4. The arguments are
 the bulk's key and the bulk, of which the first characters have arrived."""
@@ -45,10 +47,11 @@ class BodyBuffer:
 
     def reserve(self, size: int) -> None:
         """Make room at once for a body of this size, up to MAX_KEPT_BYTES."""
-        if len(self._memory) < min(size, MAX_KEPT_BYTES):
-            self._memory = _memory(min(size, MAX_KEPT_BYTES))
+        size = min(size, MAX_KEPT_BYTES)
+        if len(self._memory) < size:
+            self._memory = _memory(size)
 
-    def add(self, buffer: bytes | bytearray, start: int, end: int) -> None:
+    def add(self, buffer: Bytes, start: int, end: int) -> None:
         length = self.length + end - start
         if length > len(self._memory):
             larger = _memory(max(2 * len(self._memory), length))
@@ -101,32 +104,27 @@ class NpyHeader(Struct, frozen=True):
 
 
 def read_header(text: bytes) -> NpyHeader:
-    """Read the header of a .npy file from the first characters of its base64.
-
-    Raises EngineError unless the file holds integers of shape `[tokens, layers, topk]`.
-    """
+    """Read the header of a .npy file from the first characters of its base64. Raises EngineError unless
+    the file holds integers of shape `[tokens, layers, topk]`."""
     try:
         raw = pybase64.b64decode(text[: len(text) // 4 * 4], validate=True)
-    except ValueError as error:
-        raise unreadable_routes(str(error)) from None
-    match = _NPY_HEADER.match(raw)
-    if match is None:
-        raise unreadable_routes("they are not a .npy file")
-    descr, fortran, shape = match.groups()
-    try:
+        match = _NPY_HEADER.match(raw)
+        if match is None:
+            raise bad_routes("they are not a .npy file")
+        descr, fortran, shape = match.groups()
         dtype = np.dtype(descr.decode())
-    except TypeError as error:
-        raise unreadable_routes(str(error)) from None
+    except (TypeError, ValueError) as error:
+        raise bad_routes(str(error)) from None
     if dtype.kind not in "ui":
-        raise unreadable_routes(f"{dtype} is not a type of integers")
+        raise bad_routes(f"{dtype} is not a type of integers")
     axes = [int(axis) for axis in _AXIS.findall(shape)]
     if len(axes) != 3 or fortran == b"True":
-        raise unreadable_routes(f"{dtype}{axes} is not [tokens, layers, topk]")
+        raise bad_routes(f"{dtype}{axes} is not [tokens, layers, topk]")
     num_positions, layers, topk = axes
     return NpyHeader(match.end(), num_positions, layers, topk, dtype)
 
 
-def unreadable_routes(reason: str) -> EngineError:
+def bad_routes(reason: str) -> EngineError:
     return EngineError(f"the engine's routes cannot be read: {reason}")
 
 
@@ -134,9 +132,8 @@ class BulkString:
     """A long string of a body: its first characters, and those from `kept_from` on."""
 
     def __init__(self, body_buffer: BodyBuffer) -> None:
-        self._body_buffer = body_buffer
-        self._start = body_buffer.length
-        self._end = self._start
+        self._store = body_buffer
+        self._start = self._end = body_buffer.length
         self._head_chars = 0
         """How many characters are kept before `kept_from`."""
         self._header: NpyHeader | None = None
@@ -146,7 +143,7 @@ class BulkString:
     @property
     def head(self) -> bytes:
         end = min(self._start + HEAD_CHARS, self._end)
-        return bytes(self._body_buffer.view(self._start, end))
+        return bytes(self._store.view(self._start, end))
 
     @property
     def header(self) -> NpyHeader:
@@ -159,31 +156,29 @@ class BulkString:
         """Return the characters from `char` on, which must not have been dropped."""
         assert char >= self.kept_from
         start = self._start + self._head_chars + char - self.kept_from
-        return self._body_buffer.view(start, self._end)
+        return self._store.view(start, self._end)
 
-    def add(self, buffer: bytes | bytearray, start: int, end: int) -> None:
+    def add(self, buffer: Bytes, start: int, end: int) -> None:
         """Add the characters that arrived, without those before `kept_from`."""
         dropped = min(max(0, self.kept_from - self.num_chars), end - start)
         self.num_chars += end - start
         if start + dropped < end:
-            self._body_buffer.add(buffer, start + dropped, end)
-            self._end = self._body_buffer.length
+            self._store.add(buffer, start + dropped, end)
+            self._end = self._store.length
 
     def drop(self, num_chars: int) -> None:
         """Drop all of the first `num_chars` except for the head, which has arrived already."""
         self._head_chars = HEAD_CHARS
         self.kept_from = num_chars
-        self._end = self._body_buffer.length = self._start + HEAD_CHARS
+        self._end = self._store.length = self._start + HEAD_CHARS
 
 
 class BodyCutter:
     """A sink for JSON. `rest` becomes the JSON with an empty string in place of each of the `bulks`.
-
-    `bulks` is keyed by field name, in quotes. A field that is missing or null has no entry.
-    """
+    These are keyed by field name, in quotes. A field that is missing or null has no entry."""
 
     def __init__(self, body_buffer: BodyBuffer, unneeded_chars: UnneededChars = keep_all) -> None:
-        self._body_buffer = body_buffer
+        self._store = body_buffer
         self._unneeded_chars = unneeded_chars
         self._key = b""
         self._current: BulkString | None = None
@@ -193,7 +188,7 @@ class BodyCutter:
         self.rest = bytearray()
         self.bulks: dict[bytes, BulkString] = {}
 
-    def feed(self, buffer: bytes | bytearray, start: int, end: int) -> None:
+    def feed(self, buffer: Bytes, start: int, end: int) -> None:
         while start < end:
             if self._current is not None:
                 start = self._take_bulk(self._current, buffer, start, end)
@@ -202,7 +197,6 @@ class BodyCutter:
 
     @property
     def num_unneeded(self) -> int:
-        """How many of the next bytes belong to an unneeded part of a bulk."""
         bulk = self._current
         return max(0, bulk.kept_from - bulk.num_chars) if bulk is not None else 0
 
@@ -210,10 +204,11 @@ class BodyCutter:
         assert self._current is not None
         self._current.num_chars += num_bytes
 
-    def _take_bulk(self, bulk: BulkString, buffer: bytes | bytearray, start: int, end: int) -> int:
+    def _take_bulk(self, bulk: BulkString, buffer: Bytes, start: int, end: int) -> int:
         """Add the piece to the bulk, up to the closing quote. Return where the rest of it begins."""
         if bulk.num_chars + end - start <= bulk.kept_from:
-            bulk.num_chars += end - start  # the whole piece is unneeded, so it is not searched
+            # the whole piece is unneeded, so it is not searched
+            bulk.num_chars += end - start
             return end
         quote = buffer.find(b'"', start, end)
         stop = end if quote < 0 else quote
@@ -227,7 +222,7 @@ class BodyCutter:
                 bulk.drop(num_unneeded)
         return stop
 
-    def _take_rest(self, buffer: bytes | bytearray, start: int, end: int) -> int:
+    def _take_rest(self, buffer: Bytes, start: int, end: int) -> int:
         """Add the piece to the rest, up to the opening quote of a bulk. Return where the bulk begins."""
         before, stop = len(self.rest), min(start + REST_BYTES, end)
         self.rest += memoryview(buffer)[start:stop]
@@ -236,7 +231,7 @@ class BodyCutter:
             return stop
         self._key, opening = found
         del self.rest[opening + 1 :]
-        self._current = self.bulks[self._key] = BulkString(self._body_buffer)
+        self._current = self.bulks[self._key] = BulkString(self._store)
         self._searched, self._is_decided = opening, False
         return start + opening + 1 - before
 
@@ -254,7 +249,8 @@ class BodyCutter:
             key = bytes(rest[rest.rfind(b'"', 0, at) : key_end])
             if rest[value] == ord('"') and key not in self.bulks:
                 return key, value
-            at = rest.find(KEY_ENDING, value)  # null, or something the parser will refuse
+            # the value is null, or something the parser will refuse
+            at = rest.find(KEY_ENDING, value)
         self._searched = max(self._searched, len(rest) - len(KEY_ENDING))
         return None
 
@@ -281,10 +277,10 @@ class BodyBuffers:
         if length is not None and length <= INLINE_BODY_BYTES:
             yield BodyBuffer(length)
             return
-        body_buffer = await self._free.get()
+        buffer = await self._free.get()
         try:
-            body_buffer.reserve(length or 0)
-            yield body_buffer
+            buffer.reserve(length or 0)
+            yield buffer
         finally:
-            body_buffer.clear()
-            self._free.put_nowait(body_buffer)
+            buffer.clear()
+            self._free.put_nowait(buffer)

@@ -39,10 +39,10 @@ def make_columns(
         raise EngineError("the engine's reply has logprobs that are not finite")
     try:
         ids = np.array(token_ids, np.int32)
-        version_column = None if versions is None else np.array(versions, np.int32)
+        numbers = None if versions is None else np.array(versions, np.int32)
     except OverflowError as error:
         raise EngineError(f"the engine's reply has numbers that do not fit int32: {error}") from None
-    return ReplyColumns(ids, values, version_column, finish_reason or "abort")
+    return ReplyColumns(ids, values, numbers, finish_reason or "abort")
 
 
 SAFETENSORS = "application/vnd.safetensors"
@@ -67,17 +67,15 @@ def encode_reply(
     return safetensors.numpy.save(tensors)
 
 
-def decode_reply(body_buffer: BodyBuffer) -> tuple[ReplyColumns, Routes | None]:
+def decode_reply(buffer: BodyBuffer) -> tuple[ReplyColumns, Routes | None]:
     """Copy columns and routes out of a binary reply, because the next reply overwrites the buffer.
     Copying the routes, which are large, releases the GIL."""
     try:
-        tensors = parse(body_buffer.view(0, body_buffer.length))
-        drawn = make_columns(
-            tensors["token_ids"].tolist(),
-            tensors["logprobs"].tolist(),
-            tensors["versions"].tolist(),
-            bytes(tensors["finish_reason"]).decode(),
-        )
+        tensors = parse(buffer.view(0, buffer.length))
+        names = ("token_ids", "logprobs", "versions")
+        token_ids, logprobs, versions = (tensors[name].tolist() for name in names)
+        finish_reason = bytes(tensors["finish_reason"]).decode()
+        drawn = make_columns(token_ids, logprobs, versions, finish_reason)
     except (PayloadError, KeyError, UnicodeDecodeError) as error:
         raise EngineError(f"the engine's binary reply cannot be read: {error}") from None
     routes = tensors.get("routes")

@@ -6,6 +6,7 @@ A reply of 60,000 tokens is 6 MB of JSON. Parsing it takes 14 ms, during which t
 import asyncio
 import os
 import tempfile
+from typing import IO
 
 import numpy as np
 
@@ -21,58 +22,45 @@ _DIALECTS: dict[str, Dialect] = {"vllm": Vllm(), "sglang": Sglang(None)}
 
 
 class LongReplies:
-    """Parses long replies in a process lane, one at a time. The shared file holds one reply."""
+    """Parses long replies in a process lane, one at a time. The file holds one reply. It has a path that
+    the lane can open, and vanishes with this process."""
 
     def __init__(self, lane: ProcessLane) -> None:
         self._lane = lane
-        self._file = _SharedFile()
         self._lock = asyncio.Lock()
+        self._file: IO[bytes]
+        if hasattr(os, "memfd_create"):
+            number = os.memfd_create("rollway-reply")
+            self._file = os.fdopen(number, "r+b", buffering=0)
+            self._path = f"/proc/{os.getpid()}/fd/{number}"
+        else:
+            self._file = tempfile.NamedTemporaryFile(prefix="rollway-reply-")  # noqa: SIM115
+            self._path = self._file.name
 
     async def parse_columns(self, dialect: str, rest: bytearray) -> ReplyColumns:
         """Do the same as `parse_columns` of the dialect with this name."""
         async with self._lock:
-            await thread_to_the_end(_write, self._file.number, rest)
+            file = self._file.fileno()
+            await thread_to_the_end(_write, file, rest)
             try:
-                num_tokens, has_versions, finish_reason = await self._lane.call(
-                    replace_by_columns, dialect, self._file.path, len(rest), deadline_s=DEADLINE_S
+                num_columns, num_tokens, finish_reason = await self._lane.call(
+                    replace_by_columns, dialect, self._path, len(rest), deadline_s=DEADLINE_S
                 )
             except LaneRaised as error:
                 raise EngineError(error.text) from None
             except LaneError as error:
                 raise EngineError(f"the engine's long reply could not be parsed: {error}") from None
-            size = (12 if has_versions else 8) * num_tokens  # 4 bytes for each number of each column
-            raw = await thread_to_the_end(os.pread, self._file.number, size, 0)
-        return ReplyColumns(
-            np.frombuffer(raw, np.int32, num_tokens),
-            np.frombuffer(raw, np.float32, num_tokens, 4 * num_tokens),
-            np.frombuffer(raw, np.int32, num_tokens, 8 * num_tokens) if has_versions else None,
-            finish_reason,
-        )
+            size = 4 * num_columns * num_tokens
+            raw = await thread_to_the_end(os.pread, file, size, 0)
+        token_ids, logprobs, *more = np.frombuffer(raw, np.int32).reshape(num_columns, num_tokens)
+        versions = more[0] if more else None
+        return ReplyColumns(token_ids, logprobs.view(np.float32), versions, finish_reason)
 
     def __enter__(self) -> "LongReplies":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-
-
-class _SharedFile:
-    """A file in memory with a path that another process can open. It vanishes with this process."""
-
-    def __init__(self) -> None:
-        self._named = None
-        if hasattr(os, "memfd_create"):
-            self.number = os.memfd_create("rollway-reply")
-            self.path = f"/proc/{os.getpid()}/fd/{self.number}"
-        else:
-            self._named = tempfile.NamedTemporaryFile(prefix="rollway-reply-")  # noqa: SIM115
-            self.number, self.path = self._named.fileno(), self._named.name
-
-    def close(self) -> None:
-        if self._named is not None:
-            self._named.close()
-        else:
-            os.close(self.number)
 
 
 def _write(file: int, body: bytearray) -> None:
@@ -82,11 +70,13 @@ def _write(file: int, body: bytearray) -> None:
         written += os.pwrite(file, view[written:], written)
 
 
-def replace_by_columns(dialect: str, path: str, length: int) -> tuple[int, bool, str]:
-    """Replace the JSON in the file by its columns, one after the other. Runs in the lane."""
+def replace_by_columns(dialect: str, path: str, length: int) -> tuple[int, int, str]:
+    """Replace the JSON in the file by its columns, of which each number has 4 bytes. Return how many
+    columns and tokens there are, and why the reply ended. Runs in the lane."""
     with open(path, "r+b", buffering=0) as file:
-        columns = _DIALECTS[dialect].parse_columns(file.read(length))
-        versions = np.zeros(0, np.int32) if columns.versions is None else columns.versions
-        joined = columns.token_ids.tobytes() + columns.logprobs.tobytes() + versions.tobytes()
-        _write(file.fileno(), bytearray(joined))
-    return len(columns.token_ids), columns.versions is not None, columns.finish_reason
+        drawn = _DIALECTS[dialect].parse_columns(file.read(length))
+        columns = [drawn.token_ids.tobytes(), drawn.logprobs.tobytes()]
+        if drawn.versions is not None:
+            columns.append(drawn.versions.tobytes())
+        _write(file.fileno(), bytearray().join(columns))
+    return len(columns), len(drawn.token_ids), drawn.finish_reason

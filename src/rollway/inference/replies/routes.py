@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from ...errors import UNREADABLE, EngineError
 from ...records.turn import Routes
-from .body import BulkString, NpyHeader, unreadable_routes
+from .body import BulkString, NpyHeader, bad_routes
 
 _ALIGNMENT = 12
 """Decoding starts at a multiple of this many bytes: a whole number of base64 quadruples, and aligned for
@@ -59,21 +59,19 @@ class _ModelFile(_ExpertFields, frozen=True):
 def read_route_shape(folder: str) -> RouteShape | None:
     """Read the shape of routes from config.json in `folder`. None means that it does not say."""
     try:
-        config = msgspec.json.decode((Path(folder) / "config.json").read_bytes(), type=_ModelFile)
+        text = Path(folder, "config.json").read_bytes()
+        config = msgspec.json.decode(text, type=_ModelFile)
     except (OSError, *UNREADABLE):
         return None
     fields = config.text_config or config
+    layers, topk = fields.num_hidden_layers, fields.num_experts_per_tok
     experts = fields.num_experts or fields.num_local_experts or fields.n_routed_experts
-    if not fields.num_hidden_layers or not fields.num_experts_per_tok:
-        return None
-    return RouteShape(fields.num_hidden_layers, fields.num_experts_per_tok, experts)
+    return RouteShape(layers, topk, experts) if layers and topk else None
 
 
 def unneeded_chars(bulk: BulkString, wanted: WantedRoutes, is_prompt_only: bool) -> int:
-    """Return how many characters at the start of a .npy file hold only positions before `wanted.start`.
-
-    Returns 0 unless the length shows that the engine sent all positions, though asked for new ones.
-    """
+    """Return how many characters at the start of a .npy file hold only positions before `wanted.start`:
+    0 unless the length shows that the engine sent all positions, though asked for new ones."""
     try:
         header = bulk.header
     except EngineError:
@@ -91,8 +89,7 @@ def _char_at(byte: int) -> int:
 
 def decode_npy(bulk: BulkString, start: int, num_positions: int) -> Routes:
     """Decode the positions from `start` on. The file holds only these, or all `num_positions`."""
-    first = _first_index(bulk.header, start, num_positions)
-    return narrow(_decode(bulk, bulk.header, first))
+    return narrow(_decode(bulk, bulk.header, start, num_positions))
 
 
 def decode_bare(bulk: BulkString, shape: RouteShape, start: int, num_positions: int) -> Routes:
@@ -102,38 +99,34 @@ def decode_bare(bulk: BulkString, shape: RouteShape, start: int, num_positions: 
     num_bytes = bulk.num_chars // 4 * 3 - padding
     num_sent, surplus = divmod(num_bytes, position_bytes)
     if surplus:
-        raise unreadable_routes(
+        raise bad_routes(
             f"{num_bytes} bytes do not divide into tokens of {shape.layers} layers × {shape.topk} "
             "int32, the shape in config.json of 'model.path'"
         )
     header = NpyHeader(0, num_sent, shape.layers, shape.topk, _INT32)
-    return narrow(_decode(bulk, header, _first_index(header, start, num_positions)), shape.experts)
+    return narrow(_decode(bulk, header, start, num_positions), shape.experts)
 
 
-def _first_index(header: NpyHeader, start: int, num_positions: int) -> int:
-    """Return where position `start` lies: at index 0, or at `start` if the engine sent all positions."""
+def _decode(bulk: BulkString, header: NpyHeader, start: int, num_positions: int) -> Routes:
     num_new = num_positions - start
     if header.num_positions not in (num_positions, num_new):
-        raise unreadable_routes(
+        raise bad_routes(
             f"the engine sent {header} for {num_positions} positions, or {num_new} from {start} on"
         )
-    return start if header.num_positions == num_positions else 0
-
-
-def _decode(bulk: BulkString, header: NpyHeader, first: int) -> Routes:
-    """Decode the positions from index `first` on."""
+    first = start if header.num_positions == num_positions else 0
     if bulk.num_chars != math.ceil(header.num_bytes / 3) * 4:
-        raise unreadable_routes(f"the engine sent {bulk.num_chars} characters of base64 for {header}")
+        raise bad_routes(f"the engine sent {bulk.num_chars} characters of base64 for {header}")
     begin = header.offset + first * header.position_bytes
-    if _char_at(begin) < bulk.kept_from:
-        raise unreadable_routes(f"{header} has more positions than the request allows for")
-    skipped = begin // _ALIGNMENT * _ALIGNMENT
+    char = _char_at(begin)
+    if char < bulk.kept_from:
+        raise bad_routes(f"{header} has more positions than the request allows for")
+    skipped = char // 4 * 3
     try:
-        raw = pybase64.b64decode_as_bytearray(bulk.from_char(_char_at(begin)), validate=True)
+        raw = pybase64.b64decode_as_bytearray(bulk.from_char(char), validate=True)
     except ValueError as error:
-        raise unreadable_routes(str(error)) from None
+        raise bad_routes(str(error)) from None
     if skipped + len(raw) != header.num_bytes:
-        raise unreadable_routes(f"the engine sent {skipped + len(raw)} bytes for {header}")
+        raise bad_routes(f"the engine sent {skipped + len(raw)} bytes for {header}")
     flat: Routes = np.frombuffer(raw, header.dtype, offset=begin - skipped)
     return flat.reshape(header.num_positions - first, header.layers, header.topk)
 
@@ -145,9 +138,8 @@ def narrow(routes: Routes, experts: int = 0) -> Routes:
         return routes
     limit = experts or 1 << 16
     if routes.size and (routes.min() < 0 or routes.max() >= limit):
-        raise unreadable_routes(
-            f"they name experts from {routes.min()} to {routes.max()}, expected 0 to {limit - 1}"
-        )
+        named = f"from {routes.min()} to {routes.max()}"
+        raise bad_routes(f"they name experts {named}, expected 0 to {limit - 1}")
     return routes.astype(np.uint8 if 0 < experts <= 256 else np.uint16)
 
 
