@@ -111,15 +111,13 @@ class CopyingTrainer:
         self._loop = loop
         self._training: Future[None] | None = None
         self._held_at: int | None = None
-        self._release = threading.Event()
 
     def hold_at(self, step: int) -> None:
-        """Publish nothing from this step on until `release` is called."""
-        self._release.clear()
+        """Publish nothing from this step on until this is called with a later step, or `release`."""
         self._held_at = step
 
     def release(self) -> None:
-        self._release.set()
+        self._held_at = None
 
     def begin(self, where: str) -> None:
         """Train the batches of the run at `where`."""
@@ -131,7 +129,6 @@ class CopyingTrainer:
         training, self._training = self._training, None
         if training is None:
             return
-        self._release.set()
         training.cancel()
         try:
             training.result(DEADLINE_S)
@@ -147,8 +144,8 @@ class CopyingTrainer:
         manifest, reader = batch.manifest(), batch.reader()
         num_tokens = sum(len(reader.row(row)["token_ids"]) for row in manifest.rows)
         assert num_tokens == manifest.num_tokens > 0
-        if self._held_at is not None and batch.step >= self._held_at:
-            await asyncio.to_thread(self._release.wait)
+        while self._held_at is not None and batch.step >= self._held_at:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         metrics = {"loss": float(batch.step)}
         await batches.publish(Published(batch.version, str(self._model), metrics))
 

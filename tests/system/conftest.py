@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.doubles.stand_ins import DrawingEngine, copying_trainer, drawing_engines
+from tests.doubles.stand_ins import CopyingTrainer, DrawingEngine, copying_trainer, drawing_engines
 from tests.doubles.workspace import Workspace
 
 
@@ -23,15 +23,21 @@ def engine(tiny_moe: Path) -> Iterator[DrawingEngine]:
 
 
 @pytest.fixture
-def light(
-    tmp_path: Path, tiny_moe: Path, engine: DrawingEngine, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Workspace]:
-    """A run of it costs a third of the time: neither engine nor trainer loads torch."""
-    monkeypatch.chdir(tmp_path)
+def trainer(tiny_moe: Path) -> Iterator[CopyingTrainer]:
     with copying_trainer(tiny_moe) as trainer:
-        work = Workspace(tmp_path, tiny_moe, engines=[engine.url], trainer=trainer)
-        yield work
-        work.kill()
+        yield trainer
+
+
+@pytest.fixture
+def light(
+    tmp_path: Path, tiny_moe: Path, engine: DrawingEngine, trainer: CopyingTrainer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Workspace]:  # fmt: skip
+    """Its runs cost a third of the time: neither engine nor trainer loads torch."""
+    monkeypatch.chdir(tmp_path)
+    work = Workspace(tmp_path, tiny_moe, engines=[engine.url], trainer=trainer)
+    yield work
+    work.kill()
 
 
 @pytest.fixture
