@@ -90,7 +90,7 @@ def test_an_engine_that_never_comes_back_stops_the_run_and_resume_continues_it(
         assert process.returncode == 1
     message = rf"rollway: no answer from the engine at {engine.url} for \d+ s \(.*\), and engine\.pat"
     assert re.match(message, err), err
-    assert "--resume" in err
+    assert "--resume continues from here" in err
     assert err.count("\n") == 1
     last = light.metrics()[-1]["step"] + 3
     engine.open()
@@ -119,6 +119,8 @@ def test_two_engines_one_of_which_misses_a_few_versions(
         trainer.hold_at(6)
         work.wait_for_step(process, 5)
         second.open()
+        wait_until(lambda: second.version == "5")
+        trainer.release()
         wait_until(lambda: second.num_drawn > 0)
         assert min(int(version) for _, version in second.requests) >= 5, "with the weights it missed"
         process.send_signal(signal.SIGINT)
