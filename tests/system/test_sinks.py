@@ -24,9 +24,7 @@ def steps_of(work: Workspace) -> list[int]:
 
     files = sorted((work.run / "tensorboard").iterdir())
     events = [event for path in files for event in LegacyEventFileLoader(str(path)).Load()]
-    return [
-        event.step for event in events for value in event.summary.value if value.tag == "loss"
-    ]
+    return [event.step for event in events for value in event.summary.value if value.tag == "loss"]
 
 
 def test_a_resumed_run_goes_on_in_both(light: Workspace) -> None:

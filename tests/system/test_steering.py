@@ -121,7 +121,9 @@ def test_a_solved_task_comes_up_rarely_until_it_fails_again(light: Workspace, en
     assert light.ledger("SELECT count(*) FROM pools") == [(0,)]
 
 
-def test_training_goes_on_without_an_environment_that_never_answers(light: Workspace, envs: Path) -> None:
+def test_training_goes_on_without_an_environment_that_never_answers(
+    light: Workspace, envs: Path
+) -> None:
     use(light, envs, {"one": 1.0, "never": 1.0})
     options = ["--set", "orchestrator.env_patience_s=3", "--set", "max_steps=10000"]
     with light.training(*options) as process:
@@ -143,7 +145,10 @@ def test_a_synchronous_run_trains_on_policy_only(light: Workspace) -> None:
     assert all(first == last == int(str(step)) - 1 for step, first, last in spans)
 
 
-def test_an_interrupted_evaluation_is_run_again(light: Workspace, envs: Path) -> None:
+def test_an_interrupted_evaluation_is_run_again(
+    light: Workspace, trainer: CopyingTrainer, envs: Path
+) -> None:
+    trainer.hold_at(4)
     use(
         light,
         envs,
@@ -155,6 +160,7 @@ def test_an_interrupted_evaluation_is_run_again(light: Workspace, envs: Path) ->
             assert process.poll() is None
             time.sleep(0.01)
         light.kill()
+    trainer.release()
     done = light.train("--set", "max_steps=6", "--resume")
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (light.run / "evals.jsonl").read_text().splitlines()]
