@@ -16,6 +16,6 @@ async def engine_double(
 ) -> AsyncIterator[EngineDouble]:
     """Serve on a free port. `folder` holds the tokenizer."""
     async with scripted_engine(
-        lambda prompt: answer(prompt.said), latency_s=latency_s, folder=folder
+        lambda prompt: answer(prompt.last_text), latency_s=latency_s, folder=folder
     ) as engine:
         yield engine

@@ -82,13 +82,13 @@ async def test_a_policy_that_answers_nonsense_is_scored_too(name: str) -> None:
 async def test_reverse_text() -> None:
     env = load("reverse-text")
     for task in some_tasks(env):
-        played = await testing.play(env, task, lambda prompt: prompt.said.split()[-1][::-1])
+        played = await testing.play(env, task, lambda prompt: prompt.last_text.split()[-1][::-1])
         assert (played.reward, played.metrics) == (1.0, {"letters_in_place": 1.0})
 
 
 def halving(prompt: PolicyPrompt) -> str:
     """Guess the middle of the range that is left, as the hints so far say."""
-    low, high = map(int, re.findall(r"\d+", prompt.first))
+    low, high = map(int, re.findall(r"\d+", prompt.first_text))
     for guess, hint in zip(prompt.messages[1::2], prompt.messages[2::2], strict=True):
         low, high = (
             (int(guess.content) + 1, high) if hint.content == "higher" else (low, int(guess.content) - 1)
@@ -124,7 +124,7 @@ TOOLS = {"+": "add", "-": "subtract", "*": "multiply"}
 
 def computing(prompt: PolicyPrompt) -> str:
     """Call the tool for the innermost operation that has no result yet; say the last result."""
-    left = re.findall(r"-?\d+|[-+*](?= )", prompt.first)
+    left = re.findall(r"-?\d+|[-+*](?= )", prompt.first_text)
     for result in prompt.results:
         left[:3] = [result]
     if len(left) == 1:
@@ -142,7 +142,9 @@ async def test_calculator() -> None:
     endless = await testing.play(env, task, lambda prompt: call("add", a=1, b=1))
     assert (endless.reward, endless.stop) == (0.0, "max_turns")
     wrong = await testing.play(
-        env, task, lambda prompt: prompt.said if prompt.results else call("multiply", a="x", b="1+1")
+        env,
+        task,
+        lambda prompt: prompt.last_text if prompt.results else call("multiply", a="x", b="1+1"),
     )
     assert wrong.reward == 0.0
     assert "the arguments of multiply are wrong: Expected `int`" in wrong.last_text
@@ -159,20 +161,20 @@ async def test_alphabet_sort() -> None:
         played = await testing.play(env, task, sorting)
         assert (played.reward, played.metrics) == (1.0, {"last_list_right": 1.0})
         assert played.rollout.num_turns == 3
-        lazy = await testing.play(env, task, lambda prompt: prompt.said.partition(": ")[2])
+        lazy = await testing.play(env, task, lambda prompt: prompt.last_text.partition(": ")[2])
         assert 0 < lazy.reward < 1
         assert lazy.metrics == {"last_list_right": 0.0}
 
 
 def counting(prompt: PolicyPrompt, off_by: int = 0) -> str:
     """Count letters, wrongly by `off_by`; judge rightly, with the tool where the prompt says so."""
-    letter, word = re.findall(r"many (\w) are in (\w+)", prompt.first)[0]
-    if "Say yes" not in prompt.first:
+    letter, word = re.findall(r"many (\w) are in (\w+)", prompt.first_text)[0]
+    if "Say yes" not in prompt.first_text:
         return str(word.count(letter) + off_by)
-    if "Use the tool" in prompt.first and not prompt.results:
+    if "Use the tool" in prompt.first_text and not prompt.results:
         return call("count", letter=letter, word=word)
     right = prompt.results[0] if prompt.results else str(word.count(letter))
-    return "yes" if f"Is it {right}?" in prompt.first else "no"
+    return "yes" if f"Is it {right}?" in prompt.first_text else "no"
 
 
 async def test_self_check() -> None:

@@ -28,21 +28,21 @@ def remembers(prompt: PolicyPrompt) -> str:
 
 
 def reviews(prompt: PolicyPrompt) -> str:
-    if "Look it up" not in prompt.first:
+    if "Look it up" not in prompt.first_text:
         return "a tree"
-    return "yes" if prompt.said == "a tree" else call("look_up", word="oak")
+    return "yes" if prompt.last_text == "a tree" else call("look_up", word="oak")
 
 
 POLICIES: dict[str, tuple[Answer, float]] = {
-    "SortLetters": (lambda prompt: "".join(sorted(prompt.said.removeprefix("Sort: "))), 1.0),
+    "SortLetters": (lambda prompt: "".join(sorted(prompt.last_text.removeprefix("Sort: "))), 1.0),
     "Questions": (lambda prompt: "Paris", 1.0),
-    "Patient": (lambda prompt: "1" if "Look again" in prompt.said else "?", 0.5),
+    "Patient": (lambda prompt: "1" if "Look again" in prompt.last_text else "?", 0.5),
     "CountUp": (lambda prompt: str(len(prompt.messages)), 1.0),
     "Remember": (remembers, 1.0),
-    "Waiter": (lambda prompt: "Which flavour?" if "ice" in prompt.said else "Here.", 1.0),
+    "Waiter": (lambda prompt: "Which flavour?" if "ice" in prompt.last_text else "Here.", 1.0),
     "Reviewed": (reviews, 1.5),
     "Haiku": (lambda prompt: "a\nb\nc", 1.2),
-    "Judged": (lambda prompt: "Yes." if "Is this right?" in prompt.said else "Air scatters it.", 1.0),
+    "Judged": (lambda prompt: "Yes." if "right?" in prompt.last_text else "Air scatters it.", 1.0),
     "Graded": (lambda prompt: "Air scatters it.", 0.75),
     "OldCode": (lambda prompt: "6", 0.5),
     "Sum": (lambda prompt: "5", 1.0),

@@ -104,8 +104,8 @@ REWARD = ("judge", "jury")
 
 def answer(prompt: PolicyPrompt) -> str:
     """Call the tool, then repeat its result."""
-    who, _, task = prompt.first.partition(" of ")
-    return prompt.said if prompt.results else call("take", who=f"{who} {task}")
+    who, _, task = prompt.first_text.partition(" of ")
+    return prompt.last_text if prompt.results else call("take", who=f"{who} {task}")
 
 
 class InProcess:

@@ -20,7 +20,7 @@ from rollway.payload.blob import build, join, relabel
 from rollway.payload.reader import SegmentReader
 from rollway.payload.writer import SegmentWriter
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
-from rollway.records.payload import PayloadRef, frame_ref
+from rollway.records.payload import PayloadRef, SegmentName, frame_ref
 from rollway.records.rollout import Failed, RowSummary, Scored, Settled, Timing
 from rollway.wire.messages import FrameTaken, Hello, Ping, ServerStats, Welcome, encode, from_client
 
@@ -50,7 +50,7 @@ async def test_the_trainer_maps_the_same_bytes_either_way(tmp_path: Path, tiny_m
     async with serving(files, tiny_moe, "ThreeTurns") as server:
         await server.run("r", "5")
         by_file = await server.outcome("r")
-    with SegmentWriter(here, "env.in.0", 1 << 20) as landing:
+    with SegmentWriter(here, SegmentName("env.in", 0), 1 << 20) as landing:
         async with serving(remote, tiny_moe, "ThreeTurns", landing=landing, **FRAMES) as server:
             await server.run("r", "5")
             by_frame = await server.outcome("r")
@@ -65,7 +65,7 @@ async def test_the_trainer_maps_the_same_bytes_either_way(tmp_path: Path, tiny_m
 async def test_a_slow_receiver_slows_the_worker(tmp_path: Path, tiny_moe: Path) -> None:
     """While the client receives nothing, the worker stops at its window, with rollouts in flight."""
     (here,) = folders(tmp_path, "here")
-    with SegmentWriter(here, "env.in.0", 1 << 20) as landing:
+    with SegmentWriter(here, SegmentName("env.in", 0), 1 << 20) as landing:
         async with serving(tmp_path, tiny_moe, "Wordy", landing=landing, **FRAMES) as server:
             replies = server.hold_replies()
             for n in range(8):
@@ -151,7 +151,7 @@ async def test_a_bad_frame_fails_its_rollout_only(tmp_path: Path) -> None:
     good = bytes(join(build({"a": [np.arange(500, dtype=np.int32)]})))
     size = len(good)
     damaged = good[:-1] + bytes([good[-1] ^ 1])
-    with SegmentWriter(tmp_path, "env.in.0", 1 << 20) as landing:
+    with SegmentWriter(tmp_path, SegmentName("env.in", 0), 1 << 20) as landing:
         async with fake_server(landing) as (_, send):
             cases = {
                 "missing": ([], "nothing arrived beside the record"),
@@ -175,7 +175,7 @@ async def test_a_bad_frame_fails_its_rollout_only(tmp_path: Path) -> None:
 
 async def test_a_client_that_cannot_write_a_frame_says_so(tmp_path: Path) -> None:
     good = bytes(join(build({"a": [np.arange(5, dtype=np.int32)]})))
-    with SegmentWriter(tmp_path / "gone", "env.in.0", 1 << 20) as nowhere:
+    with SegmentWriter(tmp_path / "gone", SegmentName("env.in", 0), 1 << 20) as nowhere:
         for landing, error in ((None, "no place to write it"), (nowhere, "cannot write")):
             async with fake_server(landing) as (_, send):
                 received, answer = await send(settled("r", len(good)), good)

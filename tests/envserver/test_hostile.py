@@ -193,7 +193,7 @@ async def test_a_client_drops_messages_that_a_server_must_not_send(tmp_path: Pat
             await send.raw(frames)
         received, _ = await send(Settled(RolloutId("r"), 1, WorkerName("w"), Cancelled("")))
         assert received.rollout_id == "r"
-        assert client.num_bad == len(bad)
+        assert client.bad_frames.count == len(bad)
 
 
 @given(

@@ -37,13 +37,13 @@ class TwoTurns(rw.Environment):
 
 
 class SevenTokens(rw.Environment):
-    max_tokens = 7
+    max_rollout_tokens = 7
 
 
 @pytest.mark.parametrize(
     ("env", "expected"),
     [(Unlimited(), ["", "", ""]), (TwoTurns(), ["", "max_turns", "max_turns"]),
-     (SevenTokens(), ["", "", "max_tokens"])],
+     (SevenTokens(), ["", "", "max_rollout_tokens"])],
     ids=lambda value: type(value).__name__ if isinstance(value, rw.Environment) else None,
 )  # fmt: skip
 def test_a_limit_is_reached_by_the_turn_that_exhausts_it(env: Any, expected: list[str]) -> None:

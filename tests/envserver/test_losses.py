@@ -103,7 +103,7 @@ async def test_errors_name_the_rewards_that_spin_hoard_or_exit(tmp_path: Path, t
         ends = await outcomes(server, 8)
         expected = {
             1: f"longer than 3 s and was killed; it was at {UNRULY}:.* in spin",
-            2: f"MemoryError at {UNRULY}:.* in hoard: .* 256 MB .*its bound",
+            2: f"MemoryError: .* 256 MB more than at its start; it was at {UNRULY}:.* in hoard",
             3: "exit code 7",
         }
         for number, end in enumerate(ends):

@@ -45,13 +45,13 @@ async def outcome(client: envs.EnvClient, task: Task) -> Outcome:
 
 
 def adding(prompt: PolicyPrompt) -> str:
-    if prompt.said == "hello":
-        return prompt.said
+    if prompt.last_text == "hello":
+        return prompt.last_text
     if prompt.results:
-        return str(msgspec.json.decode(prompt.said)[0])
-    if found := re.match(r"add (\d+) (\d+)", prompt.said):
+        return str(msgspec.json.decode(prompt.last_text)[0])
+    if found := re.match(r"add (\d+) (\d+)", prompt.last_text):
         return call("add", a=int(found[1]), b=int(found[2]))
-    raise ValueError(f"no task says {prompt.said!r}")
+    raise ValueError(f"no task says {prompt.last_text!r}")
 
 
 async def test_plain_code_runs_in_another_process_and_speaks_through_its_worker(tmp_path: Path) -> None:
@@ -77,10 +77,10 @@ async def test_plain_code_runs_in_another_process_and_speaks_through_its_worker(
 
 async def test_a_built_in_environment_with_tools_is_served(tmp_path: Path) -> None:
     def computing(prompt: PolicyPrompt) -> str:
-        return prompt.said if prompt.results else call("multiply", a=6, b=7)
+        return prompt.last_text if prompt.results else call("multiply", a=6, b=7)
 
     server = ServerConfig(workers=1)
-    env = EnvConfig(id="rollway.envs.builtin.calculator", args={"steps": 1}, server=server)
+    env = EnvConfig(id="rollway.envs.builtin.calculator", args={"num_operations": 1}, server=server)
     async with serving(tmp_path, env, computing) as client:
         scored = await outcome(client, Task("0", "6 * 7", answer=42))
         assert isinstance(scored, Scored), scored

@@ -31,7 +31,7 @@ from rollway.records.task import Task
 from rollway.records.turn import Sampling
 from rollway.testing import PolicyPrompt, ScriptedEngine, scripted_engine
 from rollway.testing.model import model
-from rollway.transport.files import appear
+from rollway.transport.files import wait_for_file
 from rollway.wire.messages import Run
 
 pytestmark = pytest.mark.anyio
@@ -42,7 +42,7 @@ ENVS = str(Path(__file__).parents[1] / "doubles" / "authoring.py")
 
 def answer(prompt: PolicyPrompt) -> str:
     """Answer `n?` with n + 1, `call TOOL …` with a tool call, and a tool's result by repeating it."""
-    text = prompt.said
+    text = prompt.last_text
     if prompt.messages[-1].role == "tool":
         return f"I got {text}"
     if text.startswith("call "):
@@ -151,7 +151,7 @@ async def test_a_cancel_reaches_plain_code_that_refuses_to_end(tmp_path: Path) -
         order = worker.order()
         task = structs.replace(order.task, info={"mark": str(mark)})
         running = asyncio.create_task(worker.outcome(structs.replace(order, task=task)))
-        await appear(mark)
+        await wait_for_file(mark)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -188,7 +188,7 @@ class LimitedTurns(Repeats):
 
 
 class LimitedTokens(Repeats):
-    max_tokens = 5
+    max_rollout_tokens = 5
 
 
 class StopsAtLimit(LimitedTurns):
@@ -206,7 +206,7 @@ async def test_limits_count_the_turns_and_tokens_of_children() -> None:
     assert (turns.stop, turns.rollout.num_turns) == ("max_turns", 4)
     assert len([reply for reply in turns.messages if reply.role == "assistant"]) == 3
     tokens = await testing.play(LimitedTokens(), TASK, answer)
-    assert (tokens.stop, tokens.rollout.num_turns) == ("max_tokens", 3), "two tokens each"
+    assert (tokens.stop, tokens.rollout.num_turns) == ("max_rollout_tokens", 3), "two tokens each"
 
 
 async def test_a_stop_condition_is_asked_before_all_turns_but_the_first_and_before_limits() -> None:

@@ -140,7 +140,7 @@ def test_stalls_in_words(stall: Stall, text: str) -> None:
 def test_lateness_in_words() -> None:
     late = LateWindow("p99", 0.0451, 0.03, 4, Stall("env.py:12", "f", 7, 0.31, 0.045))
     assert late_text(late) == (
-        "loop late: p99 45 ms, above watch.warn_p99_ms = 30 (window 4 so far); "
+        "loop late: p99 45 ms, above the limit of 30 ms (window 4 so far); "
         "env.py:12 in f held it 7 times, 310 ms in all"
     )
     assert "no code was seen" in late_text(LateWindow("max", 0.2, 0.1, 1))

@@ -22,7 +22,7 @@ TASK = rw.Task(id="t", prompt="hello", answer="HELLO")
 
 
 def loud(prompt: PolicyPrompt) -> str:
-    return prompt.said.upper()
+    return prompt.last_text.upper()
 
 
 class Base(rw.Environment):
@@ -75,14 +75,14 @@ async def test_a_script_gets_the_whole_conversation() -> None:
 
     def answer(prompt: PolicyPrompt) -> str:
         seen.append(prompt)
-        if prompt.said == "hello":
+        if prompt.last_text == "hello":
             return "wait" + call("is_it_open") + call("copy", text="ab\n\n") + call("copy", texts="x")
         return "HELLO"
 
     played = await testing.play(WithTools(), TASK, answer)
     assert played.reward == 1.0
     assert [prompt.tools for prompt in seen] == 2 * [("is_it_open", "copy")]
-    assert [prompt.first for prompt in seen] == ["hello", "hello"]
+    assert [prompt.first_text for prompt in seen] == ["hello", "hello"]
     assert [(message.role, message.content) for message in seen[0].messages] == [
         ("system", "Be brief."), ("user", "hello")
     ]  # fmt: skip
@@ -125,7 +125,7 @@ class Plain(WithTools):
 
 async def test_plain_code_can_use_its_chat() -> None:
     def answer(prompt: PolicyPrompt) -> str:
-        if prompt.said == "child":
+        if prompt.last_text == "child":
             return call("copy", text="ab")
         return loud(prompt)
 
@@ -146,8 +146,8 @@ async def test_limits_end_plain_code() -> None:
 class Ranked(Base):
     @rw.group_reward(weight=0.5)
     def longest(self, task: rw.Task, rollouts: list[rw.Rollout]) -> list[float]:
-        most = max(len(rollout.reply) for rollout in rollouts)
-        return [float(len(rollout.reply) == most) for rollout in rollouts]
+        most = max(len(rollout.last_text) for rollout in rollouts)
+        return [float(len(rollout.last_text) == most) for rollout in rollouts]
 
     @rw.group_reward
     async def size(self, task: rw.Task, rollouts: list[rw.Rollout]) -> list[float]:
@@ -340,7 +340,9 @@ class NoReward(rw.Environment):
 
 
 async def test_a_bad_environment_or_limit_is_refused() -> None:
-    with pytest.raises(EnvironmentInvalid, match=r"no method marked @rw\.reward"):
+    with pytest.raises(
+        EnvironmentInvalid, match=r"has no reward; mark at least one method with @rw\.reward"
+    ):
         await testing.play(NoReward(), TASK, loud)
     with pytest.raises(ValueError, match="unknown field `rollout_deadline`"):
         await testing.play(Base(), TASK, loud, rollout_deadline=1.0)
@@ -352,7 +354,7 @@ def test_it_needs_neither_torch_nor_a_running_event_loop() -> None:
         "import asyncio, rollway as rw; assert 'rollway.testing' not in sys.modules\n"
         "from rollway import testing\n"
         "env = rw.load_environment('rollway.envs.builtin.reverse_text')\n"
-        "answer = lambda prompt: prompt.said.split()[-1][::-1]\n"
+        "answer = lambda prompt: prompt.last_text.split()[-1][::-1]\n"
         "print(asyncio.run(testing.play(env, next(env.tasks()), answer)).reward)"
     )
     result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)

@@ -108,7 +108,7 @@ async def test_an_error_in_one_rank_is_reported(
 ) -> None:
     wrong = [*rows[:-1], msgspec.structs.replace(rows[-1], num_tokens=rows[-1].num_tokens + 1)]
     spec = spec_of(RunDir(tmp_path / "run"), tiny_moe, 2)
-    with pytest.raises(PartDied, match="is not what its manifest says"):
+    with pytest.raises(PartDied, match=r"does not have the .* tokens"):
         await train(spec, [batch_of(1, wrong, tmp_path / "payload", 2)])
 
 

@@ -95,7 +95,7 @@ from $module import load_environment
 
 
 def sorts(prompt: testing.PolicyPrompt) -> str:
-    return "".join(sorted(prompt.said.removeprefix("Sort: ")))
+    return "".join(sorted(prompt.last_text.removeprefix("Sort: ")))
 
 
 def test_the_right_answer_is_rewarded() -> None:

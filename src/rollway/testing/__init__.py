@@ -3,7 +3,7 @@
     from rollway import testing
 
     def answer(prompt: testing.PolicyPrompt) -> str:
-        return "ada, bob" if "Sort" in prompt.said else "?"
+        return "ada, bob" if "Sort" in prompt.last_text else "?"
 
     async def test_it_sorts() -> None:
         played = await testing.play(MyEnv(), task, answer)

@@ -1,4 +1,4 @@
-"""A lane for code that no other process could find."""
+"""A lane for code that no other process could import."""
 
 import asyncio
 import pickle
@@ -15,26 +15,25 @@ T = TypeVar("T")
 
 
 class ThreadLane:
-    """Runs calls in threads of this process. One that passes its deadline is left behind, not killed."""
+    """Runs calls in threads of this process. A call that passes its deadline is left to run on, because
+    a thread cannot be killed."""
 
     async def call(
         self, function: Callable[..., T], *args: Any, deadline_s: float, queue_s: float = MAX_QUEUE_S,
         replier: Replier | None = None,
     ) -> T:  # fmt: skip
-        """The function's result; a LaneError says why there is none."""
-        there = [one if isinstance(one, EnvSpec) else _sent(one) for one in args]
+        """Return the function's result, or raise LaneError."""
+        copies = [value if isinstance(value, EnvSpec) else _send(value) for value in args]
         loop = asyncio.get_running_loop()
 
         def ask(value: Any) -> Any:
             assert replier is not None
-            return _sent(
-                asyncio.run_coroutine_threadsafe(_awaited(replier, _sent(value)), loop).result()
-            )
+            return _send(asyncio.run_coroutine_threadsafe(_reply(replier, _send(value)), loop).result())
 
         def run() -> LaneAnswer:
             ask_caller.set(ask)
             try:
-                return LaneResult(_sent(function(*there)))
+                return LaneResult(_send(function(*copies)))
             except Exception as error:  # user code raises what it likes
                 return describe(error)
 
@@ -42,19 +41,19 @@ class ThreadLane:
             async with asyncio.timeout(deadline_s):
                 answer = await thread(run)
         except TimeoutError:
-            what = f"{function.__module__}.{function.__qualname__}"
-            raise LaneTimeout(f"{what} ran longer than {deadline_s:g} s") from None
+            name = f"{function.__module__}.{function.__qualname__}"
+            raise LaneTimeout(f"{name} ran longer than {deadline_s:g} s") from None
         if isinstance(answer, LaneFailure):
             raise answer.error()
         result: T = answer.value
         return result
 
 
-def _sent(value: T) -> T:
-    """As it would arrive in another process; what cannot be sent is refused here too."""
+def _send(value: T) -> T:
+    """Return a value as it would arrive in another process. What pickle refuses is refused here too."""
     arrived: T = pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
     return arrived
 
 
-async def _awaited(replier: Replier, value: Any) -> Any:
+async def _reply(replier: Replier, value: Any) -> Any:
     return await replier(value)

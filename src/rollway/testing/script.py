@@ -28,12 +28,12 @@ class PolicyPrompt(Struct, frozen=True):
     """Names of the tools that the policy may call."""
 
     @property
-    def said(self) -> str:
+    def last_text(self) -> str:
         """The text of the last message: the user's, or a tool's result."""
         return self.messages[-1].content
 
     @property
-    def first(self) -> str:
+    def first_text(self) -> str:
         """The text of the user's first message: the task's prompt, or a child's."""
         texts = (message.content for message in self.messages if message.role == "user")
         return next(texts, "")
@@ -94,7 +94,7 @@ class Script:
         answer = self.answer(prompt)
         text = await answer if inspect.isawaitable(answer) else answer
         if not isinstance(text, str):
-            raise TypeError(f"the answer to {prompt.said!r} is {text!r}, not a string")
+            raise TypeError(f"the answer to {prompt.last_text!r} is {text!r}, not a string")
         ids = [*self._tokenizer.encode(text), stop_id]
         if len(ids) > max_tokens:
             return ScriptedReply(ids[:max_tokens], "length")

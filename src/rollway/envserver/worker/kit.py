@@ -94,7 +94,7 @@ async def open_kit(prepared: Prepared, watch: LoopWatch) -> AsyncIterator[Kit]:
         scoring_lane = await stack.enter_async_context(
             ProcessLane(
                 f"{name}.score", config.scoring_processes, label="reward", watch=watch,
-                warm=(load_and_limit, limits.scoring_memory_mb, "its bound", load_shared, spec),
+                warm=(load_and_limit, limits.scoring_memory_mb, load_shared, spec),
                 max_waiting=config.concurrency,
             )
         )  # fmt: skip

@@ -32,8 +32,8 @@ def recycle_buffers() -> None:
 _limit = ""
 
 
-def load_and_limit(extra_mb: int, key: str, load: Callable[..., Any], *args: Any) -> None:
-    """Call `load`, then limit this process to `extra_mb` more memory than it has; `key` sets that limit.
+def load_and_limit(extra_mb: int, load: Callable[..., Any], *args: Any) -> None:
+    """Call `load`, then limit this process to `extra_mb` more memory than it has then.
 
     Code that wants more gets a MemoryError. Where the system does not say how much memory a process
     has, nothing is limited.
@@ -44,7 +44,7 @@ def load_and_limit(extra_mb: int, key: str, load: Callable[..., Any], *args: Any
     if taken:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (taken + (extra_mb << 20), hard))
-        _limit = f"{extra_mb} MB more than at its start ({key})"
+        _limit = f"{extra_mb} MB more than at its start"
 
 
 def lift_limit() -> str:

@@ -17,9 +17,9 @@ def stall_text(stall: Stall) -> str:
 
 def late_text(late: LateWindow) -> str:
     """Describe a window that was later than allowed, and the code that held the loop longest."""
-    limit = f"watch.warn_{late.stat}_ms = {ms(late.limit_s)}"
     text = (
-        f"loop late: {late.stat} {ms(late.lag_s)} ms, above {limit} (window {late.num_windows} so far)"
+        f"loop late: {late.stat} {ms(late.lag_s)} ms, above the limit of {ms(late.limit_s)} ms "
+        f"(window {late.num_windows} so far)"
     )
     hold = late.longest_hold
     if hold is None:
