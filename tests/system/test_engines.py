@@ -62,7 +62,7 @@ def test_a_killed_embedded_engine_is_started_again_and_a_killed_launcher_takes_a
 def test_an_engine_that_comes_back_with_old_weights(
     light: Workspace, engine: DrawingEngine, trainer: CopyingTrainer
 ) -> None:
-    """The run waits for it, `why` says so, and it draws nothing before it has the run's weights again."""
+    """The run waits, `why` says so, and the engine draws nothing before it has the run's weights."""
     trainer.hold_at(4)
     with light.training("--set", "max_steps=8") as process:
         light.wait_for_step(process, 3)

@@ -121,7 +121,7 @@ def test_a_solved_task_comes_up_rarely_until_it_fails_again(light: Workspace, en
     assert light.ledger("SELECT count(*) FROM pools") == [(0,)]
 
 
-def test_training_goes_on_without_an_environment_that_never_answers(
+def test_training_continues_without_an_environment_that_never_answers(
     light: Workspace, envs: Path
 ) -> None:
     use(light, envs, {"one": 1.0, "never": 1.0})

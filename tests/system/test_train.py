@@ -142,16 +142,13 @@ def check_metrics(work: Workspace) -> None:
     assert not [name for name, metrics in declared.items() if len(metrics) != 1]
     unseen = set(DECLARED) - {metric for metrics in declared.values() for metric in metrics}
     assert {metric.name for metric in unseen} <= RARE
+    assert all(line["off_policy/max"] <= 1 for line in lines)
     assert lines[0]["mismatch_kl"] < 1e-5, "fresh rows: engine and trainer agree"
-    complete = [line for line in lines if "event_loop_lag/p99" in line]
-    assert len(complete) >= len(lines) - 1, "the resumed run may have reported one for the first"
-    for line in complete:
+    for line in (*lines[:2], *lines[-2:]):  # those between may lack what the interrupted run knew
         assert all(line[f"time/{phase}"] >= 0 for phase in PHASES)
         assert line["num_turns/mean"] == 2
-        assert line["off_policy/max"] <= 1
-        assert sum(value for name, value in line.items() if name.startswith("stop/")) == pytest.approx(
-            1.0
-        )
+        stops = [value for name, value in line.items() if name.startswith("stop/")]
+        assert sum(stops) == pytest.approx(1.0)
         assert line["env/envs/reward/mean"] == pytest.approx(line["reward/all/mean"])
         assert line["timing/queue/max"] >= line["timing/queue/mean"] >= 0
 
