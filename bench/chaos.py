@@ -68,7 +68,7 @@ class Crowd:
         await self._client.send(Run(RolloutId(id), 1, task, Sampling(ENGINE.drawn), PolicyVersion(0), 0))
 
     async def keep(self, at_a_time: int, until_s: float) -> None:
-        """So many at any time; then until the last has ended."""
+        """Keep this number of rollouts running, then wait until the last has ended."""
         for _ in range(at_a_time):
             await self.ask()
         while self.num_open:
@@ -126,9 +126,9 @@ async def murder(router_pid: int, until_s: float) -> Counter[str]:
     return done
 
 
-def _signal(pid: int, one: signal.Signals) -> bool:
+def _signal(pid: int, number: signal.Signals) -> bool:
     with suppress(ProcessLookupError):
-        os.kill(pid, one)
+        os.kill(pid, number)
         return True
     return False
 

@@ -110,8 +110,8 @@ def main() -> None:
         url = f"http://127.0.0.1:{engine.pipe.recv()}"
         figures = asyncio.run(crowd(url, Path(folder), control, args))
     table(figures["lag"], COLUMNS)  # type: ignore[arg-type]
-    spent = ", ".join(f"{one:.1f} s" for one in figures["seconds"])  # type: ignore[attr-defined]
-    per_ms = [1000 * one / args.rollouts for one in figures["router CPU s"]]  # type: ignore[attr-defined]
+    spent = ", ".join(f"{seconds:.1f} s" for seconds in figures["seconds"])  # type: ignore[attr-defined]
+    per_ms = [1000 * cpu_s / args.rollouts for cpu_s in figures["router CPU s"]]  # type: ignore[attr-defined]
     print(f"all {args.rollouts} scored in {spent}; the router took {max(per_ms):.2f} ms of CPU for each")
     finish("crowd", figures, args.json)
 

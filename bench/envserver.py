@@ -106,8 +106,8 @@ def threads(case: Case, client: str, engine: Started, url: str, model: str, args
         _drain(sink, args.seconds)
         answers = [worker.ask() for worker in workers]
         lag = LagStats()
-        for one, _ in answers:
-            lag = merge(lag, one)
+        for worker_lag, _ in answers:
+            lag = merge(lag, worker_lag)
         return window.figures(sum(turns for _, turns in answers) - before, lag)
     finally:
         for worker in workers:

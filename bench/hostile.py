@@ -93,7 +93,7 @@ def message(valid: list[bytes], chance: random.Random) -> list[bytes]:
 def throw(pipe: Connection, address: str, count: int, seed: int, greets: bool) -> None:
     """One hostile peer; says how long it took until everything was delivered."""
     chance = random.Random(seed)
-    valid = [encode(one) for one in (BY_GREETERS if greets else BY_STRANGERS)]
+    valid = [encode(message) for message in (BY_GREETERS if greets else BY_STRANGERS)]
     prepared = [message(valid, chance) for _ in range(min(count, 20_000))]
     prepared[::5_000] = [[b"\x91" * 1_000_000] for _ in prepared[::5_000]]
     pipe.recv()

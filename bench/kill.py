@@ -71,10 +71,10 @@ def kill_one(launcher: psutil.Process, chance: random.Random) -> str:
     """Kill a random process of the run; its name, or nothing if it was gone."""
     kind = chance.choice(VICTIMS)
     with suppress(psutil.Error):
-        for one in [launcher, *launcher.children(recursive=True)]:
-            name = "launcher" if one == launcher else one.cmdline()[3]
+        for process in [launcher, *launcher.children(recursive=True)]:
+            name = "launcher" if process == launcher else process.cmdline()[3]
             if name == kind or (kind.startswith(".") and name.endswith(kind)):
-                one.send_signal(signal.SIGKILL)
+                process.send_signal(signal.SIGKILL)
                 return kind
     return ""
 
@@ -111,15 +111,15 @@ def check(run: Trained, steps: int) -> dict[str, Any]:
     manifests = [
         json.loads((run.path / f"batches/step_{n + 1}/manifest.json").read_text()) for n in range(steps)
     ]
-    ids = [{row["rollout_id"] for row in one["rows"]} for one in manifests]
-    trained = [id for one in ids for id in one]
+    ids = [{row["rollout_id"] for row in manifest["rows"]} for manifest in manifests]
+    trained = [rollout_id for step in ids for rollout_id in step]
     reported = [line["step"] for line in run.reported]
     rewards = [line["reward/all/mean"] for line in run.reported if "reward/all/mean" in line]
     assert published == steps, f"{published} of {steps} steps are published"
     assert reported == list(range(1, steps + 1)), f"steps {reported} are reported"
     assert settled == 1, f"a rollout settled {settled} times"
     assert len(trained) == len(set(trained)), "a rollout trained twice"
-    assert by_step == {n + 1: len(one) for n, one in enumerate(ids)}, "ledger and manifests differ"
+    assert by_step == {n + 1: len(step) for n, step in enumerate(ids)}, "ledger and manifests differ"
     return {"steps": steps, "rollouts": len(trained), "reward": fmean(rewards[-LAST:])}
 
 

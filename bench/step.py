@@ -6,7 +6,7 @@ R rollouts of T turns grow to L tokens each. Every reply carries the routes of a
 base64, as an engine without prefix omission sends them. --full is 256 × 20 × 18,000 tokens × 384 bytes:
 25 GB of replies. The engine repeats T distinct replies.
 
-inline    everything on the loop: replies merged anew at every turn, msgpack of Python lists, base64
+inline    everything on the loop: replies merged again at every turn, msgpack of Python lists, base64
 threads   the same work through asyncio.to_thread with 512 threads, merged linearly
 rollway   the real env server and the real orchestrator, and a trainer that opens every row
 
@@ -306,8 +306,8 @@ the others have freed 12 GB, a bare loop is late by hundreds of milliseconds."""
 
 def compare(figures: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
     """The median of our passes, each against the control beside it."""
-    ratios = [compare_one(figures["threads"][0], one) for one in figures["rollway"]]
-    return {name: median(one[name] for one in ratios) for name in ratios[0]}
+    ratios = [compare_one(figures["threads"][0], figure) for figure in figures["rollway"]]
+    return {name: median(ratio[name] for ratio in ratios) for name in ratios[0]}
 
 
 def compare_one(threads: dict[str, Any], ours: dict[str, Any]) -> dict[str, float]:
@@ -339,14 +339,14 @@ def main() -> None:
     with started(serve, work.engine) as engine, started(tick) as control:
         url = f"http://127.0.0.1:{engine.pipe.recv()}"
         for strategy in ORDER:
-            one = measure(strategy, work, url, control)
-            figures.setdefault(strategy, []).append(one)
+            figure = measure(strategy, work, url, control)
+            figures.setdefault(strategy, []).append(figure)
             print(
-                f"\n{strategy}: boundary {one['boundary s']:.3f} s, wall {one['wall s']:.1f} s, "
-                f"{one['CPU s/rollout'] * 1000:.0f} ms CPU a rollout, {one['copied']:.1f} bytes copied "
-                "a byte"
+                f"\n{strategy}: boundary {figure['boundary s']:.3f} s, wall {figure['wall s']:.1f} s, "
+                f"{figure['CPU s/rollout'] * 1000:.0f} ms CPU a rollout, "
+                f"{figure['copied']:.1f} bytes copied a byte"
             )
-            table(one["processes"], COLUMNS)
+            table(figure["processes"], COLUMNS)
     print("\nmedians of rollway's passes:")
     ratios = compare(figures)
     for name, value in ratios.items():

@@ -42,8 +42,8 @@ def busy(pipe: Connection, switch_s: float, seconds: float) -> None:
     async def main(watch: LoopWatch) -> None:
         sys.setswitchinterval(switch_s)
         threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
-        for one in threads:
-            one.start()
+        for thread in threads:
+            thread.start()
         watch.take()
         await asyncio.sleep(seconds)
         figures = lag_figures(watch.take().lag)

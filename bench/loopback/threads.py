@@ -76,7 +76,7 @@ class Record:
         known = max(0, len(self.ids) - 1)
         new = routes[known:] if len(routes) >= len(prompt) else routes
         added = prompt[len(self.ids) :]
-        if self._quadratic:  # everything anew at every turn
+        if self._quadratic:  # everything again at every turn
             self.ids = prompt + choice.token_ids
             whole = [np.concatenate([*self.routes, new])]
         else:

@@ -6,7 +6,7 @@ import time
 
 def centred(rewards: list[float]) -> list[float]:
     mean = sum(rewards) / len(rewards)
-    return [one - mean for one in rewards]
+    return [reward - mean for reward in rewards]
 
 
 def slow(rewards: list[float]) -> list[float]:

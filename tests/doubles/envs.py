@@ -130,7 +130,7 @@ class Lengths(Counting):
 
     @rw.reward
     def right(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        return sum(len(one.content.encode()) for one in rollout.messages) % 7 / 7
+        return sum(len(message.content.encode()) for message in rollout.messages) % 7 / 7
 
 
 class Planted(Lengths):
@@ -145,7 +145,7 @@ class Planted(Lengths):
     def right(self, task: rw.Task, rollout: rw.Rollout) -> float:
         if int(task.id) % 4 == 1:
             ponder(0.3)
-        return sum(len(one.content.encode()) for one in rollout.messages) % 7 / 7
+        return sum(len(message.content.encode()) for message in rollout.messages) % 7 / 7
 
 
 class Ponders(Counting):

@@ -60,7 +60,7 @@ def changed(message: Any, **fields: Any) -> bytes:
     return msgspec.msgpack.encode(tree)
 
 
-@pytest.mark.parametrize("message", CLIENT, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("message", CLIENT, ids=lambda message: type(message).__name__)
 def test_what_clients_say_passes_the_router_unchanged(message: Any) -> None:
     passed = from_client(encode(message))
     assert isinstance(passed, type(message))
@@ -70,7 +70,7 @@ def test_what_clients_say_passes_the_router_unchanged(message: Any) -> None:
         assert passed == message
 
 
-@pytest.mark.parametrize("message", WORKER, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("message", WORKER, ids=lambda message: type(message).__name__)
 def test_each_side_says_only_what_is_its_own(message: Any) -> None:
     assert from_worker(encode(message)) == message
     with pytest.raises(ProtocolError):
