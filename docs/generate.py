@@ -74,42 +74,42 @@ def _metric_row(metric: Metric) -> tuple[str, ...]:
 
 
 def configuration_page() -> str:
-    """The keys of the file's top, then one table a section, in the order of the file."""
+    """Make a table of the top-level keys, then one table for each section, in the order of the file."""
     return "\n".join([CONFIGURATION, *_tables("Top of the file", "", sections.RunConfig, _meanings())])
 
 
 def _tables(title: str, path: str, kind: type, meanings: dict[str, dict[str, str]]) -> Iterator[str]:
-    """That of one section, and those of the sections in it."""
-    info, mine = type_info(kind), meanings[kind.__name__]
+    """Yield the table of a section, then those of the sections in it."""
+    info, meanings_here = type_info(kind), meanings[kind.__name__]
     assert isinstance(info, StructType)
-    text = mine[""] if path else ""
+    text = meanings_here[""] if path else ""
     rows = [
-        (f"`{one.name}`", _words(one.type), _default(one), mine[one.name])
-        for one in info.fields if _section(one.type) is None
+        (f"`{field.name}`", _words(field.type), _default(field), meanings_here[field.name])
+        for field in info.fields if _section(field.type) is None
     ]  # fmt: skip
     yield _titled(title, text, ("key", "value", "default", "meaning"), rows)
-    for one in info.fields:
-        section = _section(one.type)
+    for field in info.fields:
+        section = _section(field.type)
         if section is not None:
-            name = f"{path}{one.name}"
-            header = f"`[[{name}]]`" if isinstance(one.type, VarTupleType) else f"`[{name}]`"
+            name = f"{path}{field.name}"
+            header = f"`[[{name}]]`" if isinstance(field.type, VarTupleType) else f"`[{name}]`"
             yield from _tables(header, f"{name}.", section.cls, meanings)
 
 
 def _section(kind: Type) -> StructType | None:
-    """The section that a field of the file is, also a list of it or one that may be left out."""
+    """Return the section that a field holds: one, a list of them, or one that may be missing."""
     match kind:
         case StructType():
             return kind
         case VarTupleType(item_type=item):
             return _section(item)
         case UnionType(types=types):
-            return next((found for one in types if (found := _section(one))), None)
+            return next((found for option in types if (found := _section(option))), None)
     return None
 
 
 def _words(kind: Type) -> str:
-    """What a value may be."""
+    """Say which values a key takes."""
     match kind:
         case IntType() | FloatType():
             name = "whole number" if isinstance(kind, IntType) else "number"
@@ -125,7 +125,7 @@ def _words(kind: Type) -> str:
         case VarTupleType(item_type=item):
             return f"list of: {_words(item)}"
         case UnionType(types=types):
-            return " or ".join(_words(one) for one in types if not isinstance(one, NoneType))
+            return " or ".join(_words(option) for option in types if not isinstance(option, NoneType))
     raise TypeError(f"no words for {kind}")
 
 
@@ -137,19 +137,19 @@ def _range(kind: IntType | FloatType) -> str:
     return "".join(f", {words} {bound:g}" for words, bound in bounds.items() if bound is not None)
 
 
-def _default(one: Field) -> str:
-    if one.default is None:
+def _default(key: Field) -> str:
+    if key.default is None:
         return "none"
-    if one.default is not NODEFAULT:
-        return f"`{tomli_w.dumps({'x': one.default}).strip().removeprefix('x = ')}`"
-    return "required" if one.default_factory is NODEFAULT else "`{}`"
+    if key.default is not NODEFAULT:
+        return f"`{tomli_w.dumps({'x': key.default}).strip().removeprefix('x = ')}`"
+    return "required" if key.default_factory is NODEFAULT else "`{}`"
 
 
 def _meanings() -> dict[str, dict[str, str]]:
     """By class and key, the text under it; a class's own under ''. msgspec keeps none of them."""
     tree = ast.parse(inspect.getsource(sections))
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    return {one.name: {"": ast.get_docstring(one) or "", **_below_keys(one)} for one in classes}
+    return {node.name: {"": ast.get_docstring(node) or "", **_below_keys(node)} for node in classes}
 
 
 def _below_keys(section: ast.ClassDef) -> dict[str, str]:

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Annotated
 
+import msgspec
 import pytest
+from msgspec import Meta
 from tests.docs.pages import PAGES, ROOT, languages
 
 SOURCE = ROOT / "src" / "rollway"
@@ -29,6 +32,20 @@ def test_a_page_made_from_code_is_current(name: str) -> None:
     pages = generator().PAGES
     assert (DOCS / name).read_text() == pages[name](), "run 'make docs'"
     assert set(pages) == {"metrics.md", "configuration.md"}
+
+
+@pytest.mark.parametrize(
+    ("meta", "words"),
+    [
+        (Meta(gt=0, le=1), "number, above 0, at most 1"),
+        (Meta(ge=0, le=1), "number, 0 to 1"),
+        (Meta(ge=2), "number, at least 2"),
+        (Meta(lt=9), "number, below 9"),
+    ],
+    ids=str,
+)
+def test_both_bounds_of_a_number_are_on_the_page(meta: Meta, words: str) -> None:
+    assert generator()._words(msgspec.inspect.type_info(Annotated[float, meta])) == words
 
 
 def test_every_key_and_every_metric_is_on_its_page() -> None:
