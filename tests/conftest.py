@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 
 from tests.doubles.command import Rollway, command
+from tests.doubles.shared import build_once
 
 settings.register_profile("rollway", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("rollway")
@@ -27,13 +28,16 @@ def rollway(capsys: pytest.CaptureFixture[str]) -> Rollway:
 @pytest.fixture(scope="session")
 def tiny_moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Mixture-of-Experts with random weights, and its tokenizer."""
+    return build_once(tmp_path_factory, "tiny-moe", build_tiny_moe)
+
+
+def build_tiny_moe(folder: Path) -> None:
     import torch
 
     from rollway.inference.rendering.tokenizer import Tokenizer
     from rollway.model.load import save_weights
     from rollway.model.tiny import TinyShape, tiny_model, write_tokenizer
 
-    folder = tmp_path_factory.mktemp("tiny-moe")
     torch.manual_seed(0)
     vocab_size = write_tokenizer(folder)
     eos_id = Tokenizer(str(folder)).convert_tokens_to_ids("<|im_end|>")
@@ -44,4 +48,3 @@ def tiny_moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
             std = 0.02 if "gate.weight" in name else 0.3 if "experts" in name else 0.09
             torch.nn.init.normal_(weight, std=std)
     save_weights(model, folder)
-    return folder

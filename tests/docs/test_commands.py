@@ -1,7 +1,8 @@
 """Commands of the documentation run as printed, in a folder that holds what they name.
 
 Evaluations run with few rollouts against servers that answer by what they are asked. Training that takes
-minutes or needs an external engine is a dry run. Everything else runs as it is.
+minutes or needs an external engine is a dry run. A short training runs with its own engine and trainer
+once; when it is resumed or started over, stand-ins take their places.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,7 +20,10 @@ import pytest
 from msgspec import Struct
 from tests.docs.pages import ROOT, Line, blocks, commands
 from tests.doubles.chat import chat_double
+from tests.doubles.command import Rollway
 from tests.doubles.engine import engine_double
+from tests.doubles.shared import build_once
+from tests.doubles.stand_ins import copying_trainer, drawing_engines
 from tests.doubles.workspace import ENVS, Workspace
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system, pytest.mark.timeout(180)]
@@ -29,6 +33,9 @@ UNTIL_STOPPED = {"serve", "engine"}
 FEWER = {"train": ["--dry-run"], "eval": ["-n", "2", "-r", "2", "--max-tokens", "8"],
          "simulate": ["--rollouts", "2000"]}  # fmt: skip
 """Options added so that a command takes seconds."""
+MODEL_FOLDERS = ("outputs/models/reverse-text-moe", "outputs/sort/weights/step_150")
+"""Evaluations of these use a server: tests/system/test_eval.py evaluates a model folder."""
+OTHER_WAYS = {"--resume", "--clean", "--dry-run"}
 STOPPED_AFTER, STEPS = 2, 8
 """Steps: the run is stopped after the first number, when rollout g4.2 has settled, of the second."""
 
@@ -47,9 +54,18 @@ def command_lines() -> list[Line]:
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory, tiny_moe: Path) -> Iterator[Path]:
+def stopped(tmp_path_factory: pytest.TempPathFactory, tiny_moe: Path) -> Path:
     """The folder of a reader: run files, environments, models, and a run that was stopped."""
-    folder = tmp_path_factory.mktemp("reader")
+    return build_once(tmp_path_factory, "reader", lambda folder: fill_folder(folder, tiny_moe))
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory, stopped: Path) -> Path:
+    """A copy, which commands may change."""
+    return shutil.copytree(stopped, tmp_path_factory.mktemp("copy") / "reader")
+
+
+def fill_folder(folder: Path, tiny_moe: Path) -> None:
     work = Workspace(folder, tiny_moe)
     (run_file,) = [block.text for block in blocks("toml") if block.text.startswith("# run.toml\n")]
     env = 'args = { kind = "Lengths" }\nid = "reverse-text.py"'  # where random weights earn something
@@ -60,24 +76,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_moe: Path) -> Iterator
         r"```python\n(# sort_letters.py.*?)```", (ROOT / "README.md").read_text(), re.S
     )
     (folder / "sort_letters.py").write_text(block)
-    for model in ("models/reverse-text-moe", "sort/weights/step_150"):
-        shutil.copytree(tiny_moe, folder / "outputs" / model)
-    with work.training() as process:
-        work.wait_for_step(process, STOPPED_AFTER)
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
-    yield folder
-    for process in work.processes():
-        process.kill()
+    shutil.copytree(tiny_moe, folder / "outputs" / "models" / "reverse-text-moe")
+    try:
+        with work.training(*first_training().args[2:]) as process:
+            work.wait_for_step(process, STOPPED_AFTER)
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+    finally:
+        work.kill()
+
+
+def first_training() -> Line:
+    """The command that makes the folder's run, with the most options that a printed one has."""
+    lines = [
+        line for line in command_lines() if is_short_training(line) and not OTHER_WAYS & {*line.args}
+    ]
+    return max(lines, key=lambda line: len(line.args))
 
 
 class Servers(Struct, frozen=True):
     """Real servers and folders for the addresses and models that the documentation names."""
 
-    names: dict[str, str]
+    names: dict[str, list[str]]
 
     def words(self, args: list[str]) -> list[str]:
-        return [self.names.get(word, word) for word in args]
+        return [new for word in args for new in self.names.get(word, [word])]
 
 
 @asynccontextmanager
@@ -86,52 +109,82 @@ async def served(model: Path) -> AsyncIterator[Servers]:
         chat_double(lambda said, before: "abc", models=("gpt-x", "MODEL")) as chat,
         engine_double(model, lambda said: "abc") as engine,
     ):
+        at_chat = ["MODEL", "--engine-url", chat.url]
         yield Servers({
-            "https://api.example.com/v1": chat.url,
-            "http://localhost:8000/v1": chat.url,
-            "http://localhost:8000": engine.url,
-            "Qwen/Qwen3-8B": "scripted",
-            "models/Qwen3-8B": str(model),
+            "https://api.example.com/v1": [chat.url],
+            "http://localhost:8000/v1": [chat.url],
+            "http://localhost:8000": [engine.url],
+            "Qwen/Qwen3-8B": ["scripted"],
+            "models/Qwen3-8B": [str(model)],
+            **dict.fromkeys(MODEL_FOLDERS, at_chat),
         })  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "line",
-    [line for line in command_lines() if not is_short_training(line)],
-    ids=lambda line: " ".join(line.args[:4]),
-)
-async def test_a_command_does_what_it_says(line: Line, folder: Path, tiny_moe: Path) -> None:
+def label(line: Line) -> str:
+    return " ".join(line.args[:4])
+
+
+def lines_of(*programs: str) -> list[Line]:
+    return [line for line in command_lines() if line.args[0] in programs]
+
+
+@pytest.mark.parametrize("line", lines_of("eval"), ids=label)
+async def test_an_evaluation_does_what_it_says(line: Line, folder: Path, tiny_moe: Path) -> None:
     async with served(tiny_moe) as servers:
-        out = await run_command(
-            line.program, [*servers.words(line.args), *FEWER.get(line.args[0], [])], folder
-        )
-    assert out.strip() or line.program != "rollway"
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "rollway", *servers.words(line.args), *FEWER["eval"], cwd=folder,
+            env={**os.environ, "OPENAI_API_KEY": "sesame"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        out, _ = await process.communicate()
+    assert process.returncode == 0, out.decode()
+    assert out.strip()
 
 
 @pytest.mark.parametrize(
     "line",
-    [line for line in command_lines() if is_short_training(line) and len(line.args) > 2],
+    [
+        line
+        for line in command_lines()
+        if line.args[0] != "eval" and (not is_short_training(line) or "--dry-run" in line.args)
+    ],
+    ids=label,
+)
+def test_a_command_does_what_it_says(
+    line: Line, folder: Path, rollway: Rollway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    if line.program != "rollway":
+        subprocess.run([line.program, *line.args], check=True, stdout=subprocess.DEVNULL)
+        return
+    more = [] if is_short_training(line) else FEWER.get(line.args[0], [])
+    done = rollway(*line.args, *more)
+    assert done.code == 0, done.err
+    assert done.out.strip()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        line
+        for line in command_lines()
+        if is_short_training(line) and {"--resume", "--clean"} & {*line.args}
+    ],
     ids=lambda line: " ".join(line.args),
 )
-async def test_training_as_printed(line: Line, folder: Path, tmp_path: Path) -> None:
-    """Each command runs in a copy of the folder, with the stopped run if the command needs one.
-    The plain command made that folder."""
-    reader = shutil.copytree(folder, tmp_path / "reader")
-    run = reader / "outputs" / "my-run"
-    if not {"--resume", "--clean"} & {*line.args}:
-        shutil.rmtree(run)
-    await run_command(line.program, line.args, reader)
-    if "--dry-run" not in line.args:
-        assert len((run / "metrics.jsonl").read_text().splitlines()) == STEPS
+def test_a_stopped_run_is_resumed_or_started_over(
+    line: Line, stopped: Path, tmp_path: Path, tiny_moe: Path
+) -> None:
+    reader = shutil.copytree(stopped, tmp_path / "reader")
+    with drawing_engines(tiny_moe) as (engine,), copying_trainer(tiny_moe) as trainer:
+        work = Workspace(reader, tiny_moe, engines=[engine.url], trainer=trainer)
+        shutil.copy(stopped / work.file.name, work.file)
+        done = work.train(*line.args[2:], *stand_ins(engine.url))
+        assert done.returncode == 0, done.stderr
+    metrics = (reader / "outputs" / "my-run" / "metrics.jsonl").read_text().splitlines()
+    assert len(metrics) == STEPS
 
 
-async def run_command(program: str, args: list[str], folder: Path) -> str:
-    """Return what a command printed. Fails if the command does."""
-    command = [sys.executable, "-m", "rollway"] if program == "rollway" else [program]
-    process = await asyncio.create_subprocess_exec(
-        *command, *args, cwd=folder, env={**os.environ, "OPENAI_API_KEY": "sesame"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    out, _ = await process.communicate()
-    assert process.returncode == 0, out.decode()
-    return out.decode()
+def stand_ins(url: str) -> list[str]:
+    overrides = [f"engine.external.url={url}", "engine.routes=false", "external_trainer={}"]
+    return [word for override in overrides for word in ("--set", override)]

@@ -15,7 +15,7 @@ from rollway.config.specs import ServerLimits
 from rollway.records.rollout import Failed, Outcome, Scored, Settled
 from rollway.wire.messages import WorkerProgress
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
 
 async def outcomes(server: Server, count: int) -> list[Outcome]:

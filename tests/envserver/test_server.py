@@ -21,7 +21,7 @@ from rollway.records.ids import RolloutId
 from rollway.records.rollout import Cancelled, Failed, Scored
 from rollway.wire.messages import Cancel, NextTasks, ServerStats, Tasks, WorkerLost
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
 
 async def test_a_rollout_is_scored_and_its_row_is_what_the_engine_saw_and_drew(

@@ -17,7 +17,7 @@ from rollway.records.ids import RolloutId
 from rollway.records.rollout import Cancelled, Scored, Settled
 from rollway.wire.messages import Cancel, NextTasks, ServerStats, Tasks
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
 
 LEASE = ServerLimits(client_lease_s=5.0)

@@ -25,7 +25,7 @@ from rollway.model.load import load_model, save_weights
 from rollway.records.engine import EngineLoad
 from rollway.records.turn import Sampling
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
 
 def make_spec(folder: Path, port: int | None = None) -> EngineSpec:
@@ -178,10 +178,11 @@ async def test_weights_change_under_requests_in_flight(tiny_moe: Path, tmp_path:
     np.testing.assert_allclose(later.logprobs, expected, atol=1e-4)
 
 
-async def test_the_engine_ends_with_a_reason_when_its_decoder_dies(tiny_moe: Path) -> None:
+async def test_a_busy_port_is_an_error_and_a_dead_decoder_ends_the_engine(tiny_moe: Path) -> None:
     async with start_part("engine", ENGINE, make_spec(tiny_moe)) as engine:
         listening = asyncio.create_task(engine.listen(lambda stats: None, lambda body: None))
         url = await engine.ready()
+        await check_busy_port(tiny_moe, int(url.rpartition(":")[2]))
         (decoder,) = psutil.Process(engine.pid).children()
         decoder.kill()
         with pytest.raises(PartDied, match="decoder process died"):
@@ -191,14 +192,13 @@ async def test_the_engine_ends_with_a_reason_when_its_decoder_dies(tiny_moe: Pat
             pass
 
 
-async def test_a_busy_port_and_a_broken_model_are_errors_of_one_line(
-    tiny_moe: Path, tmp_path: Path
-) -> None:
-    async with serving(tiny_moe) as url:
-        port = int(url.rpartition(":")[2])
-        async with start_part("engine", ENGINE, make_spec(tiny_moe, port)) as second:
-            with pytest.raises(PartDied, match=rf"'engine\.embedded\.port' = {port} cannot be bound"):
-                await second.listen(lambda stats: None, lambda body: None)
+async def check_busy_port(model: Path, port: int) -> None:
+    async with start_part("engine", ENGINE, make_spec(model, port)) as second:
+        with pytest.raises(PartDied, match=rf"'engine\.embedded\.port' = {port} cannot be bound"):
+            await second.listen(lambda stats: None, lambda body: None)
+
+
+async def test_a_broken_model_is_an_error_of_one_line(tiny_moe: Path, tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_bytes((tiny_moe / name).read_bytes())
     (tmp_path / "model.safetensors").write_bytes(b"not weights")

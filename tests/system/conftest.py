@@ -1,9 +1,10 @@
-"""What tests of whole runs share."""
+"""Folders to train in: `work` runs everything, `light` has stand-ins for the engine and the trainer."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.doubles.stand_ins import CopyingTrainer, DrawingEngine, copying_trainer, drawing_engines
 from tests.doubles.workspace import Workspace
 
 
@@ -12,5 +13,39 @@ def work(tmp_path: Path, tiny_moe: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.chdir(tmp_path)
     work = Workspace(tmp_path, tiny_moe)
     yield work
-    for process in work.processes():
-        process.kill()
+    work.kill()
+
+
+@pytest.fixture
+def engine(tiny_moe: Path) -> Iterator[DrawingEngine]:
+    with drawing_engines(tiny_moe) as (engine,):
+        yield engine
+
+
+@pytest.fixture
+def trainer(tiny_moe: Path) -> Iterator[CopyingTrainer]:
+    with copying_trainer(tiny_moe) as trainer:
+        yield trainer
+
+
+@pytest.fixture
+def light(
+    tmp_path: Path, tiny_moe: Path, engine: DrawingEngine, trainer: CopyingTrainer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Workspace]:  # fmt: skip
+    """Its runs cost a third of the time: neither engine nor trainer loads torch."""
+    monkeypatch.chdir(tmp_path)
+    work = Workspace(tmp_path, tiny_moe, engines=[engine.url], trainer=trainer)
+    yield work
+    work.kill()
+
+
+@pytest.fixture
+def trains(
+    tmp_path: Path, tiny_moe: Path, engine: DrawingEngine, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Workspace]:
+    """The trainer is real, only the engine is not."""
+    monkeypatch.chdir(tmp_path)
+    work = Workspace(tmp_path, tiny_moe, engines=[engine.url])
+    yield work
+    work.kill()

@@ -1,17 +1,13 @@
 """What a run does beside training: evaluations, a mix by ratio, an environment that never answers."""
 
 import json
-import sqlite3
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.system.test_train import Workspace
+from tests.doubles.stand_ins import CopyingTrainer
+from tests.doubles.workspace import Workspace
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
@@ -46,13 +42,6 @@ FORGOTTEN = LENGTHS.replace("range(40)", "range(8)").replace(
 NEVER = LENGTHS.replace("await chat.say(task.prompt)", "await __import__('asyncio').Event().wait()")
 
 
-@pytest.fixture
-def work(tmp_path: Path, tiny_moe: Path) -> Iterator[Workspace]:
-    work = Workspace(tmp_path, tiny_moe)
-    yield work
-    work.assert_nothing_is_left()
-
-
 @pytest.fixture(scope="module")
 def envs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with environments."""
@@ -76,28 +65,23 @@ def use(work: Workspace, folder: Path, ratios: dict[str, float], more: str = "")
     work.file.write_text(f"{before}{envs}\n{rest}\n{more}")
 
 
-def rows(work: Workspace, sql: str) -> list[tuple[object, ...]]:
-    with closing(sqlite3.connect(f"file:{work.run / 'run.db'}?mode=ro", uri=True)) as db:
-        return db.execute(sql).fetchall()
-
-
 def test_two_environments_train_by_ratio_and_evaluations_run_between(
-    work: Workspace, envs: Path
+    light: Workspace, envs: Path
 ) -> None:
     use(
-        work, envs, {"three": 3.0, "one": 1.0},
+        light, envs, {"three": 3.0, "one": 1.0},
         "[eval]\nevery = 3\nnum_tasks = 4\nnum_rollouts = 2\n",
     )  # fmt: skip
-    done = work.train("--set", "max_steps=8", "--set", "orchestrator.max_off_policy_steps=2")
+    done = light.train("--set", "max_steps=8", "--set", "orchestrator.max_off_policy_steps=2")
     assert done.returncode == 0, done.stderr
     trained = Counter(
-        Path(str(env)).stem for (env,) in rows(work, "SELECT env FROM groups WHERE fate = 'trained'")
+        Path(str(env)).stem for (env,) in light.ledger("SELECT env FROM groups WHERE fate = 'trained'")
     )
     assert trained["three"] + trained["one"] >= 32
     assert 0.6 < trained["three"] / trained.total() < 0.88, trained
-    check_evals(work, done.stdout)
-    staleness = rows(work, "SELECT step - 1 - first_version FROM rollouts WHERE step IS NOT NULL")
-    assert {0} <= {one for (one,) in staleness} <= {0, 1, 2}, "nothing older than the bound trains"
+    check_evals(light, done.stdout)
+    staleness = light.ledger("SELECT step - 1 - first_version FROM rollouts WHERE step IS NOT NULL")
+    assert {0} <= {steps for (steps,) in staleness} <= {0, 1, 2}, "nothing older than the bound trains"
 
 
 def check_evals(work: Workspace, screen: str) -> None:
@@ -116,74 +100,74 @@ def check_evals(work: Workspace, screen: str) -> None:
     kept = (work.run / "rollouts" / "step_0" / "eval.jsonl").read_text().splitlines()
     assert {json.loads(line)["task"] for line in kept} == {"e0", "e1", "e2", "e3"}
     sql = "SELECT count(*) FROM rollouts WHERE step IS NOT NULL AND task_id LIKE 'e%'"
-    assert rows(work, sql) == [(0,)], "what is evaluated never trains"
+    assert work.ledger(sql) == [(0,)], "what is evaluated never trains"
 
 
-def test_a_solved_task_comes_up_rarely_until_it_fails_again(work: Workspace, envs: Path) -> None:
-    use(work, envs, {"forgotten": 1.0}, "[difficulty]\neasy_at = 1.0\n")
-    done = work.train("--set", "max_steps=26")
+def test_a_solved_task_comes_up_rarely_until_it_fails_again(light: Workspace, envs: Path) -> None:
+    use(light, envs, {"forgotten": 1.0}, "[difficulty]\neasy_at = 1.0\n")
+    done = light.train("--set", "max_steps=26")
     assert done.returncode == 0, done.stderr
     sql = "SELECT group_id, max(reward) FROM rollouts WHERE task_id = '0' AND reward IS NOT NULL"
-    visits = rows(work, f"{sql} GROUP BY group_id ORDER BY group_id")
+    visits = light.ledger(f"{sql} GROUP BY group_id ORDER BY group_id")
     solved = [int(str(group)) for group, reward in visits if reward == 1.0]
     failed = [int(str(group)) for group, reward in visits if reward != 1.0]
     assert len(solved) == 3
     assert failed[0] >= 32, "every eighth task is this one, but it comes up every twentieth time"
     assert len(failed) >= 3
     assert failed[-1] - failed[0] <= len(failed) * 8, "and now every eighth"
-    pooled = [line.get("pool/forgotten/easy", 0) for line in work.metrics()]
+    pooled = [line.get("pool/forgotten/easy", 0) for line in light.metrics()]
     assert 1 in pooled
     assert pooled[-1] == 0
-    assert rows(work, "SELECT count(*) FROM pools") == [(0,)]
+    assert light.ledger("SELECT count(*) FROM pools") == [(0,)]
 
 
-def test_training_goes_on_without_an_environment_that_never_answers(work: Workspace, envs: Path) -> None:
-    use(work, envs, {"one": 1.0, "never": 1.0})
+def test_training_continues_without_an_environment_that_never_answers(
+    light: Workspace, envs: Path
+) -> None:
+    use(light, envs, {"one": 1.0, "never": 1.0})
     options = ["--set", "orchestrator.env_patience_s=3", "--set", "max_steps=10000"]
-    with work.training(*options) as process:
-        work.wait_for_step(process, 6)
+    with light.training(*options) as process:
+        light.wait_for_step(process, 6)
         deadline = time.monotonic() + 60
-        while "no rollout of" not in (told := why(work)) and time.monotonic() < deadline:
-            time.sleep(1)
+        while "no rollout of" not in (reason := light.why()) and time.monotonic() < deadline:
+            time.sleep(0.2)
         process.terminate()
         process.wait(60)
-    assert "no rollout of" in told
-    assert "never.py" in told.splitlines()[0]
+    assert "no rollout of" in reason
+    assert "never.py" in reason.splitlines()[0]
 
 
-def why(work: Workspace) -> str:
-    command = [sys.executable, "-m", "rollway", "why", str(work.run)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def test_a_synchronous_run_trains_on_policy_only(work: Workspace) -> None:
-    done = work.train("--set", "orchestrator.max_off_policy_steps=0")
+def test_a_synchronous_run_trains_on_policy_only(light: Workspace) -> None:
+    done = light.train("--set", "orchestrator.max_off_policy_steps=0")
     assert done.returncode == 0, done.stderr
-    spans = rows(work, "SELECT step, first_version, last_version FROM rollouts WHERE step IS NOT NULL")
+    spans = light.ledger("SELECT step, first_version, last_version FROM rollouts WHERE step IS NOT NULL")
     assert spans
     assert all(first == last == int(str(step)) - 1 for step, first, last in spans)
 
 
-def test_an_interrupted_evaluation_is_run_again(work: Workspace, envs: Path) -> None:
+def test_an_interrupted_evaluation_is_run_again(
+    light: Workspace, trainer: CopyingTrainer, envs: Path
+) -> None:
+    trainer.hold_at(4)
     use(
-        work,
+        light,
         envs,
         {"one": 1.0},
         "[eval]\nevery = 2\nnum_tasks = 5\nnum_rollouts = 4\n",
     )
-    with work.training("--set", "max_steps=6") as process:
-        while not (work.run / "rollouts" / "step_2" / "eval.jsonl").exists():
+    with light.training("--set", "max_steps=6") as process:
+        while not (light.run / "rollouts" / "step_2" / "eval.jsonl").exists():
             assert process.poll() is None
             time.sleep(0.01)
-        for one in work.processes():
-            one.kill()
-    done = work.train("--set", "max_steps=6", "--resume")
+        light.kill()
+    trainer.release()
+    done = light.train("--set", "max_steps=6", "--resume")
     assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in (work.run / "evals.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (light.run / "evals.jsonl").read_text().splitlines()]
     versions = [line["step"] for line in lines]
     assert versions[-1] == 6
     assert len(versions) == len(set(versions))
-    assert rows(work, "SELECT count(*) FROM rollouts WHERE outcome IS NULL") == [(0,)]
+    assert light.ledger("SELECT count(*) FROM rollouts WHERE outcome IS NULL") == [(0,)]
     for version in versions:
-        kept = work.run / "rollouts" / f"step_{version}" / "eval.jsonl"
+        kept = light.run / "rollouts" / f"step_{version}" / "eval.jsonl"
         assert len(kept.read_text().splitlines()) == 20, "no line twice"

@@ -3,28 +3,19 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.system.test_train import Workspace
+from tests.doubles.workspace import Workspace
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
 ZMQ = ("--set", "transport.zmq={}")
 
 
-@pytest.fixture
-def work(tmp_path: Path, tiny_moe: Path) -> Iterator[Workspace]:
-    work = Workspace(tmp_path, tiny_moe)
-    yield work
-    for process in work.processes():
-        process.kill()
-
-
 def trained_once(work: Workspace, last: int) -> None:
     """Every step is there once, and no rollout trained twice."""
-    assert [one["step"] for one in work.metrics()] == list(range(1, last + 1))
+    assert [line["step"] for line in work.metrics()] == list(range(1, last + 1))
     assert work.ledger("SELECT DISTINCT num_settled FROM rollouts") == [(1,)]
     steps = work.ledger("SELECT DISTINCT step FROM rollouts WHERE step IS NOT NULL ORDER BY step")
     assert steps == [(step,) for step in range(1, last + 1)]
@@ -40,23 +31,23 @@ def test_a_run_over_a_socket_with_two_ranks(work: Workspace) -> None:
     work.assert_nothing_is_left()
 
 
-def test_a_killed_trainer_ends_the_run_and_resume_goes_on(work: Workspace) -> None:
+def test_a_killed_trainer_ends_the_run_and_resume_goes_on(trains: Workspace) -> None:
     options = (*ZMQ, "--set", "transport.zmq.payload=frames")
-    with work.training(*options, "--set", "max_steps=500") as process:
-        (victim,) = work.find("rollway.trainer.front:main")
+    with trains.training(*options, "--set", "max_steps=500") as process:
+        (victim,) = trains.find("rollway.trainer.front:main")
         victim.kill()
         _, err = process.communicate(timeout=60)
         assert process.returncode == 1
     assert "trainer" in err
     assert "SIGKILL" in err
     assert "Traceback" not in err
-    last = max(one["step"] for one in work.metrics()) + 3
-    resumed = work.train("--resume", *options, "--set", f"max_steps={last}")
+    last = max(line["step"] for line in trains.metrics()) + 3
+    resumed = trains.train("--resume", *options, "--set", f"max_steps={last}")
     assert resumed.returncode == 0, resumed.stderr
-    trained_once(work, last)
-    assert not list((work.run / "payload").iterdir())
-    assert not list((work.run / "landing").iterdir()), "what was trained is removed"
-    work.assert_nothing_is_left()
+    trained_once(trains, last)
+    assert not list((trains.run / "payload").iterdir())
+    assert not list((trains.run / "landing").iterdir()), "what was trained is removed"
+    trains.assert_nothing_is_left()
 
 
 OWN_TRAINER = """
@@ -90,7 +81,7 @@ def run_with(own: Path, work: Workspace, model: Path, options: list[str], *death
     ) as process:
         try:
             assert process.stdout is not None
-            line = next(one for one in process.stdout if "Waiting for your trainer" in one)
+            line = next(line for line in process.stdout if "Waiting for your trainer" in line)
             where = re.search(r"open_batches\('(.*)'\)", line)
             assert where is not None
             for dies_at in (*deaths, 0):
@@ -105,17 +96,17 @@ def run_with(own: Path, work: Workspace, model: Path, options: list[str], *death
 
 
 def test_a_trainer_of_ones_own(
-    work: Workspace, tiny_moe: Path, tmp_path_factory: pytest.TempPathFactory
+    trains: Workspace, tiny_moe: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """It crashes in the middle and is started again. Its weights lie outside the run directory, and the
     run goes on from there when it is resumed."""
     own = tmp_path_factory.mktemp("own") / "own.py"
     own.write_text(OWN_TRAINER)
     options = ["--set", "transport.zmq={}", "--set", "external_trainer.ranks=3"]
-    said = run_with(own, work, tiny_moe, options, 3)
+    said = run_with(own, trains, tiny_moe, options, 3)
     assert said == ["published", "3", "published", "4"]
-    trained_once(work, 4)
-    said = run_with(own, work, tiny_moe, ["--resume", *options, "--set", "max_steps=5"])
+    trained_once(trains, 4)
+    said = run_with(own, trains, tiny_moe, ["--resume", *options, "--set", "max_steps=5"])
     assert said == ["published", "5"]
-    trained_once(work, 5)
-    assert [one["loss"] for one in work.metrics()] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    trained_once(trains, 5)
+    assert [line["loss"] for line in trains.metrics()] == [1.0, 2.0, 3.0, 4.0, 5.0]

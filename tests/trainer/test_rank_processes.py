@@ -21,7 +21,7 @@ from rollway.rundir.rundir import RunDir
 from rollway.trainer.rank_processes import start_ranks
 from rollway.transport.batch import Batch
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.anyio, pytest.mark.system, pytest.mark.timeout(240)]
 
 STEPS = 3
 BUDGET = 40
@@ -55,52 +55,52 @@ async def rows(tiny_moe: Path, tmp_path: Path) -> list[BatchRow]:
     return await write(payload, sample(load_model(str(tiny_moe)).eval(), 1.0))
 
 
-async def train(spec: TrainerSpec, batches: list[Batch]) -> list[Published]:
-    async with start_ranks(spec) as ranks:
-        return [await ranks.train(batch) for batch in batches]
-
-
 def weights_of(published: Published) -> dict[str, Any]:
     return load_file(Path(published.path) / "model.safetensors")
 
 
-async def test_two_ranks_take_the_steps_of_one(
+async def test_two_ranks_take_the_steps_of_one_until_one_of_them_is_killed(
     tiny_moe: Path, tmp_path: Path, rows: list[BatchRow]
 ) -> None:
     """Several steps show that the optimizer's state is the same, too. One batch was packed for another
     number of ranks, and one has fewer rows than there are ranks."""
     results, payload = [], tmp_path / "payload"
-    for ranks in (1, 2):
-        run = RunDir(tmp_path / f"run{ranks}")
+    for num_ranks in (1, 2):
+        run = RunDir(tmp_path / f"run{num_ranks}")
         batches = [
-            batch_of(1, rows, payload, ranks),
+            batch_of(1, rows, payload, num_ranks),
             batch_of(2, rows, payload, 3),
-            batch_of(3, rows[:1], payload, ranks),
+            batch_of(3, rows[:1], payload, num_ranks),
         ]
-        results.append(await train(spec_of(run, tiny_moe, ranks), batches))
-        assert run.optimizer_of(PolicyVersion(STEPS)).exists()
-        assert run.checkpoint(Step(STEPS)).exists()
-    alone, together = results
+        spec = spec_of(run, tiny_moe, num_ranks, checkpoint_every=1, keep_checkpoints=2)
+        async with start_ranks(spec) as ranks:
+            results.append([await ranks.train(batch) for batch in batches])
+            check_kept(run)
+            if num_ranks == 2:
+                ranks.processes[1].kill()
+                with pytest.raises(PartDied, match=r"trainer-rank\.1 \(pid \d+\) was killed by SIGKILL"):
+                    await ranks.train(batches[-1])
+    check_same_steps(load_file(tiny_moe / "model.safetensors"), *results)
+
+
+def check_kept(run: RunDir) -> None:
+    """Only the newest checkpoints and optimizer states stay."""
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step_2", "step_3"]
+    assert sorted(path.name for path in run.optimizer.iterdir()) == ["step_2.pt", "step_3.pt"]
+    checkpoint = {path.name for path in run.checkpoint(Step(STEPS)).iterdir()}
+    assert {"model.safetensors", "config.json", "optimizer.pt"} <= checkpoint
+
+
+def check_same_steps(before: dict[str, Any], alone: list[Published], together: list[Published]) -> None:
     for expected, found in zip(alone, together, strict=True):
         assert found.version == expected.version
         for name in ("loss", "grad_norm", "entropy", "ratio/mean", "mismatch_kl"):
             assert found.metrics[name] == pytest.approx(expected.metrics[name], rel=1e-3, abs=1e-6), name
-    before = load_file(tiny_moe / "model.safetensors")
     weights_alone, weights_together = weights_of(alone[-1]), weights_of(together[-1])
     for name, weight in weights_alone.items():
         moved = (weight - before[name]).norm()
         assert moved > 0, name
         assert (weights_together[name] - weight).norm() < 0.01 * moved, name
-
-
-async def test_a_killed_rank_is_named(tiny_moe: Path, tmp_path: Path, rows: list[BatchRow]) -> None:
-    spec = spec_of(RunDir(tmp_path / "run"), tiny_moe, 2)
-    batch = batch_of(1, rows, tmp_path / "payload", 2)
-    async with start_ranks(spec) as ranks:
-        await ranks.train(batch)
-        ranks.processes[1].kill()
-        with pytest.raises(PartDied, match=r"trainer-rank\.1 \(pid \d+\) was killed by SIGKILL"):
-            await ranks.train(batch)
 
 
 async def test_an_error_in_one_rank_is_reported(
@@ -109,17 +109,5 @@ async def test_an_error_in_one_rank_is_reported(
     wrong = [*rows[:-1], msgspec.structs.replace(rows[-1], num_tokens=rows[-1].num_tokens + 1)]
     spec = spec_of(RunDir(tmp_path / "run"), tiny_moe, 2)
     with pytest.raises(PartDied, match=r"does not have the .* tokens"):
-        await train(spec, [batch_of(1, wrong, tmp_path / "payload", 2)])
-
-
-async def test_only_the_newest_checkpoints_and_optimizer_states_stay(
-    tiny_moe: Path, tmp_path: Path, rows: list[BatchRow]
-) -> None:
-    run = RunDir(tmp_path / "run")
-    spec = spec_of(run, tiny_moe, 1, checkpoint_every=1, keep_checkpoints=2)
-    batches = [batch_of(step, rows[:1], tmp_path / "payload", 1) for step in (1, 2, 3)]
-    await train(spec, batches)
-    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step_2", "step_3"]
-    assert sorted(path.name for path in run.optimizer.iterdir()) == ["step_2.pt", "step_3.pt"]
-    checkpoint = {path.name for path in run.checkpoint(Step(3)).iterdir()}
-    assert {"model.safetensors", "config.json", "optimizer.pt"} <= checkpoint
+        async with start_ranks(spec) as ranks:
+            await ranks.train(batch_of(1, wrong, tmp_path / "payload", 2))
