@@ -138,9 +138,9 @@ def main() -> None:
         figures = {"calm": check(calm, args.steps), "killed": check(killed, args.steps)}
     finally:
         shutil.rmtree(folder)
-    for name, one in figures.items():
-        print(f"{name:8} {one['steps']} steps, {one['rollouts']} rollouts, each once, "
-              f"reward of the last {LAST} steps {one['reward']:.3f}")  # fmt: skip
+    for name, figure in figures.items():
+        print(f"{name:8} {figure['steps']} steps, {figure['rollouts']} rollouts, each once, "
+              f"reward of the last {LAST} steps {figure['reward']:.3f}")  # fmt: skip
     print(f"killed: {', '.join(f'{what} {number}' for what, number in told.most_common())}")
     finish("kill", {**figures, "killed processes": dict(told)}, args.json)
 

@@ -138,8 +138,8 @@ def orchestrator(factors: tuple[int, ...]) -> dict[str, dict[str, float]]:
             work = Workload(Namespace(**STEP, bytes=bytes))
             with started(serve, work.engine) as engine:
                 url = f"http://127.0.0.1:{engine.pipe.recv()}"
-                one = step("rollway", work, url, control)
-            processes = one["processes"]
+                figure = step("rollway", work, url, control)
+            processes = figure["processes"]
             figures[f"{bytes} B a token"] = {
                 **processes["orchestrator"],
                 "control p99": processes["control"]["p99 ms"],

@@ -106,7 +106,7 @@ async def test_a_whole_evaluation_of_a_chat_endpoint(tmp_path: Path, rollway: Ro
             "1.0000",
         )
         assert value(done.out, "failed") == "none"
-        assert {one["max_tokens"] for one in double.requests} == {9}
+        assert {request["max_tokens"] for request in double.requests} == {9}
         (folder,) = (tmp_path / "outputs" / "eval" / "envs" / "double").iterdir()
         assert f"Results are in {folder}" in done.out
         asked = json.loads((folder / "eval.json").read_text())
@@ -121,16 +121,16 @@ async def test_a_whole_evaluation_of_a_chat_endpoint(tmp_path: Path, rollway: Ro
 
 def check_results(folder: Path) -> None:
     results = lines(folder)
-    assert {(one["task"], one["rollout"]) for one in results} == {
+    assert {(result["task"], result["rollout"]) for result in results} == {
         (str(task), rollout) for task in range(4) for rollout in range(2)
     }
-    for one in results:
-        said = [message["content"] for message in one["messages"]]
-        assert said == [f"{one['task']}?", one["task"] if one["reward"] else "no"]
-        assert (one["rewards"], one["metrics"]) == ({"right": one["reward"]}, {})
-        assert (one["stop"], one["num_turns"], one["error"]) == ("stop", 1, None)
-        assert one["num_tokens"] == len(said[1])
-        assert one["timing"]["total_s"] >= one["timing"]["engine_s"] > 0
+    for result in results:
+        said = [message["content"] for message in result["messages"]]
+        assert said == [f"{result['task']}?", result["task"] if result["reward"] else "no"]
+        assert (result["rewards"], result["metrics"]) == ({"right": result["reward"]}, {})
+        assert (result["stop"], result["num_turns"], result["error"]) == ("stop", 1, None)
+        assert result["num_tokens"] == len(said[1])
+        assert result["timing"]["total_s"] >= result["timing"]["engine_s"] > 0
 
 
 async def test_a_token_endpoint(tmp_path: Path, tiny_moe: Path) -> None:
@@ -144,10 +144,10 @@ async def test_a_token_endpoint(tmp_path: Path, tiny_moe: Path) -> None:
         assert value(done.out, "reward").startswith("1.0000")
         assert value(done.out, "turns").endswith("3.00")
         assert len(double.prompts) == 12
-        for one in lines(tmp_path / "here"):
-            said = [message["content"] for message in one["messages"]]
-            assert said == 3 * [f"{one['task']}?", one["task"]]
-            assert one["num_tokens"] == 6
+        for result in lines(tmp_path / "here"):
+            said = [message["content"] for message in result["messages"]]
+            assert said == 3 * [f"{result['task']}?", result["task"]]
+            assert result["num_tokens"] == 6
 
 
 async def test_an_embedded_model(tmp_path: Path, tiny_moe: Path) -> None:
@@ -178,7 +178,7 @@ async def test_ctrl_c_and_a_resume_that_repeats_nothing(
         assert "6 settled" in stopped.out
         here = tmp_path / "here"
         assert f"repeat the command with --resume --output {here}" in stopped.err
-        assert Counter(one["task"] for one in lines(here)) == {"0": 2, "1": 2, "2": 2}
+        assert Counter(result["task"] for result in lines(here)) == {"0": 2, "1": 2, "2": 2}
         assert not list((here / "payload").iterdir())
         with (here / "results.jsonl").open("a") as file:
             file.write('{"position": 3, "task": "3", "rol')
@@ -192,7 +192,7 @@ async def test_ctrl_c_and_a_resume_that_repeats_nothing(
         assert done.code == 0, done.err
         assert "6 of 12 rollouts are done already" in done.out
         assert "12 settled" in done.out
-        assert Counter(one["task"] for one in lines(here)) == {str(n): 2 for n in range(6)}
+        assert Counter(result["task"] for result in lines(here)) == {str(n): 2 for n in range(6)}
         assert {double.num_asked[f"{n}?"] for n in range(3)} == {2}, "what was done is not asked again"
         again = await run(tmp_path, *args, "--resume")
         assert again.code == 0
