@@ -8,7 +8,7 @@
     ├── ModelError               a model folder is missing or unusable
     ├── RunDirError              a run directory already exists, or a folder is not a run directory
     ├── PortError                an address cannot be bound
-    ├── KeysError                keys are missing, damaged, readable by others, or not accepted
+    ├── CurveKeysError           keys are missing, damaged, readable by others, or not accepted
     ├── PayloadError             a segment is missing, short or damaged, or cannot be written
     ├── TraceError               a turn does not fit its row (the engine's fault)
     ├── EngineError              an engine refused a request, or its answer makes no sense
@@ -86,7 +86,7 @@ class RolloutFailed(RollwayError):
         self.traceback = traceback
 
 
-class KeysError(RollwayError): ...
+class CurveKeysError(RollwayError): ...
 
 
 class PayloadError(RollwayError): ...

@@ -19,7 +19,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from rollway.envserver import client as envs
 from rollway.envserver.client import EnvClient
-from rollway.errors import KeysError, PartDied, ProtocolError
+from rollway.errors import CurveKeysError, PartDied, ProtocolError
 from rollway.loop.processes.part import start_part
 from rollway.records.ids import PolicyVersion, RolloutId
 from rollway.records.rollout import Scored, Settled
@@ -125,7 +125,7 @@ async def test_a_client_without_the_right_key_gets_no_answer_and_changes_nothing
 
 async def test_a_refused_client_learns_why(tmp_path: Path, tiny_moe: Path) -> None:
     async def error(keys: ClientKeys | None, address: str, hello_s: float = 60.0) -> str:
-        with pytest.raises((KeysError, ProtocolError)) as refused:
+        with pytest.raises((CurveKeysError, ProtocolError)) as refused:
             async with envs.connect(address, keys=keys, hello_s=hello_s):
                 pass
         return str(refused.value)

@@ -13,7 +13,7 @@ from rollway.errors import RunDirError
 from rollway.evals.driver import missing_rollouts
 from rollway.evals.folder import EvalFolder, latest_folder, new_folder, read_results, root_of
 from rollway.evals.recorder import open_recorder
-from rollway.evals.result import EvalResult, ResultError, ResultKey
+from rollway.evals.result import EvalFailure, EvalResult, ResultKey
 from rollway.evals.spec import EvalSpec, differences
 from rollway.records.turn import Sampling
 
@@ -31,7 +31,7 @@ def changed(**changes: object) -> EvalSpec:
 
 def result(position: int, rollout: int, *, ok: bool = True) -> EvalResult:
     scored = EvalResult(position=position, task=f"t{position}", rollout=rollout, reward=1.0)
-    failed = msgspec.structs.replace(scored, reward=None, error=ResultError("engine", "no"))
+    failed = msgspec.structs.replace(scored, reward=None, error=EvalFailure("engine", "no"))
     return scored if ok else failed
 
 

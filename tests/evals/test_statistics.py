@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollway.evals.result import EvalResult, ResultError
+from rollway.evals.result import EvalFailure, EvalResult
 from rollway.evals.statistics import estimate, eval_metrics, pass_at, powers_of_two, summarise
 from rollway.records.group import ClosedGroup, Group, Member
 from rollway.records.ids import GroupId, PolicyVersion, RolloutId
@@ -75,7 +75,7 @@ def scored(position: int, rollout: int, reward: float, **more: object) -> EvalRe
 
 def failed(position: int, rollout: int, boundary: str) -> EvalResult:
     return EvalResult(
-        position=position, task=str(position), rollout=rollout, error=ResultError(boundary, "no")
+        position=position, task=str(position), rollout=rollout, error=EvalFailure(boundary, "no")
     )
 
 

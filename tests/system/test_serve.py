@@ -17,7 +17,7 @@ from tests.doubles.command import Rollway
 from tests.doubles.engine import engine_double
 
 from rollway.envserver import client as envs
-from rollway.errors import KeysError
+from rollway.errors import CurveKeysError
 from rollway.payload.reader import SegmentReader
 from rollway.payload.writer import SegmentWriter
 from rollway.records.ids import PolicyVersion, RolloutId
@@ -89,7 +89,7 @@ async def test_a_server_on_its_own_from_start_to_signal(
         with serving(tmp_path, tiny_moe, engine.url, *args) as process:
             found = await line_with(process, r"Serving '.*envs\.py' at tcp://0\.0\.0\.0:(\d+) ")
             address = f"tcp://127.0.0.1:{found[1]}"
-            with pytest.raises(KeysError, match="requires keys"):
+            with pytest.raises(CurveKeysError, match="requires keys"):
                 async with envs.connect(address):
                     pass
             with SegmentWriter(landing_dir, SegmentName("env.in", 0), 1 << 20) as landing:

@@ -17,7 +17,7 @@ from tests.transport.parties import (
     raw_trainer,
 )
 
-from rollway.errors import ConfigError, KeysError, ProtocolError
+from rollway.errors import ConfigError, CurveKeysError, ProtocolError
 from rollway.records.engine import Published
 from rollway.records.ids import PolicyVersion
 from rollway.rundir.rundir import STABLE, RunDir
@@ -208,7 +208,7 @@ async def test_keys_keep_others_out(run: RunDir, tmp_path: Path) -> None:
     async with orchestrator(run, keys=str(server)) as sender:
         await sender.ship(await batch_of(run, 1))
         for keys, why in ((unknown, NOT_ACCEPTED), (misled, NOT_ITS_KEY), (None, NO_KEYS_GIVEN)):
-            with pytest.raises(KeysError) as refused:
+            with pytest.raises(CurveKeysError) as refused:
                 async with open_batches(sender.address, keys=keys):
                     pass
             assert str(refused.value) == f"the orchestrator at {sender.address} refused: {why}"

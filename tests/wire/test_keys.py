@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollway.errors import KeysError
+from rollway.errors import CurveKeysError
 from rollway.wire.keys import make_keys, read_client_keys, read_public_keys, read_server_keys
 
 
@@ -34,7 +34,7 @@ def test_secrets_are_never_shown(tmp_path: Path) -> None:
 def test_keys_are_never_overwritten(tmp_path: Path) -> None:
     server, _ = make_keys(tmp_path)
     before = (server / "secret.key").read_bytes()
-    with pytest.raises(KeysError, match="server exists; keys are not overwritten"):
+    with pytest.raises(CurveKeysError, match="server exists; keys are not overwritten"):
         make_keys(tmp_path)
     assert (server / "secret.key").read_bytes() == before
 
@@ -42,19 +42,19 @@ def test_keys_are_never_overwritten(tmp_path: Path) -> None:
 def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
     _, client = make_keys(tmp_path)
     (client / "secret.key").chmod(0o640)
-    with pytest.raises(KeysError, match="can be read by others: run 'chmod 600"):
+    with pytest.raises(CurveKeysError, match="can be read by others: run 'chmod 600"):
         read_client_keys(client)
 
 
 def test_the_error_about_a_wrong_folder_names_the_right_one(tmp_path: Path) -> None:
     server, client = make_keys(tmp_path)
-    with pytest.raises(KeysError, match=f"did you mean {server}"):
+    with pytest.raises(CurveKeysError, match=f"did you mean {server}"):
         read_server_keys(tmp_path)
-    with pytest.raises(KeysError, match=f"holds no server.public.*did you mean {client}"):
+    with pytest.raises(CurveKeysError, match=f"holds no server.public.*did you mean {client}"):
         read_client_keys(server)
-    with pytest.raises(KeysError, match=f"so no client could connect; did you mean {server}"):
+    with pytest.raises(CurveKeysError, match=f"so no client could connect; did you mean {server}"):
         read_server_keys(client)
-    with pytest.raises(KeysError, match="'rollway keys new keys' makes them"):
+    with pytest.raises(CurveKeysError, match="'rollway keys new keys' makes them"):
         read_public_keys(tmp_path / "none")
 
 
@@ -64,8 +64,10 @@ def test_the_error_about_a_wrong_folder_names_the_right_one(tmp_path: Path) -> N
 def test_a_file_that_does_not_hold_a_key_is_named(tmp_path: Path, content: bytes) -> None:
     server, client = make_keys(tmp_path)
     (client / "server.public").write_bytes(content)
-    with pytest.raises(KeysError, match=r"server\.public does not hold a key: a key is one line of 40"):
+    with pytest.raises(
+        CurveKeysError, match=r"server\.public does not hold a key: a key is one line of 40"
+    ):
         read_client_keys(client)
     (server / "clients" / "odd.public").write_bytes(content)
-    with pytest.raises(KeysError, match=r"odd\.public does not hold a key"):
+    with pytest.raises(CurveKeysError, match=r"odd\.public does not hold a key"):
         read_server_keys(server)

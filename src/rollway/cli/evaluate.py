@@ -182,7 +182,7 @@ def run_and_show(evaluation: Evaluation) -> None:
         screen.line(f"{num_done} of {total} rollouts are done already")
     try:
         if num_done < total:
-            run("eval", evaluation.runtime.watch, lambda watch: job(evaluation, watch))
+            run("eval", evaluation.runtime.watch, lambda watch: run_until_sigterm(evaluation, watch))
     except STOPPED as stopped:
         show(progress, screen)
         echo(f"Stopped. {to_continue}", err=True)
@@ -204,7 +204,7 @@ def show(progress: EvalProgress, screen: Screen) -> None:
         echo(line)
 
 
-async def job(evaluation: Evaluation, watch: LoopWatch) -> None:
+async def run_until_sigterm(evaluation: Evaluation, watch: LoopWatch) -> None:
     """Run the evaluation; SIGTERM ends it like Ctrl-C does."""
     cancel_on_sigterm()
     await run_evaluation(evaluation, watch)

@@ -74,10 +74,10 @@ def train(
             echo(f"Nothing to do: {directory.path} has trained {config.max_steps} steps")
             return
         directory.create(config)
-        run_and_show(TrainingRun(config, planned, directory, start, warmup))
+        run_and_show(TrainRequest(config, planned, directory, start, warmup))
 
 
-class TrainingRun(Struct, frozen=True):
+class TrainRequest(Struct, frozen=True):
     config: RunConfig
     plan: Plan
     directory: RunDir
@@ -85,14 +85,14 @@ class TrainingRun(Struct, frozen=True):
     warmup: WarmupSpec | None
 
 
-def run_and_show(training: TrainingRun) -> None:
+def run_and_show(training: TrainRequest) -> None:
     config, directory = training.config, training.directory
     log_to(directory.logs / "launcher.log", "launcher")
     screen = Screen()
     watch = RunWatch(screen, config.max_steps)
     spec = watch_spec(config.watch)
     try:
-        run("launcher", spec, lambda own_loop: job(training, screen, watch, own_loop))
+        run("launcher", spec, lambda own_loop: run_training(training, screen, watch, own_loop))
     except STOPPED as stopped:
         screen.close()
         echo(f"Stopped after step {watch.last_step}. --resume continues from there", err=True)
@@ -104,7 +104,9 @@ def run_and_show(training: TrainingRun) -> None:
     echo(f"Trained {config.max_steps} steps. Everything is in {directory.path}")
 
 
-async def job(training: TrainingRun, screen: Screen, watch: RunWatch, own_loop: LoopWatch) -> None:
+async def run_training(
+    training: TrainRequest, screen: Screen, watch: RunWatch, own_loop: LoopWatch
+) -> None:
     """Build the model if there is none yet, then run; SIGTERM ends the run like Ctrl-C does."""
     cancel_on_sigterm()
     config, directory = training.config, training.directory

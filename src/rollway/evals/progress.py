@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..loop.watch.rarely import Rarely
 from ..observe.console import Screen, lag_line, worst_lag
 from ..observe.health import ProcessHealth
-from .result import EvalResult, EvalResults, ResultError
+from .result import EvalFailure, EvalResult, EvalResults
 from .spec import EvalSpec
 from .statistics import Estimate, EvalSummary, summarise
 
@@ -58,7 +58,7 @@ class EvalProgress:
         if self.num_done * NUM_LINES // self._spec.total > lines_before:
             self._screen.line(self.status())
 
-    def _on_failed(self, failure: ResultError) -> None:
+    def _on_failed(self, failure: EvalFailure) -> None:
         """Print the failure; if a boundary fails often, only its 1st, 2nd, 4th, 8th time and so on."""
         boundary = failure.boundary
         errors = self._errors.setdefault(boundary, Rarely())

@@ -9,7 +9,7 @@ ResultKey = tuple[int, int]
 """Names a rollout by the position of its task and its number among the task's rollouts."""
 
 
-class ResultError(Struct, frozen=True, omit_defaults=True):
+class EvalFailure(Struct, frozen=True, omit_defaults=True):
     boundary: str
     error: str
     traceback: str = ""
@@ -29,7 +29,7 @@ class EvalResult(Struct, frozen=True, kw_only=True):
     num_tokens: int = 0
     """The number of tokens that the policy sampled."""
     timing: Timing | None = None
-    error: ResultError | None = None
+    error: EvalFailure | None = None
 
     @property
     def key(self) -> ResultKey:
@@ -56,7 +56,7 @@ def result_of(key: ResultKey, task: Task, outcome: Outcome) -> EvalResult:
                 timing=scored.timing,
             )
         case Failed(boundary=boundary, error=error, traceback=traceback):
-            reason = ResultError(boundary, error, traceback)
+            reason = EvalFailure(boundary, error, traceback)
         case Cancelled(reason=text):
-            reason = ResultError("cancelled", text)
+            reason = EvalFailure("cancelled", text)
     return EvalResult(position=position, task=task.id, rollout=rollout, error=reason)

@@ -30,7 +30,7 @@ from .messages import (
     VersionNoted,
     WantBatch,
 )
-from .trainer_connection import TrainerConnection
+from .orchestrator_connection import OrchestratorConnection
 
 T = TypeVar("T")
 
@@ -77,7 +77,9 @@ class ZmqBatches:
     lost connection the transfer of a batch continues, and unacknowledged publications are sent again.
     With `landing`, payload comes as frames, and stays in that folder until its version is published."""
 
-    def __init__(self, connection: TrainerConnection, landing: Path | None, first: Step | None) -> None:
+    def __init__(
+        self, connection: OrchestratorConnection, landing: Path | None, first: Step | None
+    ) -> None:
         self._connection = connection
         self._landing = landing
         self._next = first
@@ -203,7 +205,7 @@ async def connect(
     if landing is not None:
         await thread(_remove_leftovers, landing)
     with Context() as context:
-        connection = TrainerConnection(context, address, keys, patience_s)
+        connection = OrchestratorConnection(context, address, keys, patience_s)
         batches = ZmqBatches(connection, landing, first)
         try:
             welcome = await batches.wait_for_welcome()

@@ -8,7 +8,7 @@ import zmq
 from zmq.asyncio import Socket
 from zmq.utils.monitor import recv_monitor_message
 
-from ..errors import KeysError
+from ..errors import CurveKeysError
 from .keys import ClientKeys
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class Handshake:
         self._has_connected = False
 
     async def run(self, talk: Coroutine[Any, Any, T], *, until_lost: bool = False) -> T | None:
-        """Talk to the server and return the result. Raise KeysError if the server refuses this client.
+        """Talk to the server and return the result. Raise CurveKeysError if the server refuses this client.
         Return None if a good connection `until_lost` is lost, and with it the messages under way."""
         talking = asyncio.ensure_future(talk)
         watching = asyncio.ensure_future(self._watch(until_lost))
@@ -54,7 +54,7 @@ class Handshake:
             if talking.done():
                 return talking.result()
             if reason := watching.result():
-                raise KeysError(self.refusal(reason))
+                raise CurveKeysError(self.refusal(reason))
             return None
         finally:
             talking.cancel()

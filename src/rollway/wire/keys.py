@@ -17,7 +17,7 @@ from msgspec import Struct
 from zmq.asyncio import Socket
 from zmq.utils import z85
 
-from ..errors import KeysError
+from ..errors import CurveKeysError
 
 SECRET, PUBLIC, CLIENTS, SERVER_KEY = "secret.key", ".public", "clients", "server.public"
 SERVER, CLIENT = "server", "client"
@@ -72,7 +72,7 @@ def make_keys(folder: Path) -> tuple[Path, Path]:
     server, client = folder / SERVER, folder / CLIENT
     for path in (server, client):
         if path.exists():
-            raise KeysError(f"{path} exists; keys are not overwritten: choose another folder")
+            raise CurveKeysError(f"{path} exists; keys are not overwritten: choose another folder")
     server_public, server_secret = zmq.curve_keypair()
     client_public, client_secret = zmq.curve_keypair()
     try:
@@ -85,7 +85,7 @@ def make_keys(folder: Path) -> tuple[Path, Path]:
         _write(client / SECRET, client_secret, mode=0o600)
         _write(client / SERVER_KEY, server_public)
     except OSError as error:
-        raise KeysError(f"cannot write keys to {folder}: {error.strerror or error}") from None
+        raise CurveKeysError(f"cannot write keys to {folder}: {error.strerror or error}") from None
     return server, client
 
 
@@ -93,7 +93,7 @@ def read_server_keys(folder: Path) -> ServerKeys:
     secret = _secret(folder, SERVER)
     clients = frozenset(_read(path) for path in sorted((folder / CLIENTS).glob(f"*{PUBLIC}")))
     if not clients:
-        raise KeysError(
+        raise CurveKeysError(
             f"{folder / CLIENTS} holds no *{PUBLIC}, so no client could connect; "
             f"{_advice(folder, SERVER)}"
         )
@@ -104,7 +104,7 @@ def read_client_keys(folder: Path) -> ClientKeys:
     secret = _secret(folder, CLIENT)
     path = folder / SERVER_KEY
     if not path.exists():
-        raise KeysError(
+        raise CurveKeysError(
             f"{folder} holds no {SERVER_KEY}, the key of the server to speak to; "
             f"{_advice(folder, CLIENT)}"
         )
@@ -121,17 +121,17 @@ def read_public_keys(folder: Path) -> dict[str, str]:
         others = [*sorted((place / CLIENTS).glob(f"*{PUBLIC}")), *place.glob(SERVER_KEY)]
         keys |= {str(path): _read(path).decode() for path in others}
     if not keys:
-        raise KeysError(f"{folder} holds no keys; {HOW_TO_MAKE}")
+        raise CurveKeysError(f"{folder} holds no keys; {HOW_TO_MAKE}")
     return keys
 
 
 def _secret(folder: Path, role: str) -> bytes:
     path = folder / SECRET
     if not path.exists():
-        raise KeysError(f"{folder} holds no {SECRET}; {_advice(folder, role)}")
+        raise CurveKeysError(f"{folder} holds no {SECRET}; {_advice(folder, role)}")
     key = _read(path)
     if path.stat().st_mode & 0o077:
-        raise KeysError(f"{path} can be read by others: run 'chmod 600 {path}', or make new keys")
+        raise CurveKeysError(f"{path} can be read by others: run 'chmod 600 {path}', or make new keys")
     return key
 
 
@@ -148,11 +148,13 @@ def _read(path: Path) -> bytes:
         key = path.read_bytes().strip()
         z85.decode(key)
     except OSError as error:
-        raise KeysError(f"cannot read {path}: {error.strerror or error}") from None
+        raise CurveKeysError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, KeyError, struct.error):  # the length, a character, or a value of Z85
         key = b""
     if len(key) != KEY_CHARACTERS:
-        raise KeysError(f"{path} does not hold a key: a key is one line of {KEY_CHARACTERS} characters")
+        raise CurveKeysError(
+            f"{path} does not hold a key: a key is one line of {KEY_CHARACTERS} characters"
+        )
     return key
 
 

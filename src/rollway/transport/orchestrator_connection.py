@@ -34,7 +34,7 @@ OnMessage = Callable[[ToTrainer, Any], Awaitable[None]]
 """Takes a message and the raw frame behind it, or None."""
 
 
-class TrainerConnection:
+class OrchestratorConnection:
     """Connects to the orchestrator, and connects again when a connection is lost, and with it the
     messages under way. Every connection has a new socket and begins with TrainerHello and
     TrainerWelcome, whose receiver must send again what was not answered."""
