@@ -37,12 +37,7 @@ def find_resume_point(config: RunConfig, run: RunDir) -> StartPoint:
     read again, is removed: unfinished weights, batches that lost payload, unused payload.
     """
     published = run.last_published()
-    weights = _find_weights(run, published) if published else Path(config.model.path).resolve()
-    if not weights.exists():
-        raise RunDirError(
-            f"{run.path} cannot be resumed: the weights of step {published} are gone from {weights}; "
-            "--clean starts over"
-        )
+    weights = _find_weights(config, run, published)
     last = Step(published)
     run.remove_steps_after(last)
     report_unreported_steps(run, last)
@@ -66,10 +61,22 @@ def find_resume_point(config: RunConfig, run: RunDir) -> StartPoint:
     )
 
 
-def _find_weights(run: RunDir, version: PolicyVersion) -> Path:
-    """Return the folder of a version: in the run directory, or where the user's trainer wrote it."""
+def _find_weights(config: RunConfig, run: RunDir, version: PolicyVersion) -> Path:
+    """Return the folder of a version: in the run directory, or where the user's trainer wrote it.
+
+    Version 0 is the model itself. It need not exist: an interrupted warm-up is started again.
+    """
+    if not version:
+        return Path(config.model.path).resolve()
     folder = run.weights_of(version)
-    return folder if (folder / "config.json").exists() else Path(read_published(run, version).path)
+    if not (folder / "config.json").exists():
+        folder = Path(read_published(run, version).path)
+    if not folder.exists():
+        raise RunDirError(
+            f"{run.path} cannot be resumed: the weights of step {version} are gone from {folder}; "
+            "--clean starts over"
+        )
+    return folder
 
 
 def _find_optimizer(run: RunDir, published: PolicyVersion) -> str | None:
