@@ -15,7 +15,6 @@ from ..records.batch import BatchManifest
 from ..records.ids import PolicyVersion, Step
 from ..records.payload import PayloadRef
 from ..records.restored import Restored, StartPoint
-from ..records.rollout import Scored
 from ..rundir.metrics_file import MetricsFile
 from ..rundir.rundir import STABLE, RunDir
 from ..transport.files import read_manifest, read_published
@@ -120,13 +119,8 @@ def _is_intact(reader: SegmentReader, ref: PayloadRef) -> bool:
 
 def _remove_unused(run: RunDir, reader: SegmentReader, restored: Restored) -> None:
     """Remove the segments that no restored rollout refers to."""
-    groups = [closed.group for batch in restored.batches for closed in batch.closed]
-    outcomes = [settled.outcome for group in restored.groups for settled in group.settled]
-    used = {member.scored.ref.segment for group in groups for member in group.members}
-    used |= {outcome.ref.segment for outcome in outcomes if isinstance(outcome, Scored)}
-    for segment in reader.segments():
-        if segment not in used:
-            reader.remove(segment)
+    for segment in set(reader.segments()) - {ref.segment for ref in restored.refs}:
+        reader.remove(segment)
     remove_spares(run.payload)
 
 

@@ -1,12 +1,11 @@
 """The orchestrator's decisions: what runs, when a group closes, what ships, what is too old."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ...config.specs import CoreSpec
 from ...records.engine import EngineLoad
 from ...records.group import ClosedGroup, Group
 from ...records.ids import GroupId, PolicyVersion, RolloutId, Step, make_rollout_id
-from ...records.payload import PayloadRef
 from ...records.restored import Restored, RestoredGroup
 from ...records.rollout import Cancelled, Scored, Settled
 from ...records.situation import CoreView
@@ -113,8 +112,7 @@ class Core:
         return []
 
     def _restore(self, restored: Restored) -> list[Command]:
-        """Continue an interrupted run: its batches train, what has settled is used, the rest runs
-        again."""
+        """Continue an interrupted run: what is shipped trains, what settled is used, the rest runs."""
         self._next_group = restored.next_group
         self.evals.restore(restored.evaluated)
         for pooled in restored.pooled:
@@ -122,16 +120,18 @@ class Core:
         for batch in restored.batches:
             self.shipping.restore(batch)
             for closed in batch.closed:
-                for member in closed.group.members:
-                    self.admission.budget.hold(member.scored.ref.length)
+                for ref in closed.refs:
+                    self.admission.budget.hold(ref.length)
         return [command for group in restored.groups for command in self._reopen(group)]
 
-    def _reopen(self, group: RestoredGroup) -> list[Command]:
-        self._open(group.id, group.env, group.task, list(group.ids))
-        settled = {end.rollout_id for end in group.settled}
-        missing = [rollout_id for rollout_id in group.ids if rollout_id not in settled]
-        commands = self._dispatch(group.env, group.id, missing, group.task) if missing else []
-        for end in group.settled:
+    def _reopen(self, restored: RestoredGroup) -> list[Command]:
+        waiting, version = set(restored.ids), self.weights.applied
+        group = OpenGroup(restored.id, restored.env, restored.task, version, waiting)
+        self._open(group)
+        settled = {end.rollout_id for end in restored.settled}
+        missing = [rollout_id for rollout_id in restored.ids if rollout_id not in settled]
+        commands = self._dispatch(group, missing) if missing else []
+        for end in restored.settled:
             commands += self._on_settled(end, may_retry=False)
         return commands
 
@@ -139,41 +139,38 @@ class Core:
         """Time passes: cancel what has been waited for long enough."""
         self.patience.tick(now_s)
         self.admission.rate.tick(now_s)
-        commands: list[Command] = [
-            CancelRollout(self.groups.env_of(group_id), rollout_id, "the rest of its group has settled")
-            for group_id in self.stragglers.take_due(now_s)
-            for rollout_id in self.groups.waiting_in(group_id)
-        ]
+        late = self.groups.waiting_in(self.stragglers.take_due(now_s))
+        commands = _cancel(late, "the rest of its group has settled")
         patience_s = self.spec.orchestrator.env_patience_s
         reason = f"no rollout of the environment settled for {patience_s:g} s"
         for env in state.silent_envs(self):
-            abandoned = self.evals.abandon(env)
-            commands += [CancelRollout(env, rollout_id, reason) for rollout_id in abandoned]
+            commands += _cancel(self.evals.abandon(env), reason)
         return commands
 
     def _on_tasks(self, event: TasksArrived) -> list[Command]:
         self.patience.answered(event.env, owes_more=self.groups.in_flight_of(event.env) > 0)
         if event.split == "eval":
-            return [*self.evals.arrived(event.env, event.start, event.tasks, event.exhausted)]
-        self.tasks.arrived(event.env, event.start, event.tasks, event.exhausted)
+            return [*self.evals.arrived(event)]
+        self.tasks.arrived(event)
         return []
 
     def _on_settled(self, event: Settled, *, may_retry: bool = True) -> list[Command]:
-        group = self.groups.group_of(event.rollout_id)
-        if group is None and not self.evals.waits_for_rollout(event.rollout_id):
+        rollout_id, outcome = event.rollout_id, event.outcome
+        group = self.groups.group_of(rollout_id)
+        if group is None and self.evals.groups.group_of(rollout_id) is None:
             return []  # a duplicate
-        if isinstance(event.outcome, Scored):
-            self.admission.budget.hold(event.outcome.ref.length)
+        if isinstance(outcome, Scored):
+            self.admission.budget.hold(outcome.ref.length)
         if group is None:
             return self._on_evaluated(event)
         retry = None
         if may_retry and not self.shipping.is_over and group.env not in self._whole_groups:
-            retry = self.retries.next_id(event.rollout_id, event.outcome)
+            retry = self.retries.next_id(rollout_id, outcome)
         settled_group = self.groups.settle(event, retry)
         self._note_answer(group.env, event)
         self.stragglers.settled(group, self.patience.now_s)
         if retry is not None:
-            return self._dispatch(group.env, group.id, [retry], group.task)
+            return self._dispatch(group, [retry])
         return self._close(settled_group, group.task) if settled_group else []
 
     def _note_answer(self, env: str, event: Settled) -> None:
@@ -197,7 +194,8 @@ class Core:
         judged = rewards if len(rewards) >= MIN_SCORED and not group.cancelled else []
         moved = self.tasks.closed(group.env, task, judged)
         closed = self.closer.close(group)
-        return [*moved, *(self._keep(closed) if isinstance(closed, ClosedGroup) else [closed])]
+        kept = self._keep(closed) if isinstance(closed, ClosedGroup) else [closed]
+        return [*moved, *kept]
 
     def _keep(self, closed: ClosedGroup) -> list[Command]:
         """Keep a group for a batch, or discard it."""
@@ -213,8 +211,8 @@ class Core:
         return [DiscardGroup(self.shipping.discard(closed), closed)]
 
     def _release(self, closed: ClosedGroup) -> None:
-        for member in closed.group.members:
-            self.admission.budget.release(member.scored.ref.length)
+        for ref in closed.refs:
+            self.admission.budget.release(ref.length)
 
     def _on_published(self, event: VersionPublished) -> list[Command]:
         """The batch of that step is trained, and what is in flight may have become too old."""
@@ -223,17 +221,15 @@ class Core:
         trained = self.shipping.published(event.version)
         for closed in trained:
             self._release(closed)
-        commands: list[Command] = [ReleasePayload(_refs(trained))]
+        release = ReleasePayload(tuple(ref for closed in trained for ref in closed.refs))
         is_last = event.version == self.spec.max_steps
         if is_last and not self.evals.is_due(event.version):
-            return commands
+            return [release]
         next_step = Step(event.version + 1)
         oldest = oldest_trainable(next_step, self.spec.orchestrator.max_off_policy_steps)
         reason = f"older than version {oldest}, the oldest that may still train"
-        commands += [
-            CancelRollout(env, rollout_id, reason) for env, rollout_id in self.groups.older_than(oldest)
-        ]
-        return [*commands, *self.weights.update_to(event)]
+        cancels = _cancel(self.groups.older_than(oldest), reason)
+        return [release, *cancels, *self.weights.update_to(event)]
 
     def _ship(self) -> list[Command]:
         """Ship batches while there are enough rollouts and the trainer is not too far behind."""
@@ -246,24 +242,22 @@ class Core:
                 return commands
             commands.append(ship)
             if self.shipping.is_over:
-                reason, running = "the last batch is shipped", self.groups.all_in_flight()
-                commands += [CancelRollout(env, rollout_id, reason) for env, rollout_id in running]
+                commands += _cancel(self.groups.all_in_flight(), "the last batch is shipped")
 
     def _start(self) -> list[Command]:
-        """Start what every bound leaves room for. Evaluations come first: they have a share to
-        themselves."""
+        """Start what every bound leaves room for. Evaluations come first, and have their own share."""
         commands = self._start_evals()
+        size = self.spec.orchestrator.group_size
         silent = state.silent_envs(self)
         while self.admission.allows_group(state.demand(self, silent)):
             taken = self.tasks.take(silent, state.full_envs(self))
             if taken is None:
                 break
-            env, task = taken
-            group_id, rollout_ids = self._new_group(self.spec.orchestrator.group_size)
-            self._open(group_id, env, task, rollout_ids)
-            self.admission.rate.started(len(rollout_ids))
-            self.retries.started(len(rollout_ids))
-            commands += self._dispatch(env, group_id, rollout_ids, task)
+            group, rollout_ids = self._new_group(*taken, size)
+            self._open(group)
+            self.admission.rate.started(size)
+            self.retries.started(size)
+            commands += self._dispatch(group, rollout_ids)
         if self.shipping.steps_left:
             for pull in self.tasks.pull():
                 self.patience.asked(pull.env)
@@ -272,40 +266,35 @@ class Core:
 
     def _start_evals(self) -> list[Command]:
         commands: list[Command] = []
-        limit = self.admission.concurrency.limit
-        while self.num_in_flight + self.evals.group_size <= limit:
+        limit, size = self.admission.concurrency.limit, self.evals.group_size
+        while self.num_in_flight + size <= limit:
             taken = self.evals.take(limit)
             if taken is None:
                 break
-            env, task = taken
-            group_id, rollout_ids = self._new_group(self.evals.group_size)
-            self.evals.open(OpenGroup(group_id, env, task, self.weights.applied, set(rollout_ids)))
-            commands += self._dispatch(env, group_id, rollout_ids, task, "eval")
+            group, rollout_ids = self._new_group(*taken, size)
+            self.evals.groups.open(group)
+            commands += self._dispatch(group, rollout_ids, "eval")
         return commands
 
-    def _new_group(self, size: int) -> tuple[GroupId, list[RolloutId]]:
+    def _new_group(self, env: str, task: Task, size: int) -> tuple[OpenGroup, list[RolloutId]]:
         group_id = self._next_group
         self._next_group = GroupId(group_id + 1)
-        return group_id, [make_rollout_id(group_id, member) for member in range(size)]
+        rollout_ids = [make_rollout_id(group_id, member) for member in range(size)]
+        return OpenGroup(group_id, env, task, self.weights.applied, set(rollout_ids)), rollout_ids
 
-    def _open(self, group_id: GroupId, env: str, task: Task, rollout_ids: list[RolloutId]) -> None:
-        self.patience.asked(env)
-        self.groups.open(OpenGroup(group_id, env, task, self.weights.applied, set(rollout_ids)))
+    def _open(self, group: OpenGroup) -> None:
+        self.patience.asked(group.env)
+        self.groups.open(group)
 
     def _dispatch(
-        self,
-        env: str,
-        group_id: GroupId,
-        rollout_ids: list[RolloutId],
-        task: Task,
-        split: Split = "train",
+        self, group: OpenGroup, rollout_ids: Iterable[RolloutId], split: Split = "train"
     ) -> list[Command]:
-        version, position = self.weights.applied, self.tasks.position(env)
-        return [Dispatch(env, group_id, tuple(rollout_ids), task, version, position, split)]
+        env, version = group.env, self.weights.applied
+        position, ids = self.tasks.position(env), tuple(rollout_ids)
+        return [Dispatch(env, group.id, ids, group.task, version, position, split)]
 
     def _end_if_over(self) -> list[Command]:
-        """Finish when everything is trained and settled. Give up instead of waiting for what cannot
-        come."""
+        """Finish when everything is trained and settled, or give up if something cannot come."""
         published = self.weights.published
         waits = self.num_in_flight or self.closer.num_groups or self.evals.is_running
         if published == self.spec.max_steps and not waits and not self.evals.is_due(published):
@@ -316,6 +305,5 @@ class Core:
         return [GiveUp(reason)] if reason else []
 
 
-def _refs(groups: list[ClosedGroup]) -> tuple[PayloadRef, ...]:
-    """Return the refs of all members, also of those that a filter left out."""
-    return tuple(member.scored.ref for closed in groups for member in closed.group.members)
+def _cancel(running: Iterable[tuple[str, RolloutId]], reason: str) -> list[Command]:
+    return [CancelRollout(env, rollout_id, reason) for env, rollout_id in running]

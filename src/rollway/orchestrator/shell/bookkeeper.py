@@ -2,7 +2,6 @@
 why`."""
 
 import asyncio
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -16,21 +15,17 @@ from ...payload.in_use import SegmentKeeper
 from ...payload.reader import SegmentReader
 from ...records.group import ClosedGroup, Member
 from ...records.ids import PolicyVersion, Step
-from ...records.payload import PayloadRef
 from ...records.restored import Restored, RestoredBatch
 from ...records.rollout import Scored, Settled
-from ...records.task import Pool, Task
 from ...rundir.rundir import RunDir, write_whole
 from ...rundir.saved_rollouts import decode_saved, group_to_save
-from ...wire.messages import WorkerProgress
 from ..core.commands import Dispatch, Ship
 from .step_log import StepLog
 from .tracker import RolloutTracker
 
 
 class Bookkeeper:
-    """The memory of a run. What a step trains on is in the ledger before the trainer sees the batch; the
-    rest is written while the batch trains."""
+    """The memory of a run. The ledger has a batch before the trainer does; the rest follows later."""
 
     def __init__(
         self,
@@ -41,38 +36,29 @@ class Bookkeeper:
         config: OrchestratorConfig,
     ) -> None:
         self._run = run
-        self._ledger = ledger
-        self._tracker = tracker
         self._config = config
+        self.ledger = ledger
+        self.tracker = tracker
         self.steps = steps
-        self._segments = SegmentKeeper(SegmentReader(run.payload))
+        self.segments = SegmentKeeper(SegmentReader(run.payload))
         self._saving = asyncio.Lock()
         self._reports: dict[int, asyncio.Future[dict[str, float]]] = {}
 
     async def dispatched(self, order: Dispatch) -> None:
         """Note rollouts that are about to start."""
-        await self._ledger.record_group(
-            order.group_id, order.env, order.task, order.version, order.position, order.split
-        )
+        group_id, env, task, version = order.group_id, order.env, order.task, order.version
+        await self.ledger.record_group(group_id, env, task, version, order.position, order.split)
         for rollout_id in order.rollout_ids:
-            await self._ledger.record_dispatch(
-                rollout_id, order.group_id, order.env, order.task.id, order.version
-            )
-            self._tracker.started(rollout_id, order.group_id, order.env, order.task)
+            await self.ledger.record_dispatch(rollout_id, group_id, env, task.id, version)
+            self.tracker.started(rollout_id, group_id, env, task)
 
     async def settled(self, settled: Settled) -> None:
         """Note a rollout's end before the core hears of it."""
-        self._tracker.settled(settled.rollout_id, settled.outcome)
-        if isinstance(settled.outcome, Scored):
-            await self._segments.hold(settled.outcome.ref)
-        await self._ledger.record_settled(settled)
-
-    def progressed(self, progress: WorkerProgress) -> None:
-        self._tracker.progressed(progress)
-
-    async def before_ship(self) -> None:
-        """Wait until everything that a batch is made of is in the ledger."""
-        await self._ledger.flush()
+        outcome = settled.outcome
+        self.tracker.settled(settled.rollout_id, outcome)
+        if isinstance(outcome, Scored):
+            await self.segments.hold(outcome.ref)
+        await self.ledger.record_settled(settled)
 
     async def shipped(self, ship: Ship) -> None:
         """Note a batch that the trainer has, and save its rollouts."""
@@ -89,7 +75,7 @@ class Bookkeeper:
     async def _report_batch(self, ship: Ship, metrics: dict[str, float]) -> None:
         step = ship.manifest.step
         trained = dict.fromkeys(row.rollout_id for row in ship.manifest.rows)
-        await self._ledger.record_shipped(step, trained, metrics)
+        await self.ledger.record_shipped(step, trained, metrics)
         kept = [closed for closed in ship.closed if closed.fate == "trained"]
         await self._save(self._run.saved_rollouts(step), kept)
         self._report_of(step).set_result(metrics)
@@ -98,8 +84,8 @@ class Bookkeeper:
         """Report a trained step, once everything that reads its payload has done so."""
         batch = await self._report_of(step)
         del self._reports[step]
-        await self._ledger.record_published(step)
-        self._tracker.published()
+        await self.ledger.record_published(step)
+        self.tracker.published()
         await self.steps.report(step, batch, trained)
 
     def _report_of(self, step: int) -> "asyncio.Future[dict[str, float]]":
@@ -110,22 +96,16 @@ class Bookkeeper:
 
     async def discarded(self, step: Step, closed: ClosedGroup) -> None:
         await self._save(self._run.saved_rollouts(step), [closed])
-        await self._ledger.record_fate(closed.group.id, closed.fate)
-        await self.release(member.scored.ref for member in closed.group.members)
+        await self.ledger.record_fate(closed.group.id, closed.fate)
+        await self.segments.release(closed.refs)
 
     async def evaluated(self, version: PolicyVersion, closed: ClosedGroup) -> None:
         await self._save(self._run.saved_evals(version), [closed])
-        await self.release(member.scored.ref for member in closed.group.members)
+        await self.segments.release(closed.refs)
 
     async def eval_ended(self, version: PolicyVersion, groups: tuple[ClosedGroup, ...]) -> None:
         await self.steps.report_eval(version, groups)
-        await self._ledger.record_eval(version)
-
-    async def pooled(self, env: str, task: Task, pool: Pool | None) -> None:
-        await self._ledger.record_pool(env, task, pool)
-
-    async def release(self, refs: Iterable[PayloadRef]) -> None:
-        await self._segments.release(refs)
+        await self.ledger.record_eval(version)
 
     async def prune_weights(self, applied: PolicyVersion) -> None:
         """Remove versions that no engine will load again."""
@@ -133,15 +113,8 @@ class Bookkeeper:
 
     def hold_restored(self, restored: Restored) -> None:
         """Hold the payload that an interrupted run left. Its writers are gone."""
-        ends = [settled.outcome for group in restored.groups for settled in group.settled]
-        members = [
-            member.scored
-            for batch in restored.batches
-            for closed in batch.closed
-            for member in closed.group.members
-        ]
-        for scored in [*(end for end in ends if isinstance(end, Scored)), *members]:
-            self._segments.hold_old(scored.ref)
+        for ref in restored.refs:
+            self.segments.hold_old(ref)
 
     async def restored(self, batch: RestoredBatch) -> None:
         """Note a batch that was shipped before a restart: its rollouts are saved again."""
@@ -173,9 +146,6 @@ def _remove_trained(path: Path) -> None:
     """Remove the lines of a batch that is about to be saved again, and a torn last line."""
     if path.exists():
         lines = path.read_bytes().splitlines(keepends=True)
-        write_whole(path, b"".join(line for line in lines if _stays(line)))
-
-
-def _stays(line: bytes) -> bool:
-    rollout = decode_saved(line)
-    return rollout is not None and rollout.fate != "trained"
+        saved = [(line, decode_saved(line)) for line in lines]
+        kept = [line for line, rollout in saved if rollout and rollout.fate != "trained"]
+        write_whole(path, b"".join(kept))

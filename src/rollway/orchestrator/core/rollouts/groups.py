@@ -54,11 +54,8 @@ class OpenGroups:
         group_id = self._group_of.get(rollout_id)
         return None if group_id is None else self._open[group_id]
 
-    def waiting_in(self, group_id: GroupId) -> list[RolloutId]:
-        return sorted(self._open[group_id].waiting)
-
-    def env_of(self, group_id: GroupId) -> str:
-        return self._open[group_id].env
+    def waiting_in(self, group_ids: Iterable[GroupId]) -> list[tuple[str, RolloutId]]:
+        return _in_flight(self._open[group_id] for group_id in group_ids)
 
     def settle(self, settled: Settled, retry: RolloutId | None = None) -> Group | None:
         """Note the end of a rollout in flight, and return its group if that was the last one. With
@@ -92,15 +89,11 @@ def _in_flight(groups: Iterable[OpenGroup]) -> list[tuple[str, RolloutId]]:
 
 def _settled_group(group: OpenGroup) -> Group:
     ends = sorted(group.settled, key=lambda settled: settled.rollout_id)
-    outcomes = [(settled.rollout_id, settled.outcome) for settled in ends]
-    return Group(
-        id=group.id,
-        env=group.env,
-        task_id=group.task.id,
-        members=tuple(Member(id, outcome) for id, outcome in outcomes if isinstance(outcome, Scored)),
-        failed=tuple((id, outcome) for id, outcome in outcomes if isinstance(outcome, Failed)),
-        cancelled=tuple((id, outcome) for id, outcome in outcomes if isinstance(outcome, Cancelled)),
-    )
+    outcomes = [(end.rollout_id, end.outcome) for end in ends]
+    members = (Member(name, end) for name, end in outcomes if isinstance(end, Scored))
+    failed = ((name, end) for name, end in outcomes if isinstance(end, Failed))
+    cancelled = ((name, end) for name, end in outcomes if isinstance(end, Cancelled))
+    return Group(group.id, group.env, group.task.id, tuple(members), tuple(failed), tuple(cancelled))
 
 
 class Stragglers:

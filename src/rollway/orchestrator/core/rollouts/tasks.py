@@ -9,6 +9,7 @@ from msgspec import Struct, field
 from ....config.sections import DifficultyConfig
 from ....records.task import Pool, Task
 from ..commands import PoolTask, PullTasks
+from ..events import TasksArrived
 from .difficulty import Difficulty
 
 MOST_SHARES = 4
@@ -150,14 +151,15 @@ class TaskMix:
                 pulls.append(PullTasks(env, source.pulled, self._ahead))
         return pulls
 
-    def arrived(self, env: str, start: int, tasks: tuple[Task, ...], exhausted: bool) -> None:
-        source = self._sources[env]
+    def arrived(self, event: TasksArrived) -> None:
+        source, start = self._sources[event.env], event.start
         known_end = source.pulled if source.buffer or source.num_taken else None
         source.pulling = False
-        source.buffer.extend(tasks)
-        source.pulled = start + len(tasks)
-        if exhausted:
-            source.size = start + len(tasks) if tasks or start in (0, known_end) else source.size
+        source.buffer.extend(event.tasks)
+        source.pulled = start + len(event.tasks)
+        if event.exhausted:
+            if event.tasks or start in (0, known_end):
+                source.size = source.pulled
             source.pulled = 0
             if not source.buffer:
                 source.next = 0
