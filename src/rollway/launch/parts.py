@@ -5,7 +5,12 @@ import signal
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+)
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,8 +19,7 @@ from ..loop.processes.part import Part, describe_exit, start_part
 from ..records.lag import ProcessStats
 
 ENDS_THE_RUN = "orchestrator"
-"""The one part that may end while the run lasts, because its end is the run's. Others serve until they
-are stopped."""
+"""The one part that may end: its end is the run's. The others serve until they are stopped."""
 HINDSIGHT_S = 0.5
 """How long to wait for other deaths after the first: the first to be noticed is not always the cause."""
 MAX_DEATHS, WITHIN_S = 5, 300.0
@@ -65,9 +69,9 @@ class RunningParts:
         next_config: NextConfig | None = None,
         pass_fds: Sequence[int] = (),
     ) -> Part:
-        """Start a part. If it dies, it is restarted with the config that `next_config` returns; without
-        `next_config`, its death ends the run."""
-        part = await self._stack.enter_async_context(self._open(name, entry, config, pass_fds))
+        """Start a part. If it dies, it starts again with what `next_config` returns, or the run ends."""
+        opening = self._open(name, entry, config, pass_fds)
+        part = await self._stack.enter_async_context(opening)
         if next_config is None:
             listener = self._listen(part)
         else:
@@ -75,13 +79,11 @@ class RunningParts:
         self._listeners[name] = self._tasks.create_task(listener, name=name)
         return part
 
-    @asynccontextmanager
-    async def _open(
-        self, name: str, entry: str, config: Any, pass_fds: Sequence[int] = ()
-    ) -> AsyncIterator[Part]:
+    def _open(
+        self, name: str, entry: str, config: Any, pass_fds: Sequence[int]
+    ) -> AbstractAsyncContextManager[Part]:
         log = self._logs / f"{name}.log"
-        async with start_part(name, entry, config, log=log, pass_fds=pass_fds) as part:
-            yield part
+        return start_part(name, entry, config, log=log, pass_fds=pass_fds)
 
     async def _listen(self, part: Part) -> None:
         """Listen until the part ends. If several parts die, raise the death that explains the others."""
@@ -94,8 +96,7 @@ class RunningParts:
     async def _listen_and_restart(
         self, part: Part, entry: str, next_config: NextConfig, pass_fds: Sequence[int]
     ) -> None:
-        """Listen to a part and to those that replace it. Raise if the first was never ready, or if they
-        die too often."""
+        """Listen to a part and its successors. Raise if the first was never ready or many die."""
         deaths: deque[float] = deque(maxlen=MAX_DEATHS)
         death = await self._wait_for_death(part)
         while death is not None:
@@ -122,7 +123,6 @@ class RunningParts:
         return PartDied(text, code=-signal.SIGTERM)
 
     async def wait_for(self, part: Part) -> None:
-        """Wait until a part has ended without an error."""
         await self._listeners[part.name]
 
     def stop_listening(self) -> None:

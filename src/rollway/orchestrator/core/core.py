@@ -36,7 +36,7 @@ from .events import (
 )
 from .rollouts.admission import Admission
 from .rollouts.evals import Evaluations
-from .rollouts.groups import OpenGroup, OpenGroups, Stragglers
+from .rollouts.groups import OpenGroup, OpenGroups, Running, Stragglers
 from .rollouts.patience import Patience, UselessStreak
 from .rollouts.retries import Retries
 from .rollouts.tasks import TaskMix
@@ -73,11 +73,9 @@ class Core:
 
     @property
     def waits_for(self) -> str:
-        """What the next step waits for, in words."""
         return state.waits_for(self)
 
     def view(self) -> CoreView:
-        """Return the numbers that people and metrics look at."""
         return state.view(self)
 
     def on_event(self, event: Event) -> list[Command]:
@@ -136,7 +134,6 @@ class Core:
         return commands
 
     def _on_tick(self, now_s: float) -> list[Command]:
-        """Time passes: cancel what has been waited for long enough."""
         self.patience.tick(now_s)
         self.admission.rate.tick(now_s)
         late = self.groups.waiting_in(self.stragglers.take_due(now_s))
@@ -148,7 +145,8 @@ class Core:
         return commands
 
     def _on_tasks(self, event: TasksArrived) -> list[Command]:
-        self.patience.answered(event.env, owes_more=self.groups.in_flight_of(event.env) > 0)
+        owes_more = self.groups.in_flight_of(event.env) > 0
+        self.patience.answered(event.env, owes_more=owes_more)
         if event.split == "eval":
             return [*self.evals.arrived(event)]
         self.tasks.arrived(event)
@@ -163,8 +161,8 @@ class Core:
             self.admission.budget.hold(outcome.ref.length)
         if group is None:
             return self._on_evaluated(event)
-        retry = None
-        if may_retry and not self.shipping.is_over and group.env not in self._whole_groups:
+        retry, may_retry = None, may_retry and not self.shipping.is_over
+        if may_retry and group.env not in self._whole_groups:
             retry = self.retries.next_id(rollout_id, outcome)
         settled_group = self.groups.settle(event, retry)
         self._note_answer(group.env, event)
@@ -189,7 +187,6 @@ class Core:
         return [*commands]
 
     def _close(self, group: Group, task: Task) -> list[Command]:
-        """All rollouts of a group have settled."""
         rewards = [member.scored.reward for member in group.members]
         judged = rewards if len(rewards) >= MIN_SCORED and not group.cancelled else []
         moved = self.tasks.closed(group.env, task, judged)
@@ -198,7 +195,6 @@ class Core:
         return [*moved, *kept]
 
     def _keep(self, closed: ClosedGroup) -> list[Command]:
-        """Keep a group for a batch, or discard it."""
         self.useless.closed(closed)
         if closed.fate != "trained":
             return self._discard(closed)
@@ -221,12 +217,13 @@ class Core:
         trained = self.shipping.published(event.version)
         for closed in trained:
             self._release(closed)
-        release = ReleasePayload(tuple(ref for closed in trained for ref in closed.refs))
+        refs = tuple(ref for closed in trained for ref in closed.refs)
+        release = ReleasePayload(refs)
         is_last = event.version == self.spec.max_steps
         if is_last and not self.evals.is_due(event.version):
             return [release]
-        next_step = Step(event.version + 1)
-        oldest = oldest_trainable(next_step, self.spec.orchestrator.max_off_policy_steps)
+        max_staleness = self.spec.orchestrator.max_off_policy_steps
+        oldest = oldest_trainable(Step(event.version + 1), max_staleness)
         reason = f"older than version {oldest}, the oldest that may still train"
         cancels = _cancel(self.groups.older_than(oldest), reason)
         return [release, *cancels, *self.weights.update_to(event)]
@@ -280,7 +277,8 @@ class Core:
         group_id = self._next_group
         self._next_group = GroupId(group_id + 1)
         rollout_ids = [make_rollout_id(group_id, member) for member in range(size)]
-        return OpenGroup(group_id, env, task, self.weights.applied, set(rollout_ids)), rollout_ids
+        group = OpenGroup(group_id, env, task, self.weights.applied, set(rollout_ids))
+        return group, rollout_ids
 
     def _open(self, group: OpenGroup) -> None:
         self.patience.asked(group.env)
@@ -305,5 +303,5 @@ class Core:
         return [GiveUp(reason)] if reason else []
 
 
-def _cancel(running: Iterable[tuple[str, RolloutId]], reason: str) -> list[Command]:
+def _cancel(running: list[Running], reason: str) -> list[Command]:
     return [CancelRollout(env, rollout_id, reason) for env, rollout_id in running]

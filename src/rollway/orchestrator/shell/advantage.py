@@ -38,8 +38,7 @@ class CreditLane:
         self._lane = lane
 
     async def credit(self, order: Credit) -> tuple[float, ...]:
-        """Return one advantage for each rollout. An error ends the run: it would come again for every
-        group."""
+        """Return one advantage for each rollout. An error ends the run, as every group would fail."""
         where = f"orchestrator.advantage '{self._advantage}'"
         try:
             advantages = await self._lane.call(
@@ -70,8 +69,7 @@ async def credit_lane(
 
 
 async def check(config: OrchestratorConfig) -> None:
-    """Refuse a function that cannot be used before anything slow is started. User code runs
-    elsewhere."""
+    """Refuse a function that cannot be used, before anything slow starts. Runs it in a lane."""
     if is_built_in(config.advantage):
         return
     async with ProcessLane("advantage-check", 1) as lane:
@@ -84,8 +82,7 @@ async def check(config: OrchestratorConfig) -> None:
 
 
 def is_built_in(advantage: str) -> bool:
-    """Return whether the core computes this advantage itself. Refuse a name that is neither built in nor
-    a path."""
+    """Return whether the core computes it itself. Refuse a name that is neither built in nor a path."""
     if advantage in BUILT_IN:
         return True
     if ":" not in advantage:
@@ -107,8 +104,7 @@ def problem_of(advantage: str) -> str:
 
 
 def credit(advantage: str, order: Credit) -> tuple[float, ...] | str:
-    """Return the function's advantages for one group, or a text that says what is wrong with them. Runs
-    in the lane."""
+    """Return the advantages of a group, or say what is wrong with them. Runs in the lane."""
     function, optional = find(advantage)
     counts = {"num_tokens": order.num_tokens, "num_turns": order.num_turns}
     result = function(list(order.rewards), **{name: list(counts[name]) for name in optional})

@@ -45,7 +45,6 @@ class Bookkeeper:
         self._reports: dict[int, asyncio.Future[dict[str, float]]] = {}
 
     async def dispatched(self, order: Dispatch) -> None:
-        """Note rollouts that are about to start."""
         group_id, env, task, version = order.group_id, order.env, order.task, order.version
         await self.ledger.record_group(group_id, env, task, version, order.position, order.split)
         for rollout_id in order.rollout_ids:

@@ -132,7 +132,6 @@ class EngineFleet:
             self._changed.notify_all()
 
     async def _bring_up_to_date(self, engine: _FleetEngine) -> None:
-        """Load the wanted weights unless the engine has them."""
         async with engine.updating:
             wanted = self._wanted
             reported = await engine.control.weight_version()
@@ -214,8 +213,7 @@ async def open_fleet(
     is_needed: Callable[[], bool],
     look_every_s: float = LOOK_EVERY_S,
 ) -> AsyncIterator[EngineFleet]:
-    """Connect to the run's engines. All must answer, serve the same model, and load the weights that the
-    run starts from."""
+    """Connect to the engines. All must answer, serve one model, and load the run's first weights."""
     config, controls = spec.engine, []
     key = os.environ.get(config.key_var or "", "")
     async with AsyncExitStack() as stack:

@@ -25,7 +25,6 @@ Events = asyncio.Queue[Event]
 async def from_env(
     env: str, client: EnvClient, events: Events, books: Bookkeeper, parent: Parent
 ) -> None:
-    """Pass on what one env server sends."""
     failures = FailureLog()
     while True:
         match await client.receive():

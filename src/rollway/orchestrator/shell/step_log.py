@@ -21,8 +21,7 @@ from ...rundir.rundir import RunDir
 
 
 class StepPhases:
-    """Measures the phases of a step, from one ship to the next: the batch fills, is held until the
-    trainer is near enough, and is written."""
+    """Measures how long a batch fills, is held until the trainer is near enough, and is written."""
 
     def __init__(self) -> None:
         self._shipped_s = time.monotonic()
@@ -73,7 +72,6 @@ class StepPhases:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Measure the block as a weight update."""
         start_s = time.monotonic()
         try:
             yield
@@ -111,7 +109,6 @@ class StepLog:
         self.phases = StepPhases()
 
     async def report(self, step: Step, batch: Mapping[str, float], trained: Mapping[str, float]) -> None:
-        """Report a trained step, from the metrics of its batch and those of the trainer."""
         now_s = time.monotonic()
         elapsed_s, self._last_s = now_s - self._last_s, now_s
         await self._parent.on_stats(self._parent.take_stats())  # our own lag, up to this step
@@ -140,8 +137,7 @@ class StepLog:
             await self._parent.send(Notice(MISMATCH))
 
     async def report_eval(self, version: PolicyVersion, groups: tuple[ClosedGroup, ...]) -> None:
-        """Report an evaluation that has ended: a line of `evals.jsonl`, and a message for the
-        console."""
+        """Write a line of `evals.jsonl`, and send a message for the console."""
         metrics = eval_metrics(groups, self._correct_at, env_name)
         line = msgspec.json.encode({"step": version, **metrics, "time": time.time()})
         await thread(self._evals.append, line)
@@ -149,7 +145,6 @@ class StepLog:
 
 
 def gauges(view: CoreView) -> dict[str, float]:
-    """Return the state of the core as metrics."""
     return {
         **{
             f"pool/{env_name(env)}/{pool}": count

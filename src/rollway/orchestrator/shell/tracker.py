@@ -18,13 +18,10 @@ from ...wire.messages import WorkerProgress
 MAX_OLDEST = 50
 RECENT_STEPS = 10
 SLOW_FACTOR, SLOW_AFTER_S = 4.0, 20.0
-"""A step is remarked on once it takes this many times as long as the recent steps, and at least this
-long."""
+"""A step is slow if it takes this many times as long as the recent ones, and at least this long."""
 
 
 class _InFlight(Struct):
-    """What is known of a rollout that has not settled."""
-
     group_id: GroupId
     env: str
     task_id: str
@@ -103,8 +100,8 @@ class RolloutTracker:
         )
 
     def remark(self) -> str:
-        """Return what the step waits for if it takes much longer than the recent ones, else an empty
-        text. Each remark on the same step needs twice the time of the one before."""
+        """Return what a slow step waits for, else an empty text. The next remark on the same step
+        comes after twice the time."""
         step_s = time.monotonic() - self._published_s
         usual_s = statistics.median(self._recent_s) if self._recent_s else 0.0
         due_s = max(SLOW_AFTER_S, SLOW_FACTOR * usual_s, 2 * self._remarked_s)

@@ -15,8 +15,8 @@ from .staleness import is_trainer_behind, oldest_trainable
 
 
 class ReadyGroups:
-    """Groups that will train, in the order they closed. A batch is full by its number of rollouts, or by
-    its number of tokens if `batch_tokens` is set."""
+    """Groups that will train, in the order they closed. `batch_size` rollouts fill a batch, or
+    `batch_tokens` tokens if that is set."""
 
     def __init__(self, batch_size: int, batch_tokens: int | None) -> None:
         self._batch_size = batch_size
@@ -88,7 +88,9 @@ class Shipping:
         self._spec = spec
         self._discarded: list[ClosedGroup] = []
         self._shipped: dict[Step, Ship] = {}
-        self.ready = ReadyGroups(spec.orchestrator.batch_size, spec.orchestrator.batch_tokens)
+        config = spec.orchestrator
+        self._max_off_policy_steps = config.max_off_policy_steps
+        self.ready = ReadyGroups(config.batch_size, config.batch_tokens)
         self.next_step = first_step
 
     @property
@@ -118,14 +120,14 @@ class Shipping:
 
     def take_stale(self) -> list[ClosedGroup]:
         """Take the groups that became too old for the next batch while they waited."""
-        oldest = oldest_trainable(self.next_step, self._spec.orchestrator.max_off_policy_steps)
+        oldest = oldest_trainable(self.next_step, self._max_off_policy_steps)
         stale = [] if self.is_over else self.ready.take_older_than(oldest)
         return [msgspec.structs.replace(closed, fate="stale") for closed in stale]
 
     def take_batch(self, published: PolicyVersion) -> Ship | None:
         """Return the next batch if it is full and the trainer is not too far behind."""
         step, spec = self.next_step, self._spec
-        is_behind = is_trainer_behind(step, published, spec.orchestrator.max_off_policy_steps)
+        is_behind = is_trainer_behind(step, published, self._max_off_policy_steps)
         if self.is_over or is_behind or not self.ready.is_full:
             return None
         batch = self.ready.take_batch()
@@ -142,8 +144,7 @@ class Shipping:
 
 
 class WeightVersions:
-    """Which version is published, and which one the engine samples from. There is one weight update at a
-    time, always to the newest version."""
+    """The version that is published and the one that engines sample from. One update runs at a time."""
 
     def __init__(self, version: PolicyVersion) -> None:
         self.published = version

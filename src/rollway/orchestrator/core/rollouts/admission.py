@@ -40,10 +40,9 @@ class Concurrency:
         lag_s, self._worker_lag_s = self._worker_lag_s, 0.0
         if not self._config.adapt_in_flight:
             return
-        size = self._config.group_size
-        overloaded = load.waiting > load.running or load.cache_use > FULL_CACHE or lag_s > LATE_S
-        has_room = not load.waiting and load.cache_use < FREE_CACHE and lag_s < LATE_S / 2
-        if overloaded:
+        size, cache_use = self._config.group_size, load.cache_use
+        has_room = not load.waiting and cache_use < FREE_CACHE and lag_s < LATE_S / 2
+        if load.waiting > load.running or cache_use > FULL_CACHE or lag_s > LATE_S:
             self.limit = max(size, int(min(self.limit, in_flight) * LESS))
         elif has_room and in_flight + size > self.limit:
             self.limit = min(self._config.max_in_flight, self.limit + size)
@@ -125,13 +124,14 @@ class Admission:
         """Whether the payload budget alone keeps the next group from starting."""
 
     def allows_group(self, demand: Demand) -> bool:
-        settings = self._spec.orchestrator
-        in_flight = demand.in_flight + settings.group_size
-        most_outstanding = self._spec.max_outstanding * demand.rollouts_a_batch / settings.batch_size
+        config, unshipped = self._spec.orchestrator, demand.unshipped
+        in_flight = demand.in_flight + config.group_size
+        a_batch = demand.rollouts_a_batch
+        most_outstanding = self._spec.max_outstanding * a_batch / config.batch_size
         is_wanted = (
             in_flight <= self.concurrency.limit
-            and demand.unshipped + demand.training < most_outstanding
-            and demand.unshipped < demand.steps_left * demand.rollouts_a_batch
+            and unshipped + demand.training < most_outstanding
+            and unshipped < demand.steps_left * a_batch
             and self.rate.allows
         )
         fits = self.budget.has_room(in_flight)

@@ -6,8 +6,7 @@ from ....config.sections import DifficultyConfig
 from ....records.task import Pool, Task
 
 MAX_POOLED = 10_000
-"""Tasks in one pool. When there are more, the task that has been in the pool longest is ordinary
-again."""
+"""Tasks in one pool. Of more than this, the one that has been there longest becomes ordinary again."""
 SHARES: dict[Pool, float] = {"hard": 0.1, "easy": 0.05}
 """The share of the groups that the tasks of each pool get. Hard tasks come first where both are due."""
 
@@ -43,7 +42,6 @@ class Difficulty:
         return self._num_pooled[pool]
 
     def started(self) -> None:
-        """A group starts, whatever its pool."""
         self._num_groups += 1
 
     def take_due(self) -> Task | None:
@@ -67,8 +65,7 @@ class Difficulty:
         return self._pool_of.get(task.id)
 
     def closed(self, task: Task, rewards: list[float]) -> bool:
-        """A group of this task has closed. Return whether the task is in another pool now; without
-        rewards it stays where it was."""
+        """Note a closed group, and return whether its task changed pools. Without rewards it stays."""
         was = self.pool_of(task)
         pool = self._judge(rewards) if rewards else was
         if was is not None:

@@ -4,12 +4,12 @@ from collections import deque
 
 from ....config.specs import CoreSpec
 from ....records.group import ClosedGroup
-from ....records.ids import PolicyVersion, RolloutId
+from ....records.ids import PolicyVersion
 from ....records.rollout import Settled
 from ....records.task import Task
 from ..commands import PullTasks, RecordEvalGroup, ReportEval
 from ..events import TasksArrived
-from .groups import OpenGroups
+from .groups import OpenGroups, Running
 
 PAGE = 64
 """Tasks asked for at a time."""
@@ -73,7 +73,6 @@ class Evaluations:
         return version > self._last and (is_regular or version == self._max_steps)
 
     def applied(self, version: PolicyVersion) -> list[PullTasks]:
-        """The engines sample from this version now."""
         if not self.is_due(version):
             return []
         self._last = self._next = version
@@ -123,7 +122,7 @@ class Evaluations:
         self._version, self._closed = None, []
         return [report, *self._begin()]
 
-    def abandon(self, env: str) -> list[tuple[str, RolloutId]]:
+    def abandon(self, env: str) -> list[Running]:
         """Drop the pending tasks of an environment, and return its rollouts, to be cancelled."""
         self._pending = deque(pending for pending in self._pending if pending[0] != env)
         return [running for running in self.groups.all_in_flight() if running[0] == env]

@@ -5,8 +5,7 @@ from ....records.ids import RolloutId, next_try, num_retries
 from ....records.rollout import Failed, Outcome
 
 BUDGET = 0.1
-"""Retries never exceed this share of the rollouts started: where everything fails, running it all again
-would only add load."""
+"""The most retries, as a share of the rollouts started: where all fail, retries only add load."""
 MIN_BUDGET = 8
 """Retries that a run may always make: a share of few rollouts would be none."""
 

@@ -37,19 +37,18 @@ class _TaskSource(Struct):
     def share(self) -> float:
         """How much the environment has had so far, in units of its ratio. Groups that did not train
         count only as far as `MOST_SHARES` demands."""
-        return max(self.num_taken - self.num_useless, self.num_taken / MOST_SHARES) / self.ratio
+        taken = self.num_taken
+        return max(taken - self.num_useless, taken / MOST_SHARES) / self.ratio
 
     def take(self) -> Task | None:
-        """Take a task of a pool that is due, else the next ordinary task.
-
-        Tasks in a pool are passed over, but not forever: after a whole round without an ordinary task,
-        one of a pool is taken all the same.
-        """
+        """Take a task of a pool that is due, else the next ordinary task. After a whole round without an
+        ordinary task, one of a pool is taken all the same."""
+        a_round = MAX_PASSED_OVER if self.size is None else self.size
         task = self.difficulty.take_due()
         while task is None and self.buffer:
             first = self.buffer[0]
             is_ordinary = self.difficulty.is_ordinary(first)
-            if not is_ordinary and self.num_passed_over < self._round:
+            if not is_ordinary and self.num_passed_over < a_round:
                 self.num_passed_over += 1
                 self._pop()
                 continue
@@ -57,10 +56,6 @@ class _TaskSource(Struct):
             task = pooled or self._pop()
             self.num_passed_over = 0
         return task
-
-    @property
-    def _round(self) -> int:
-        return MAX_PASSED_OVER if self.size is None else self.size
 
     def _pop(self) -> Task:
         self.next += 1
@@ -70,8 +65,7 @@ class _TaskSource(Struct):
 
 
 class TaskMix:
-    """Hands out tasks so that the share of each environment in what trains follows its ratio. After the
-    last task of an environment comes its first."""
+    """Hands out tasks so that what trains follows the ratios. After the last task comes the first."""
 
     def __init__(
         self,
@@ -81,19 +75,19 @@ class TaskMix:
         difficulty: DifficultyConfig,
     ) -> None:
         """`cursors` are the positions to start from, `ahead` is how many tasks are kept ready."""
-        self._sources = {
-            env: _TaskSource(ratio, cursors.get(env, 0), cursors.get(env, 0), Difficulty(difficulty))
-            for env, ratio in ratios.items()
-        }
+        self._sources: dict[str, _TaskSource] = {}
+        for env, ratio in ratios.items():
+            start = cursors.get(env, 0)
+            self._sources[env] = _TaskSource(ratio, start, start, Difficulty(difficulty))
         self._ahead = ahead
 
     @property
     def empty_env(self) -> str | None:
         """An environment that has no tasks, or None."""
-        return next((env for env, source in self._sources.items() if source.size == 0), None)
+        empty = (env for env, source in self._sources.items() if source.size == 0)
+        return next(empty, None)
 
     def position(self, env: str) -> int:
-        """Return the position of the environment's next task."""
         return self._sources[env].next
 
     def pooled(self, pool: Pool) -> dict[str, int]:
@@ -101,12 +95,10 @@ class TaskMix:
         return {env: source.difficulty.count(pool) for env, source in self._sources.items()}
 
     def take(self, silent: Collection[str] = (), full: Collection[str] = ()) -> tuple[str, Task] | None:
-        """Take the next task of the environment that is furthest behind its share, or None to wait for
-        it.
+        """Take the next task of the environment that is furthest behind its share, or None to wait.
 
-        A silent environment gets no tasks, and does not catch up later. If the environment whose turn it
-        is has no room for a group (`full`), the others wait for it: that keeps the mix true to the
-        ratios.
+        A silent environment gets no tasks, and does not catch up later. The others wait for one that has
+        no room for a group (`full`), which keeps the mix true to the ratios.
         """
         answering = [env for env in self._sources if env not in silent]
         if not answering:
