@@ -21,6 +21,7 @@ from ..orchestrator.core.events import (
     VersionPublished,
     WeightsApplied,
 )
+from ..orchestrator.core.state import waits_for
 from ..records.engine import EngineLoad
 from ..records.ids import GroupId, PolicyVersion, RolloutId, WorkerName
 from ..records.payload import PayloadRef
@@ -93,7 +94,7 @@ class SimulatedWorld:
         passed_s = at_s - tally.now_s
         tally.busy_s += passed_s * len(self._running)
         tally.training_s += passed_s * self._is_training
-        tally.waits_us[_cause(self._core.waits_for)] += round(passed_s * 1e6)
+        tally.waits_us[_cause(waits_for(self._core))] += round(passed_s * 1e6)
         tally.now_s = at_s
 
     def _later(self, seconds: float, action: Callable[[], Event | None]) -> None:
@@ -204,6 +205,6 @@ class SimulatedWorld:
         return WeightsApplied(version)
 
 
-def _cause(waits_for: str) -> str:
+def _cause(text: str) -> str:
     """Return what the core waits for, without numbers."""
-    return waits_for.partition(":")[0].partition(" to load version")[0]
+    return text.partition(":")[0].partition(" to load version")[0]

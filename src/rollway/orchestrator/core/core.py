@@ -71,10 +71,6 @@ class Core:
     def num_in_flight(self) -> int:
         return self.groups.num_in_flight + self.evals.num_in_flight
 
-    @property
-    def waits_for(self) -> str:
-        return state.waits_for(self)
-
     def view(self) -> CoreView:
         return state.view(self)
 
@@ -112,7 +108,7 @@ class Core:
     def _restore(self, restored: Restored) -> list[Command]:
         """Continue an interrupted run: what is shipped trains, what settled is used, the rest runs."""
         self._next_group = restored.next_group
-        self.evals.restore(restored.evaluated)
+        self.evals.last = restored.evaluated
         for pooled in restored.pooled:
             self.tasks.put(pooled.env, pooled.task, pooled.pool)
         for batch in restored.batches:
@@ -145,7 +141,7 @@ class Core:
         return commands
 
     def _on_tasks(self, event: TasksArrived) -> list[Command]:
-        owes_more = self.groups.in_flight_of(event.env) > 0
+        owes_more = self.groups.in_flight[event.env] > 0
         self.patience.answered(event.env, owes_more=owes_more)
         if event.split == "eval":
             return [*self.evals.arrived(event)]
@@ -172,7 +168,7 @@ class Core:
         return self._close(settled_group, group.task) if settled_group else []
 
     def _note_answer(self, env: str, event: Settled) -> None:
-        owes_more = self.groups.in_flight_of(env) > 0 or self.tasks.is_waiting_for(env)
+        owes_more = self.groups.in_flight[env] > 0 or self.tasks.is_waiting_for(env)
         if not isinstance(event.outcome, Cancelled):
             self.patience.answered(env, owes_more=owes_more)
         elif not owes_more:
@@ -207,8 +203,8 @@ class Core:
         return [DiscardGroup(self.shipping.discard(closed), closed)]
 
     def _release(self, closed: ClosedGroup) -> None:
-        for ref in closed.refs:
-            self.admission.budget.release(ref.length)
+        num_bytes = sum(ref.length for ref in closed.refs)
+        self.admission.budget.live_bytes -= num_bytes
 
     def _on_published(self, event: VersionPublished) -> list[Command]:
         """The batch of that step is trained, and what is in flight may have become too old."""
@@ -246,14 +242,14 @@ class Core:
         commands = self._start_evals()
         size = self.spec.orchestrator.group_size
         silent = state.silent_envs(self)
-        while self.admission.allows_group(state.demand(self, silent)):
+        while state.may_start_group(self, silent):
             taken = self.tasks.take(silent, state.full_envs(self))
             if taken is None:
                 break
             group, rollout_ids = self._new_group(*taken, size)
             self._open(group)
             self.admission.rate.started(size)
-            self.retries.started(size)
+            self.retries.num_started += size
             commands += self._dispatch(group, rollout_ids)
         if self.shipping.steps_left:
             for pull in self.tasks.pull():

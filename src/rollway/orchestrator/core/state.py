@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from ...records.situation import CoreView
 from ...records.task import Pool
-from .rollouts.admission import Demand
 from .rollouts.patience import MAX_QUIET_S
 
 if TYPE_CHECKING:
@@ -34,12 +33,12 @@ def view(core: "Core") -> CoreView:
     )
 
 
-def demand(core: "Core", silent: Collection[str]) -> Demand:
-    """Return how much is on its way to the trainer. Rollouts of silent environments do not count."""
+def may_start_group(core: "Core", silent: Collection[str]) -> bool:
+    """Return whether every bound leaves room for a group. Silent environments do not count."""
     ready, groups = core.shipping.ready, core.groups
-    open_rollouts = groups.num_rollouts - sum(groups.in_flight_of(env) for env in silent)
+    open_rollouts = groups.num_rollouts - sum(groups.in_flight[env] for env in silent)
     num_training = core.shipping.next_step - 1 - core.weights.applied
-    return Demand(
+    return core.admission.allows_group(
         in_flight=core.num_in_flight,
         unshipped=open_rollouts + core.closer.num_rollouts + ready.worth,
         training=num_training * ready.rollouts_a_batch,
@@ -51,15 +50,15 @@ def demand(core: "Core", silent: Collection[str]) -> Demand:
 def silent_envs(core: "Core") -> tuple[str, ...]:
     """Return the environments that have not answered for too long: the others do not wait for them."""
     lost = [env for env in core.spec.ratios if core.patience.is_lost(env)]
-    in_flight_of, is_waiting_for = core.groups.in_flight_of, core.tasks.is_waiting_for
-    return tuple(env for env in lost if in_flight_of(env) or is_waiting_for(env))
+    in_flight, tasks = core.groups.in_flight, core.tasks
+    return tuple(env for env in lost if in_flight[env] or tasks.is_waiting_for(env))
 
 
 def full_envs(core: "Core") -> tuple[str, ...]:
     """Return the environments that have no room for another group."""
-    size, in_flight_of = core.spec.orchestrator.group_size, core.groups.in_flight_of
+    size, in_flight = core.spec.orchestrator.group_size, core.groups.in_flight
     limits = core.admission.env_limits.items()
-    return tuple(env for env, limit in limits if in_flight_of(env) + size > limit)
+    return tuple(env for env, limit in limits if in_flight[env] + size > limit)
 
 
 def waits_for(core: "Core") -> str:

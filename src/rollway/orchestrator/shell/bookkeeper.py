@@ -2,6 +2,7 @@
 why`."""
 
 import asyncio
+from collections import defaultdict
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from ...payload.in_use import SegmentKeeper
 from ...payload.reader import SegmentReader
 from ...records.group import ClosedGroup, Member
 from ...records.ids import PolicyVersion, Step
-from ...records.restored import Restored, RestoredBatch
+from ...records.restored import RestoredBatch
 from ...records.rollout import Scored, Settled
 from ...rundir.rundir import RunDir, write_whole
 from ...rundir.saved_rollouts import decode_saved, group_to_save
@@ -42,7 +43,9 @@ class Bookkeeper:
         self.steps = steps
         self.segments = SegmentKeeper(SegmentReader(run.payload))
         self._saving = asyncio.Lock()
-        self._reports: dict[int, asyncio.Future[dict[str, float]]] = {}
+        self._reports: defaultdict[int, asyncio.Future[dict[str, float]]]
+        self._reports = defaultdict(asyncio.Future)
+        """The metrics of batches, which may be asked for before they are known."""
 
     async def dispatched(self, order: Dispatch) -> None:
         group_id, env, task, version = order.group_id, order.env, order.task, order.version
@@ -59,10 +62,6 @@ class Bookkeeper:
             await self.segments.hold(outcome.ref)
         await self.ledger.record_settled(settled)
 
-    async def shipped(self, ship: Ship) -> None:
-        """Note a batch that the trainer has, and save its rollouts."""
-        await self._report_batch(ship, await self._tally(ship))
-
     async def _tally(self, ship: Ship) -> dict[str, float]:
         """Sum up a batch. Other coroutines get the loop in between, however large the batch is."""
         tally, fair = StepTally(ship.manifest, self._config.correct_at), FairLoop()
@@ -71,27 +70,23 @@ class Bookkeeper:
             await fair.breathe()
         return tally.metrics()
 
-    async def _report_batch(self, ship: Ship, metrics: dict[str, float]) -> None:
+    async def shipped(self, ship: Ship, metrics: dict[str, float] | None = None) -> None:
+        """Note a batch that the trainer has, and save its rollouts."""
+        metrics = metrics or await self._tally(ship)
         step = ship.manifest.step
         trained = dict.fromkeys(row.rollout_id for row in ship.manifest.rows)
         await self.ledger.record_shipped(step, trained, metrics)
         kept = [closed for closed in ship.closed if closed.fate == "trained"]
         await self._save(self._run.saved_rollouts(step), kept)
-        self._report_of(step).set_result(metrics)
+        self._reports[step].set_result(metrics)
 
     async def published(self, step: Step, trained: dict[str, float]) -> None:
         """Report a trained step, once everything that reads its payload has done so."""
-        batch = await self._report_of(step)
+        batch = await self._reports[step]
         del self._reports[step]
         await self.ledger.record_published(step)
         self.tracker.published()
         await self.steps.report(step, batch, trained)
-
-    def _report_of(self, step: int) -> "asyncio.Future[dict[str, float]]":
-        """Return the metrics of a batch, which may be asked for before they are known."""
-        if step not in self._reports:
-            self._reports[step] = asyncio.get_running_loop().create_future()
-        return self._reports[step]
 
     async def discarded(self, step: Step, closed: ClosedGroup) -> None:
         await self._save(self._run.saved_rollouts(step), [closed])
@@ -110,16 +105,10 @@ class Bookkeeper:
         """Remove versions that no engine will load again."""
         await thread(self._run.prune_weights, applied, self._config.keep_weights)
 
-    def hold_restored(self, restored: Restored) -> None:
-        """Hold the payload that an interrupted run left. Its writers are gone."""
-        for ref in restored.refs:
-            self.segments.hold_old(ref)
-
     async def restored(self, batch: RestoredBatch) -> None:
         """Note a batch that was shipped before a restart: its rollouts are saved again."""
         await thread(_remove_trained, self._run.saved_rollouts(batch.manifest.step))
-        ship = Ship(batch.manifest, batch.closed)
-        await self._report_batch(ship, batch.metrics or await self._tally(ship))
+        await self.shipped(Ship(batch.manifest, batch.closed), batch.metrics)
 
     async def _save(self, path: Path, groups: list[ClosedGroup]) -> None:
         if self._config.save_rollouts:

@@ -7,8 +7,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from msgspec import Struct
-
 from ...config.specs import OrchestratorSpec
 from ...errors import EngineAway, EngineError, EngineLate
 from ...inference.engines.control import EngineControl, open_control
@@ -25,18 +23,6 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 
 Say = Callable[[str], Awaitable[None]]
-
-
-class FleetRules(Struct, frozen=True):
-    """How a fleet treats engines that do not answer, and whom it tells."""
-
-    patience_s: float
-    say: Say
-    is_needed: Callable[[], bool]
-    """Returns whether the run still has something to sample."""
-    must_push: bool = False
-    """Load the first weights whatever version an engine reports."""
-    look_every_s: float = LOOK_EVERY_S
 
 
 class _FleetEngine:
@@ -60,20 +46,26 @@ class _FleetEngine:
     def silent_s(self) -> float:
         return time.monotonic() - self.heard_s if self.trouble else 0.0
 
-    def state(self) -> EngineState:
-        return EngineState(self.url, self.version, self.silent_s, self.trouble, self.load)
-
 
 class EngineFleet:
     """Keeps every engine at the wanted version, which is the newest that `update` was called with."""
 
     def __init__(
-        self, controls: Sequence[EngineControl], wanted: UpdateWeights, rules: FleetRules
+        self,
+        spec: OrchestratorSpec,
+        controls: Sequence[EngineControl],
+        say: Say,
+        is_needed: Callable[[], bool],
+        look_every_s: float,
     ) -> None:
-        version, must_load = wanted.version, rules.must_push
+        """`is_needed` returns whether the run still has something to sample."""
+        version, must_load = PolicyVersion(spec.first_step - 1), spec.must_push
         self._engines = [_FleetEngine(control, version, must_load=must_load) for control in controls]
-        self._wanted = wanted
-        self._rules = rules
+        self._wanted = UpdateWeights(version, spec.weights)
+        self._patience_s = spec.engine.patience_s
+        self._say = say
+        self._is_needed = is_needed
+        self._look_every_s = look_every_s
         self._changed = asyncio.Condition()
         self._said: set[str] = set()
 
@@ -84,7 +76,10 @@ class EngineFleet:
         return sum_loads([engine.load for engine in answering if engine.load is not None])
 
     def states(self) -> tuple[EngineState, ...]:
-        return tuple(engine.state() for engine in self._engines)
+        return tuple(
+            EngineState(engine.url, engine.version, engine.silent_s, engine.trouble, engine.load)
+            for engine in self._engines
+        )
 
     async def begin(self) -> None:
         """Load the first weights into engines that lack them. All engines must answer."""
@@ -105,7 +100,7 @@ class EngineFleet:
         version = self._wanted.version
         newest = [engine for engine in self._engines if engine.version >= version]
         is_ready = any(not engine.must_load and not engine.trouble for engine in newest)
-        return is_ready or not self._rules.is_needed()
+        return is_ready or not self._is_needed()
 
     async def watch(self) -> None:
         """Check every engine forever, and load into those that come back what they missed."""
@@ -115,7 +110,7 @@ class EngineFleet:
 
     async def _watch(self, engine: _FleetEngine) -> None:
         while True:
-            await asyncio.sleep(self._rules.look_every_s)
+            await asyncio.sleep(self._look_every_s)
             if not engine.updating.locked():
                 await self._look_after(engine)
 
@@ -160,7 +155,7 @@ class EngineFleet:
             )
             if text not in self._said:
                 self._said.add(text)
-                await self._rules.say(text)
+                await self._say(text)
         elif not is_version(reported, wanted.version):
             raise EngineError(
                 f"the engine at {engine.url} was given version {wanted.version} and reports "
@@ -172,7 +167,7 @@ class EngineFleet:
         silent_s, engine.trouble = engine.silent_s, ""
         engine.heard_s = time.monotonic()
         if silent_s:
-            await self._rules.say(
+            await self._say(
                 f"The engine at {engine.url} is back after {silent_s:.0f} s, at version {engine.version}"
             )
         if engine.load is None and engine.url not in self._said:
@@ -184,13 +179,12 @@ class EngineFleet:
         if not engine.reports_version and engine.version > 0:
             # another process may come back, with the weights it was started from
             engine.must_load = True
-        rules = self._rules
         if was_answering:
             others = [other for other in self._engines if not other.trouble]
             effect = "the others take its rollouts" if others else "rollouts wait for it"
-            await rules.say(f"No answer from the engine at {engine.url} ({trouble}); {effect}")
+            await self._say(f"No answer from the engine at {engine.url} ({trouble}); {effect}")
         shortest_s = min(other.silent_s for other in self._engines)
-        if shortest_s >= rules.patience_s and rules.is_needed():
+        if shortest_s >= self._patience_s and self._is_needed():
             raise EngineError(self._no_engine_answers())
 
     def _no_engine_answers(self) -> str:
@@ -201,7 +195,7 @@ class EngineFleet:
         if len(silences) > 1:
             summary = f"none of the {len(silences)} engines answers: {'; '.join(silences)}"
         return (
-            f"{summary}, and engine.patience_s is {self._rules.patience_s:g}: start it again, then "
+            f"{summary}, and engine.patience_s is {self._patience_s:g}: start it again, then "
             "--resume continues from here"
         )
 
@@ -221,8 +215,6 @@ async def open_fleet(
             access = EngineAccess(url, config.request_deadline_s, config.model or "", key)
             controls.append(await stack.enter_async_context(open_control(access)))
         check_same_model([(control.url, control.served) for control in controls])
-        first = UpdateWeights(PolicyVersion(spec.first_step - 1), spec.weights)
-        rules = FleetRules(config.patience_s, say, is_needed, spec.must_push, look_every_s)
-        fleet = EngineFleet(controls, first, rules)
+        fleet = EngineFleet(spec, controls, say, is_needed, look_every_s)
         await fleet.begin()
         yield fleet

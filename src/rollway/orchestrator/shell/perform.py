@@ -106,7 +106,8 @@ class Performer:
 
     async def resume(self, restored: Restored) -> None:
         """Hold what an interrupted run left, and ship its untrained batches again."""
-        self._books.hold_restored(restored)
+        for ref in restored.refs:
+            self._books.segments.hold_old(ref)
         for batch in restored.batches:
             await self._peers.trainer.ship(batch.manifest)
             await self._books.restored(batch)

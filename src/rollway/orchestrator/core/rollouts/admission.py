@@ -3,8 +3,6 @@
 The core asks with numbers, and the answer is yes or no. Time arrives by `tick`.
 """
 
-from msgspec import Struct
-
 from ....config.sections import OrchestratorConfig
 from ....config.specs import CoreSpec
 from ....records.engine import EngineLoad
@@ -85,9 +83,6 @@ class PayloadBudget:
         self._num_seen += 1
         self._bytes_seen += num_bytes
 
-    def release(self, num_bytes: int) -> None:
-        self.live_bytes -= num_bytes
-
     @property
     def mean_bytes(self) -> float:
         """The mean size of a rollout's payload; 0 before the first has settled."""
@@ -96,18 +91,6 @@ class PayloadBudget:
     def has_room(self, num_rollouts: int) -> bool:
         """Return whether this many rollouts, running or about to run, fit beside what is live."""
         return self.live_bytes + num_rollouts * self.mean_bytes <= self._budget_bytes
-
-
-class Demand(Struct, frozen=True):
-    """How many rollouts are on their way to the trainer."""
-
-    in_flight: int
-    unshipped: float
-    """Rollouts of groups that are open, or closed and not yet shipped."""
-    training: int
-    """Rollouts of batches whose weights the engine does not sample from yet."""
-    rollouts_a_batch: int
-    steps_left: int
 
 
 class Admission:
@@ -123,18 +106,25 @@ class Admission:
         self.is_held_back = False
         """Whether the payload budget alone keeps the next group from starting."""
 
-    def allows_group(self, demand: Demand) -> bool:
-        config, unshipped = self._spec.orchestrator, demand.unshipped
-        in_flight = demand.in_flight + config.group_size
-        a_batch = demand.rollouts_a_batch
-        most_outstanding = self._spec.max_outstanding * a_batch / config.batch_size
+    def allows_group(
+        self,
+        in_flight: int,
+        unshipped: float,
+        training: int,
+        rollouts_a_batch: int,
+        steps_left: int,
+    ) -> bool:
+        """`unshipped` are rollouts of groups that are open, or closed and not shipped. `training` are
+        those of batches whose weights the engine does not sample from yet."""
+        config = self._spec.orchestrator
+        most_outstanding = self._spec.max_outstanding * rollouts_a_batch / config.batch_size
         is_wanted = (
-            in_flight <= self.concurrency.limit
-            and unshipped + demand.training < most_outstanding
-            and unshipped < demand.steps_left * a_batch
+            in_flight + config.group_size <= self.concurrency.limit
+            and unshipped + training < most_outstanding
+            and unshipped < steps_left * rollouts_a_batch
             and self.rate.allows
         )
-        fits = self.budget.has_room(in_flight)
+        fits = self.budget.has_room(in_flight + config.group_size)
         self.is_held_back = is_wanted and not fits
         return is_wanted and fits
 

@@ -22,32 +22,25 @@ class Difficulty:
     def __init__(self, config: DifficultyConfig) -> None:
         self._config = config
         self._waiting: dict[Pool, dict[str, Task]] = {"hard": {}, "easy": {}}
-        self._pool_of: dict[str, Pool] = {}
-        self._num_pooled: Counter[Pool] = Counter()
+        self.pool_of: dict[str, Pool] = {}
+        """By the id of the task. A task that is not here is ordinary."""
+        self.num_pooled: Counter[Pool] = Counter()
         self._num_taken: Counter[Pool] = Counter()
-        self._num_groups = 0
+        self.num_groups = 0
+        """Groups that started, whatever their pool."""
 
     def put(self, task: Task, pool: Pool) -> None:
         waiting = self._waiting[pool]
         waiting[task.id] = task
-        self._num_pooled[pool] += task.id not in self._pool_of
-        self._pool_of[task.id] = pool
+        self.num_pooled[pool] += task.id not in self.pool_of
+        self.pool_of[task.id] = pool
         if len(waiting) > MAX_POOLED:
             self._leave(next(iter(waiting)))
-
-    def is_ordinary(self, task: Task) -> bool:
-        return task.id not in self._pool_of
-
-    def count(self, pool: Pool) -> int:
-        return self._num_pooled[pool]
-
-    def started(self) -> None:
-        self._num_groups += 1
 
     def take_due(self) -> Task | None:
         """Take a task of a pool that has had less than its share of the groups."""
         for pool, share in SHARES.items():
-            if self._waiting[pool] and self._num_taken[pool] < share * self._num_groups:
+            if self._waiting[pool] and self._num_taken[pool] < share * self.num_groups:
                 return self._take(pool)
         return None
 
@@ -61,12 +54,9 @@ class Difficulty:
         self._num_taken[pool] += 1
         return waiting.pop(next(iter(waiting)))
 
-    def pool_of(self, task: Task) -> Pool | None:
-        return self._pool_of.get(task.id)
-
     def closed(self, task: Task, rewards: list[float]) -> bool:
         """Note a closed group, and return whether its task changed pools. Without rewards it stays."""
-        was = self.pool_of(task)
+        was = self.pool_of.get(task.id)
         pool = self._judge(rewards) if rewards else was
         if was is not None:
             self._leave(task.id)
@@ -75,8 +65,8 @@ class Difficulty:
         return pool != was
 
     def _leave(self, task_id: str) -> None:
-        pool = self._pool_of.pop(task_id)
-        self._num_pooled[pool] -= 1
+        pool = self.pool_of.pop(task_id)
+        self.num_pooled[pool] -= 1
         self._waiting[pool].pop(task_id, None)
 
     def _judge(self, rewards: list[float]) -> Pool | None:

@@ -28,7 +28,8 @@ class Evaluations:
         self._config = spec.eval
         self._envs = (spec.eval and spec.eval.envs) or tuple(spec.ratios)
         self._max_steps = spec.max_steps
-        self._last: int | None = None
+        self.last: int | None = None
+        """The last version that was evaluated, or is being evaluated, also before a restart."""
         self._next: PolicyVersion | None = None
         self._version: PolicyVersion | None = None
         self._pulling: set[str] = set()
@@ -58,24 +59,20 @@ class Evaluations:
             f"{len(self._pending)} tasks wait"
         )
 
-    def restore(self, version: int | None) -> None:
-        """Note the last version that the run had evaluated before it was interrupted."""
-        self._last = version
-
     def is_due(self, version: int) -> bool:
         """Return whether this version is to be evaluated: the first, one in every few, and the last."""
         config = self._config
         if config is None:
             return False
-        if self._last is None:
+        if self.last is None:
             return True
-        is_regular = version // config.every > self._last // config.every
-        return version > self._last and (is_regular or version == self._max_steps)
+        is_regular = version // config.every > self.last // config.every
+        return version > self.last and (is_regular or version == self._max_steps)
 
     def applied(self, version: PolicyVersion) -> list[PullTasks]:
         if not self.is_due(version):
             return []
-        self._last = self._next = version
+        self.last = self._next = version
         return self._begin()
 
     def _begin(self) -> list[PullTasks]:

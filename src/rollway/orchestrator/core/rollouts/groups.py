@@ -35,7 +35,8 @@ class OpenGroups:
     def __init__(self) -> None:
         self._open: dict[GroupId, OpenGroup] = {}
         self._group_of: dict[RolloutId, GroupId] = {}
-        self._in_flight_by_env: Counter[str] = Counter()
+        self.in_flight: Counter[str] = Counter()
+        """Rollouts in flight, by environment."""
         self.num_rollouts = 0
         """Rollouts of open groups, settled ones included."""
 
@@ -46,11 +47,8 @@ class OpenGroups:
     def open(self, group: OpenGroup) -> None:
         self._open[group.id] = group
         self._group_of.update(dict.fromkeys(group.waiting, group.id))
-        self._in_flight_by_env[group.env] += len(group.waiting)
+        self.in_flight[group.env] += len(group.waiting)
         self.num_rollouts += len(group.waiting)
-
-    def in_flight_of(self, env: str) -> int:
-        return self._in_flight_by_env[env]
 
     def group_of(self, rollout_id: RolloutId) -> OpenGroup | None:
         """Return the group that waits for this rollout, or None."""
@@ -71,7 +69,7 @@ class OpenGroups:
             self._group_of[retry] = group.id
             self.num_rollouts += 1
             return None
-        self._in_flight_by_env[group.env] -= 1
+        self.in_flight[group.env] -= 1
         if group.waiting:
             return None
         del self._open[group.id]

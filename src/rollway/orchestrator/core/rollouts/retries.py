@@ -16,11 +16,8 @@ class Retries:
 
     def __init__(self, config: RetriesConfig) -> None:
         self._config = config
-        self._num_started = 0
+        self.num_started = 0
         self.num_retries = 0
-
-    def started(self, count: int) -> None:
-        self._num_started += count
 
     def next_id(self, rollout_id: RolloutId, outcome: Outcome) -> RolloutId | None:
         """Return the id under which the rollout runs again, or None if it does not."""
@@ -28,7 +25,7 @@ class Retries:
             return None
         if num_retries(rollout_id) >= getattr(self._config, outcome.boundary, 0):
             return None
-        if self.num_retries >= max(MIN_BUDGET, BUDGET * self._num_started):
+        if self.num_retries >= max(MIN_BUDGET, BUDGET * self.num_started):
             return None
         self.num_retries += 1
         return next_try(rollout_id)

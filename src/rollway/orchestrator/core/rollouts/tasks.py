@@ -47,7 +47,7 @@ class _TaskSource(Struct):
         task = self.difficulty.take_due()
         while task is None and self.buffer:
             first = self.buffer[0]
-            is_ordinary = self.difficulty.is_ordinary(first)
+            is_ordinary = first.id not in self.difficulty.pool_of
             if not is_ordinary and self.num_passed_over < a_round:
                 self.num_passed_over += 1
                 self._pop()
@@ -92,7 +92,8 @@ class TaskMix:
 
     def pooled(self, pool: Pool) -> dict[str, int]:
         """Return how many tasks of each environment are in a pool."""
-        return {env: source.difficulty.count(pool) for env, source in self._sources.items()}
+        sources = self._sources.items()
+        return {env: source.difficulty.num_pooled[pool] for env, source in sources}
 
     def take(self, silent: Collection[str] = (), full: Collection[str] = ()) -> tuple[str, Task] | None:
         """Take the next task of the environment that is furthest behind its share, or None to wait.
@@ -111,7 +112,7 @@ class TaskMix:
         if env in full or (task := source.take()) is None:
             return None
         source.num_taken += 1
-        source.difficulty.started()
+        source.difficulty.num_groups += 1
         return env, task
 
     def did_not_train(self, env: str) -> None:
@@ -122,7 +123,7 @@ class TaskMix:
         """A group of this task has closed; the task may be in another pool now."""
         difficulty = self._sources[env].difficulty
         has_moved = difficulty.closed(task, rewards)
-        return [PoolTask(env, task, difficulty.pool_of(task))] if has_moved else []
+        return [PoolTask(env, task, difficulty.pool_of.get(task.id))] if has_moved else []
 
     def put(self, env: str, task: Task, pool: Pool) -> None:
         """Restore a task that was in this pool before a restart."""
