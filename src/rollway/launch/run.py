@@ -23,7 +23,7 @@ from ..records.restored import StartPoint
 from ..records.turn import Sampling
 from ..rundir.rundir import RunDir
 from .engine import start_engine
-from .parts import open_parts
+from .parts import RunningParts
 from .watch import RunWatch
 
 ROUTER = "rollway.envserver.router.router:main"
@@ -35,7 +35,8 @@ async def run_all(
     config: RunConfig, plan: Plan, run: RunDir, start: StartPoint, watch: RunWatch
 ) -> None:
     """Start all parts of a run, wait for its last step, end all parts."""
-    async with open_parts(run.logs, watch.health.hear, watch.on_message, watch.say) as parts:
+    running = RunningParts(run.logs, watch.health.hear, watch.on_message, watch.say)
+    async with running.run() as parts:
         watch.say(f"Starting: {', '.join(_what_starts(config, plan))}")
         urls, engine, trainer = config.engine.urls, None, None
         if not urls:

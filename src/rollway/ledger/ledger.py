@@ -118,7 +118,6 @@ class Ledger:
         await self._insert("pools", env=env, task_id=task.id, pool=pool, task=encode(task))
 
     async def record_eval(self, version: PolicyVersion) -> None:
-        """Record that the evaluation of a version is over and reported."""
         await self._insert("evals", version=version, reported_s=time.time())
 
     async def record_dispatch(

@@ -127,7 +127,6 @@ def _is_usable(end: Settled, is_intact: IsIntact) -> bool:
 
 
 def read_reports(path: Path) -> dict[Step, dict[str, float]]:
-    """Return the metrics of a run's batches, by step."""
     if not path.exists():
         return {}
     with _open(path) as db:

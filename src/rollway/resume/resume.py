@@ -118,7 +118,6 @@ def _is_intact(reader: SegmentReader, ref: PayloadRef) -> bool:
 
 
 def _remove_unused(run: RunDir, reader: SegmentReader, restored: Restored) -> None:
-    """Remove the segments that no restored rollout refers to."""
     for segment in set(reader.segments()) - {ref.segment for ref in restored.refs}:
         reader.remove(segment)
     remove_spares(run.payload)

@@ -69,7 +69,6 @@ class MeanDurations(Struct, frozen=True, kw_only=True):
 
 
 def around_means(means: MeanDurations, seed: int, count: int = 2000) -> Durations:
-    """Draw turns, tools, scoring and training around their means."""
     rng = random.Random(seed)
 
     def around(mean: float) -> float:
@@ -140,7 +139,6 @@ def _steady_steps(run: RunDir) -> list[_MetricsLine]:
 
 
 def _groups(outcomes: list[tuple[int, Outcome]]) -> list[list[SampledRollout]]:
-    """Return the scored rollouts, by group."""
     groups: dict[int, list[SampledRollout]] = defaultdict(list)
     for group_id, outcome in outcomes:
         if isinstance(outcome, Scored):

@@ -9,18 +9,9 @@ from itertools import count
 
 from msgspec import Struct, field
 
-from ..orchestrator.core import commands
+from ..orchestrator.core import commands, events
 from ..orchestrator.core.batches.credit import grpo
 from ..orchestrator.core.core import Core
-from ..orchestrator.core.events import (
-    Credited,
-    Event,
-    Started,
-    TasksArrived,
-    Tick,
-    VersionPublished,
-    WeightsApplied,
-)
 from ..orchestrator.core.state import waits_for
 from ..records.engine import EngineLoad
 from ..records.ids import GroupId, PolicyVersion, RolloutId, WorkerName
@@ -35,8 +26,6 @@ MAX_GROUPS = 10_000
 
 
 class SimulationTally(Struct):
-    """The counts and times of a simulation, for its report."""
-
     now_s: float = 0.0
     steps_s: list[float] = []
     staleness: Counter[int] = field(default_factory=Counter)
@@ -64,7 +53,7 @@ class SimulatedWorld:
         self._ticks = ticks
         self._rng = random.Random(seed)
         self._choose = self._rng.choice
-        self._agenda: list[tuple[float, int, Callable[[], Event | None]]] = []
+        self._agenda: list[tuple[float, int, Callable[[], events.Event | None]]] = []
         self._order = count()
         self._queue: deque[tuple[RolloutId, GroupId]] = deque()
         self._running: set[RolloutId] = set()
@@ -78,7 +67,7 @@ class SimulatedWorld:
 
     def run(self, max_settled: int) -> SimulationTally:
         """Run until the core has finished or `max_settled` rollouts have settled."""
-        self._hear(Started())
+        self._hear(events.Started())
         if self._ticks:
             self._tick()
         while self._agenda and not self._core.finished and self.tally.num_settled < max_settled:
@@ -97,10 +86,10 @@ class SimulatedWorld:
         tally.waits_us[_cause(waits_for(self._core))] += round(passed_s * 1e6)
         tally.now_s = at_s
 
-    def _later(self, seconds: float, action: Callable[[], Event | None]) -> None:
+    def _later(self, seconds: float, action: Callable[[], events.Event | None]) -> None:
         heapq.heappush(self._agenda, (self.tally.now_s + seconds, next(self._order), action))
 
-    def _hear(self, event: Event) -> None:
+    def _hear(self, event: events.Event) -> None:
         orders = deque(self._core.on_event(event))
         while orders:
             result = self._perform(orders.popleft())
@@ -111,24 +100,24 @@ class SimulatedWorld:
         tally.most_bytes = max(tally.most_bytes, budget.live_bytes)
         tally.most_in_flight = max(tally.most_in_flight, self._core.num_in_flight)
 
-    def _tick(self) -> Event:
+    def _tick(self) -> events.Event:
         """Happen once a second and report the engine's load too: some rules of the core need both."""
         self._later(1.0, self._tick)
         self._hear(EngineLoad(len(self._running), len(self._queue), 0.0))
-        return Tick(self.tally.now_s)
+        return events.Tick(self.tally.now_s)
 
-    def _perform(self, command: commands.Command) -> Event | None:
+    def _perform(self, command: commands.Command) -> events.Event | None:
         """Carry out a command. Those that write or free something have no effect here."""
         match command:
             case commands.PullTasks(env=env, start=start, count=num_tasks, split=split):
                 tasks = tuple(Task(id=str(n), prompt="") for n in range(start, start + num_tasks))
-                return TasksArrived(env, start, tasks, split=split)
+                return events.TasksArrived(env, start, tasks, split=split)
             case commands.Dispatch(rollout_ids=rollout_ids, group_id=group_id):
                 self._queue.extend((rollout_id, group_id) for rollout_id in rollout_ids)
             case commands.CancelRollout(rollout_id=rollout_id):
                 return self._cancel(rollout_id)
             case commands.Credit(group_id=group_id, rewards=rewards):
-                return Credited(group_id, grpo(rewards))
+                return events.Credited(group_id, grpo(rewards))
             case commands.Ship():
                 self._manifests.append(command)
                 self._later(self._choose(self._durations.ship_s), self._train_next)
@@ -147,7 +136,7 @@ class SimulatedWorld:
             end = partial(self._end, rollout_id, self._version, sampled.reward)
             self._later(sampled.seconds, end)
 
-    def _end(self, rollout_id: RolloutId, version: int, reward: float) -> Event | None:
+    def _end(self, rollout_id: RolloutId, version: int, reward: float) -> events.Event | None:
         if rollout_id not in self._running:
             return None  # it was cancelled
         self._running.remove(rollout_id)
@@ -174,12 +163,12 @@ class SimulatedWorld:
         first, last = PolicyVersion(version), PolicyVersion(self._version)
         return Scored(reward, {}, {}, (row,), ref, 1, "stop", first, last, Timing(0, 0, 0, 0))
 
-    def _cancel(self, rollout_id: RolloutId) -> Event:
+    def _cancel(self, rollout_id: RolloutId) -> events.Event:
         self._running.discard(rollout_id)
         self._queue = deque(queued for queued in self._queue if queued[0] != rollout_id)
         return Settled(rollout_id, 1, SIMULATED, Cancelled("simulated"))
 
-    def _train_next(self) -> Event | None:
+    def _train_next(self) -> events.Event | None:
         """Train the next batch, unless one is being trained."""
         if self._manifests and not self._is_training:
             self._is_training = True
@@ -187,7 +176,7 @@ class SimulatedWorld:
             self._later(self._choose(self._durations.train_s), lambda: self._publish(ship))
         return None
 
-    def _publish(self, ship: commands.Ship) -> Event:
+    def _publish(self, ship: commands.Ship) -> events.Event:
         self._is_training = False
         tally, manifest = self.tally, ship.manifest
         tally.steps_s.append(tally.now_s - self._published_s)
@@ -198,11 +187,11 @@ class SimulatedWorld:
                     stale = manifest.trains_version - member.scored.first_version
                     tally.staleness[stale] += 1
         self._train_next()
-        return VersionPublished(PolicyVersion(manifest.step), "")
+        return events.VersionPublished(PolicyVersion(manifest.step), "")
 
-    def _applied(self, version: PolicyVersion) -> Event:
+    def _applied(self, version: PolicyVersion) -> events.Event:
         self._version = version
-        return WeightsApplied(version)
+        return events.WeightsApplied(version)
 
 
 def _cause(text: str) -> str:

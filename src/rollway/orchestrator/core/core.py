@@ -10,29 +10,19 @@ from ...records.restored import Restored, RestoredGroup
 from ...records.rollout import Cancelled, Scored, Settled
 from ...records.situation import CoreView
 from ...records.task import Split, Task
-from . import state
+from . import events, state
 from .batches.closer import MIN_SCORED, GroupCloser
 from .batches.shipping import Shipping, WeightVersions
 from .batches.staleness import oldest_trainable
 from .commands import (
     CancelRollout,
-    Command,
+    Commands,
     DiscardGroup,
     Dispatch,
     Finish,
     GiveUp,
     RecordEvalGroup,
     ReleasePayload,
-)
-from .events import (
-    Credited,
-    Event,
-    Started,
-    TasksArrived,
-    Tick,
-    VersionPublished,
-    WeightsApplied,
-    WorkerLag,
 )
 from .rollouts.admission import Admission
 from .rollouts.evals import Evaluations
@@ -74,38 +64,38 @@ class Core:
     def view(self) -> CoreView:
         return state.view(self)
 
-    def on_event(self, event: Event) -> list[Command]:
+    def on_event(self, event: events.Event) -> Commands:
         if self.finished:
             return []
         commands = self._on(event) + self._ship()
         return commands + self._start() + self._end_if_over()
 
-    def _on(self, event: Event) -> list[Command]:
+    def _on(self, event: events.Event) -> Commands:
         match event:
-            case Started(restored=restored, whole_groups=whole_groups):
+            case events.Started(restored=restored, whole_groups=whole_groups):
                 self._whole_groups = whole_groups
-                return [*self._restore(restored), *self.evals.applied(self.weights.applied)]
-            case Tick(now_s=now_s):
+                return self._restore(restored) + self.evals.applied(self.weights.applied)
+            case events.Tick(now_s=now_s):
                 return self._on_tick(now_s)
-            case TasksArrived():
+            case events.TasksArrived():
                 return self._on_tasks(event)
             case Settled():
                 return self._on_settled(event)
-            case Credited(group_id=group_id, advantages=advantages):
+            case events.Credited(group_id=group_id, advantages=advantages):
                 closed = self.closer.credited(group_id, advantages)
                 return self._keep(closed) if closed else []
-            case VersionPublished():
+            case events.VersionPublished():
                 return self._on_published(event)
-            case WeightsApplied(version=version):
+            case events.WeightsApplied(version=version):
                 self.patience.note_change()
-                return [*self.weights.on_applied(version), *self.evals.applied(version)]
+                return self.weights.on_applied(version) + self.evals.applied(version)
             case EngineLoad():
                 self.admission.concurrency.on_engine_load(event, self.num_in_flight)
-            case WorkerLag(p90_s=lag_s):
+            case events.WorkerLag(p90_s=lag_s):
                 self.admission.concurrency.on_worker_lag(lag_s)
         return []
 
-    def _restore(self, restored: Restored) -> list[Command]:
+    def _restore(self, restored: Restored) -> Commands:
         """Continue an interrupted run: what is shipped trains, what settled is used, the rest runs."""
         self._next_group = restored.next_group
         self.evals.last = restored.evaluated
@@ -118,7 +108,7 @@ class Core:
                     self.admission.budget.hold(ref.length)
         return [command for group in restored.groups for command in self._reopen(group)]
 
-    def _reopen(self, restored: RestoredGroup) -> list[Command]:
+    def _reopen(self, restored: RestoredGroup) -> Commands:
         waiting, version = set(restored.ids), self.weights.applied
         group = OpenGroup(restored.id, restored.env, restored.task, version, waiting)
         self._open(group)
@@ -129,7 +119,7 @@ class Core:
             commands += self._on_settled(end, may_retry=False)
         return commands
 
-    def _on_tick(self, now_s: float) -> list[Command]:
+    def _on_tick(self, now_s: float) -> Commands:
         self.patience.tick(now_s)
         self.admission.rate.tick(now_s)
         late = self.groups.waiting_in(self.stragglers.take_due(now_s))
@@ -140,15 +130,15 @@ class Core:
             commands += _cancel(self.evals.abandon(env), reason)
         return commands
 
-    def _on_tasks(self, event: TasksArrived) -> list[Command]:
+    def _on_tasks(self, event: events.TasksArrived) -> Commands:
         owes_more = self.groups.in_flight[event.env] > 0
         self.patience.answered(event.env, owes_more=owes_more)
         if event.split == "eval":
-            return [*self.evals.arrived(event)]
+            return self.evals.arrived(event)
         self.tasks.arrived(event)
         return []
 
-    def _on_settled(self, event: Settled, *, may_retry: bool = True) -> list[Command]:
+    def _on_settled(self, event: Settled, *, may_retry: bool = True) -> Commands:
         rollout_id, outcome = event.rollout_id, event.outcome
         group = self.groups.group_of(rollout_id)
         if group is None and self.evals.groups.group_of(rollout_id) is None:
@@ -174,15 +164,15 @@ class Core:
         elif not owes_more:
             self.patience.cancelled(env)
 
-    def _on_evaluated(self, event: Settled) -> list[Command]:
+    def _on_evaluated(self, event: Settled) -> Commands:
         self.patience.note_change()
         commands = self.evals.settle(event)
         for command in commands:
             if isinstance(command, RecordEvalGroup):
                 self._release(command.closed)
-        return [*commands]
+        return commands
 
-    def _close(self, group: Group, task: Task) -> list[Command]:
+    def _close(self, group: Group, task: Task) -> Commands:
         rewards = [member.scored.reward for member in group.members]
         judged = rewards if len(rewards) >= MIN_SCORED and not group.cancelled else []
         moved = self.tasks.closed(group.env, task, judged)
@@ -190,14 +180,14 @@ class Core:
         kept = self._keep(closed) if isinstance(closed, ClosedGroup) else [closed]
         return [*moved, *kept]
 
-    def _keep(self, closed: ClosedGroup) -> list[Command]:
+    def _keep(self, closed: ClosedGroup) -> Commands:
         self.useless.closed(closed)
         if closed.fate != "trained":
             return self._discard(closed)
         self.shipping.ready.add(closed)
         return []
 
-    def _discard(self, closed: ClosedGroup) -> list[Command]:
+    def _discard(self, closed: ClosedGroup) -> Commands:
         self.tasks.did_not_train(closed.group.env)
         self._release(closed)
         return [DiscardGroup(self.shipping.discard(closed), closed)]
@@ -206,7 +196,7 @@ class Core:
         num_bytes = sum(ref.length for ref in closed.refs)
         self.admission.budget.live_bytes -= num_bytes
 
-    def _on_published(self, event: VersionPublished) -> list[Command]:
+    def _on_published(self, event: events.VersionPublished) -> Commands:
         """The batch of that step is trained, and what is in flight may have become too old."""
         self.patience.note_change()
         self.weights.published = event.version
@@ -224,9 +214,9 @@ class Core:
         cancels = _cancel(self.groups.older_than(oldest), reason)
         return [release, *cancels, *self.weights.update_to(event)]
 
-    def _ship(self) -> list[Command]:
+    def _ship(self) -> Commands:
         """Ship batches while there are enough rollouts and the trainer is not too far behind."""
-        commands: list[Command] = []
+        commands: Commands = []
         while True:
             for closed in self.shipping.take_stale():
                 commands += self._discard(closed)
@@ -237,7 +227,7 @@ class Core:
             if self.shipping.is_over:
                 commands += _cancel(self.groups.all_in_flight(), "the last batch is shipped")
 
-    def _start(self) -> list[Command]:
+    def _start(self) -> Commands:
         """Start what every bound leaves room for. Evaluations come first, and have their own share."""
         commands = self._start_evals()
         size = self.spec.orchestrator.group_size
@@ -257,8 +247,8 @@ class Core:
                 commands.append(pull)
         return commands
 
-    def _start_evals(self) -> list[Command]:
-        commands: list[Command] = []
+    def _start_evals(self) -> Commands:
+        commands: Commands = []
         limit, size = self.admission.concurrency.limit, self.evals.group_size
         while self.num_in_flight + size <= limit:
             taken = self.evals.take(limit)
@@ -282,12 +272,12 @@ class Core:
 
     def _dispatch(
         self, group: OpenGroup, rollout_ids: Iterable[RolloutId], split: Split = "train"
-    ) -> list[Command]:
+    ) -> Commands:
         env, version = group.env, self.weights.applied
         position, ids = self.tasks.position(env), tuple(rollout_ids)
         return [Dispatch(env, group.id, ids, group.task, version, position, split)]
 
-    def _end_if_over(self) -> list[Command]:
+    def _end_if_over(self) -> Commands:
         """Finish when everything is trained and settled, or give up if something cannot come."""
         published = self.weights.published
         waits = self.num_in_flight or self.closer.num_groups or self.evals.is_running
@@ -299,5 +289,5 @@ class Core:
         return [GiveUp(reason)] if reason else []
 
 
-def _cancel(running: list[Running], reason: str) -> list[Command]:
+def _cancel(running: list[Running], reason: str) -> Commands:
     return [CancelRollout(env, rollout_id, reason) for env, rollout_id in running]

@@ -15,7 +15,6 @@ POOLS: tuple[Pool, ...] = ("easy", "hard")
 
 
 def view(core: "Core") -> CoreView:
-    """Return the numbers of a run that people and metrics look at."""
     admission, ready = core.admission, core.shipping.ready
     return CoreView(
         step=core.shipping.next_step,
@@ -55,7 +54,6 @@ def silent_envs(core: "Core") -> tuple[str, ...]:
 
 
 def full_envs(core: "Core") -> tuple[str, ...]:
-    """Return the environments that have no room for another group."""
     size, in_flight = core.spec.orchestrator.group_size, core.groups.in_flight
     limits = core.admission.env_limits.items()
     return tuple(env for env, limit in limits if in_flight[env] + size > limit)

@@ -71,7 +71,6 @@ class Bookkeeper:
         return tally.metrics()
 
     async def shipped(self, ship: Ship, metrics: dict[str, float] | None = None) -> None:
-        """Note a batch that the trainer has, and save its rollouts."""
         metrics = metrics or await self._tally(ship)
         step = ship.manifest.step
         trained = dict.fromkeys(row.rollout_id for row in ship.manifest.rows)

@@ -26,8 +26,6 @@ Say = Callable[[str], Awaitable[None]]
 
 
 class _FleetEngine:
-    """One engine, and what is known of it."""
-
     def __init__(self, control: EngineControl, version: PolicyVersion, *, must_load: bool) -> None:
         self.control = control
         self.url = control.url
@@ -71,7 +69,6 @@ class EngineFleet:
 
     @property
     def load(self) -> EngineLoad | None:
-        """The load of all engines that answer and report it."""
         answering = [engine for engine in self._engines if not engine.trouble]
         return sum_loads([engine.load for engine in answering if engine.load is not None])
 

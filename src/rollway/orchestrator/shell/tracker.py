@@ -3,7 +3,7 @@
 import heapq
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from msgspec import Struct
@@ -83,10 +83,9 @@ class RolloutTracker:
 
     def situation(self) -> Situation:
         now_s = time.monotonic()
-        by_age = heapq.nsmallest(MAX_OLDEST, self._in_flight.items(), key=lambda item: item[1].since_s)
-        in_flight: dict[str, int] = dict.fromkeys(self._envs, 0)
-        for rollout in self._in_flight.values():
-            in_flight[rollout.env] += 1
+        rollouts = self._in_flight.items()
+        by_age = heapq.nsmallest(MAX_OLDEST, rollouts, key=lambda item: item[1].since_s)
+        in_flight = Counter(rollout.env for _, rollout in rollouts)
         return Situation(
             time_s=time.time(),
             core=self._view(),
@@ -108,10 +107,8 @@ class RolloutTracker:
         if not self._recent_s or step_s < due_s:
             return ""
         self._remarked_s = step_s
-        return (
-            f"The step has taken {step_s:.0f} s so far, {usual_s:.1f} s is usual: "
-            f"{first_line(self.situation())}"
-        )
+        reason = first_line(self.situation())
+        return f"The step has taken {step_s:.0f} s so far, {usual_s:.1f} s is usual: {reason}"
 
 
 def _waiting(rollout_id: RolloutId, rollout: _InFlight, now_s: float) -> WaitingRollout:

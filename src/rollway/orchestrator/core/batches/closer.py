@@ -7,11 +7,10 @@ from ....records.group import ClosedGroup, Fate, Group
 from ....records.ids import GroupId, RolloutId
 from ....records.rollout import Detection
 from ..commands import Credit
-from .credit import BASELINES, Advantages, penalise_length
+from .credit import BASELINES, TINY, Advantages, penalise_length
 
 MIN_SCORED = 2
 """Fewer scored rollouts than this give no baseline to compare with."""
-TINY = 1e-9
 
 
 class GroupCloser:

@@ -8,7 +8,7 @@ from ....config.specs import CoreSpec
 from ....records.group import ClosedGroup
 from ....records.ids import PolicyVersion, Step
 from ....records.restored import RestoredBatch
-from ..commands import Ship, UpdateWeights
+from ..commands import Commands, Ship, UpdateWeights
 from ..events import VersionPublished
 from .packing import plan_batch
 from .staleness import is_trainer_behind, oldest_trainable
@@ -52,7 +52,6 @@ class ReadyGroups:
         self._tokens_seen += closed.num_tokens
 
     def take_batch(self) -> list[ClosedGroup]:
-        """Take the oldest groups that fill a batch."""
         batch: list[ClosedGroup] = []
         num_rollouts = num_tokens = 0
         while not self._fills_batch(num_rollouts, num_tokens):
@@ -152,17 +151,16 @@ class WeightVersions:
         self.updating: PolicyVersion | None = None
         self._newest: VersionPublished | None = None
 
-    def update_to(self, published: VersionPublished) -> list[UpdateWeights]:
+    def update_to(self, published: VersionPublished) -> Commands:
         """Make the engine sample from this version as soon as it can."""
         self._newest = published
         return self._update()
 
-    def on_applied(self, version: PolicyVersion) -> list[UpdateWeights]:
-        self.applied = version
-        self.updating = None
+    def on_applied(self, version: PolicyVersion) -> Commands:
+        self.applied, self.updating = version, None
         return self._update()
 
-    def _update(self) -> list[UpdateWeights]:
+    def _update(self) -> Commands:
         newest = self._newest
         if newest is None or self.updating is not None or newest.version <= self.applied:
             return []

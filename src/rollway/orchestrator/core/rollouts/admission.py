@@ -94,8 +94,6 @@ class PayloadBudget:
 
 
 class Admission:
-    """Says whether one more group may start."""
-
     def __init__(self, spec: CoreSpec) -> None:
         self._spec = spec
         self.concurrency = Concurrency(spec.orchestrator)

@@ -7,7 +7,7 @@ from ....records.group import ClosedGroup
 from ....records.ids import PolicyVersion
 from ....records.rollout import Settled
 from ....records.task import Task
-from ..commands import PullTasks, RecordEvalGroup, ReportEval
+from ..commands import Commands, PullTasks, RecordEvalGroup, ReportEval
 from ..events import TasksArrived
 from .groups import OpenGroups, Running
 
@@ -69,13 +69,13 @@ class Evaluations:
         is_regular = version // config.every > self.last // config.every
         return version > self.last and (is_regular or version == self._max_steps)
 
-    def applied(self, version: PolicyVersion) -> list[PullTasks]:
+    def applied(self, version: PolicyVersion) -> Commands:
         if not self.is_due(version):
             return []
         self.last = self._next = version
         return self._begin()
 
-    def _begin(self) -> list[PullTasks]:
+    def _begin(self) -> Commands:
         if self._config is None or self._next is None or self.is_running:
             return []
         self._version, self._next = self._next, None
@@ -83,7 +83,7 @@ class Evaluations:
         count = min(PAGE, self._config.num_tasks)
         return [PullTasks(env, 0, count, "eval") for env in self._envs]
 
-    def arrived(self, event: TasksArrived) -> list[PullTasks | ReportEval]:
+    def arrived(self, event: TasksArrived) -> Commands:
         env, tasks = event.env, event.tasks
         if self._config is None or env not in self._pulling:
             return []
@@ -103,7 +103,7 @@ class Evaluations:
         most = max(size, int(SHARE * max_in_flight))
         return self._pending.popleft() if self.num_in_flight + size <= most else None
 
-    def settle(self, settled: Settled) -> list[RecordEvalGroup | ReportEval | PullTasks]:
+    def settle(self, settled: Settled) -> Commands:
         group = self.groups.settle(settled)
         if group is None or self._version is None:
             return []
@@ -111,7 +111,7 @@ class Evaluations:
         self._closed.append(closed)
         return [RecordEvalGroup(self._version, closed), *self._finish()]
 
-    def _finish(self) -> list[PullTasks | ReportEval]:
+    def _finish(self) -> Commands:
         """Report once everything has settled, and begin the next evaluation if one is due."""
         if self._version is None or self._pulling or self._pending or self.num_in_flight:
             return []

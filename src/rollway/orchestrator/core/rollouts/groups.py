@@ -19,8 +19,6 @@ Running = tuple[str, RolloutId]
 
 
 class OpenGroup(Struct):
-    """A group, with the rollouts it waits for and those that have settled."""
-
     id: GroupId
     env: str
     task: Task

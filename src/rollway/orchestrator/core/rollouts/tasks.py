@@ -83,7 +83,6 @@ class TaskMix:
 
     @property
     def empty_env(self) -> str | None:
-        """An environment that has no tasks, or None."""
         empty = (env for env, source in self._sources.items() if source.size == 0)
         return next(empty, None)
 
@@ -91,7 +90,6 @@ class TaskMix:
         return self._sources[env].next
 
     def pooled(self, pool: Pool) -> dict[str, int]:
-        """Return how many tasks of each environment are in a pool."""
         sources = self._sources.items()
         return {env: source.difficulty.num_pooled[pool] for env, source in sources}
 
@@ -120,7 +118,6 @@ class TaskMix:
         self._sources[env].num_useless += 1
 
     def closed(self, env: str, task: Task, rewards: list[float]) -> list[PoolTask]:
-        """A group of this task has closed; the task may be in another pool now."""
         difficulty = self._sources[env].difficulty
         has_moved = difficulty.closed(task, rewards)
         return [PoolTask(env, task, difficulty.pool_of.get(task.id))] if has_moved else []
