@@ -172,17 +172,18 @@ class Ledger:
 
     async def write(self, sql: str, *values: Any) -> None:
         """Queue a statement; wait if the disk is far behind."""
-        if self._failed is not None:
-            raise self._failed
-        await self._queue.put((sql, values))
+        await self._put((sql, values))
 
     async def flush(self) -> None:
         """Wait until everything queued so far is committed."""
+        flushed: asyncio.Future[None] = asyncio.Future()
+        await self._put(flushed)
+        await flushed
+
+    async def _put(self, entry: LedgerEntry) -> None:
         if self._failed is not None:
             raise self._failed
-        flushed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        await self._queue.put(flushed)
-        await flushed
+        await self._queue.put(entry)
 
     async def commit_queued(self) -> None:
         """Commit what is queued, as one transaction each time, until `close` is called."""

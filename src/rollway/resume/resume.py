@@ -105,8 +105,9 @@ def _read_shipped_after(run: RunDir, last: Step) -> list[BatchManifest]:
 
 def _read_last_trained(run: RunDir, last: Step) -> list[BatchManifest]:
     """Return the manifests of the last trained steps, which the ledger may not have recorded."""
-    steps = [Step(step) for step in range(max(1, last - 2), last + 1)]
-    return [read_manifest(run.manifest(step)) for step in steps if run.manifest(step).exists()]
+    steps = range(max(1, last - 2), last + 1)
+    paths = [run.manifest(Step(step)) for step in steps]
+    return [read_manifest(path) for path in paths if path.exists()]
 
 
 def _is_intact(reader: SegmentReader, ref: PayloadRef) -> bool:
@@ -132,7 +133,8 @@ def report_unreported_steps(run: RunDir, last: Step) -> None:
     for step in map(Step, range(max(0, file.last_step()) + 1, last + 1)):
         batch = reports.get(step) or _manifest_metrics(run, step)
         if batch:
-            line = {"step": step, **batch, **_trainer_metrics(run, step, batch), "stalls": []}
+            trained = _trainer_metrics(run, step, batch)
+            line = {"step": step, **batch, **trained, "stalls": []}
             file.append(msgspec.json.encode(line))
 
 

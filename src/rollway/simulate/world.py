@@ -9,9 +9,18 @@ from itertools import count
 
 from msgspec import Struct, field
 
-from ..orchestrator.core import commands, events
+from ..orchestrator.core import commands
 from ..orchestrator.core.batches.credit import grpo
 from ..orchestrator.core.core import Core
+from ..orchestrator.core.events import (
+    Credited,
+    Event,
+    Started,
+    TasksArrived,
+    Tick,
+    VersionPublished,
+    WeightsApplied,
+)
 from ..orchestrator.core.state import waits_for
 from ..records.engine import EngineLoad
 from ..records.ids import GroupId, PolicyVersion, RolloutId, WorkerName
@@ -20,6 +29,7 @@ from ..records.rollout import Cancelled, Failed, Outcome, RowSummary, Scored, Se
 from ..records.task import Task
 from .durations import Durations, SampledRollout
 
+Action = Callable[[], Event | None]
 SIMULATED = WorkerName("simulated")
 MAX_GROUPS = 10_000
 """Groups whose draws are kept: more than can be open at a time."""
@@ -53,7 +63,7 @@ class SimulatedWorld:
         self._ticks = ticks
         self._rng = random.Random(seed)
         self._choose = self._rng.choice
-        self._agenda: list[tuple[float, int, Callable[[], events.Event | None]]] = []
+        self._agenda: list[tuple[float, int, Action]] = []
         self._order = count()
         self._queue: deque[tuple[RolloutId, GroupId]] = deque()
         self._running: set[RolloutId] = set()
@@ -67,11 +77,12 @@ class SimulatedWorld:
 
     def run(self, max_settled: int) -> SimulationTally:
         """Run until the core has finished or `max_settled` rollouts have settled."""
-        self._hear(events.Started())
+        self._hear(Started())
         if self._ticks:
             self._tick()
-        while self._agenda and not self._core.finished and self.tally.num_settled < max_settled:
-            at_s, _, action = heapq.heappop(self._agenda)
+        agenda, core, tally = self._agenda, self._core, self.tally
+        while agenda and not core.finished and tally.num_settled < max_settled:
+            at_s, _, action = heapq.heappop(agenda)
             self._pass_time(at_s)
             event = action()
             if event is not None:
@@ -86,10 +97,11 @@ class SimulatedWorld:
         tally.waits_us[_cause(waits_for(self._core))] += round(passed_s * 1e6)
         tally.now_s = at_s
 
-    def _later(self, seconds: float, action: Callable[[], events.Event | None]) -> None:
-        heapq.heappush(self._agenda, (self.tally.now_s + seconds, next(self._order), action))
+    def _later(self, seconds: float, action: Action) -> None:
+        at_s = self.tally.now_s + seconds
+        heapq.heappush(self._agenda, (at_s, next(self._order), action))
 
-    def _hear(self, event: events.Event) -> None:
+    def _hear(self, event: Event) -> None:
         orders = deque(self._core.on_event(event))
         while orders:
             result = self._perform(orders.popleft())
@@ -100,24 +112,25 @@ class SimulatedWorld:
         tally.most_bytes = max(tally.most_bytes, budget.live_bytes)
         tally.most_in_flight = max(tally.most_in_flight, self._core.num_in_flight)
 
-    def _tick(self) -> events.Event:
+    def _tick(self) -> Event:
         """Happen once a second and report the engine's load too: some rules of the core need both."""
         self._later(1.0, self._tick)
         self._hear(EngineLoad(len(self._running), len(self._queue), 0.0))
-        return events.Tick(self.tally.now_s)
+        return Tick(self.tally.now_s)
 
-    def _perform(self, command: commands.Command) -> events.Event | None:
+    def _perform(self, command: commands.Command) -> Event | None:
         """Carry out a command. Those that write or free something have no effect here."""
         match command:
             case commands.PullTasks(env=env, start=start, count=num_tasks, split=split):
-                tasks = tuple(Task(id=str(n), prompt="") for n in range(start, start + num_tasks))
-                return events.TasksArrived(env, start, tasks, split=split)
+                positions = range(start, start + num_tasks)
+                tasks = tuple(Task(str(position), "") for position in positions)
+                return TasksArrived(env, start, tasks, split=split)
             case commands.Dispatch(rollout_ids=rollout_ids, group_id=group_id):
-                self._queue.extend((rollout_id, group_id) for rollout_id in rollout_ids)
+                self._queue.extend((name, group_id) for name in rollout_ids)
             case commands.CancelRollout(rollout_id=rollout_id):
                 return self._cancel(rollout_id)
             case commands.Credit(group_id=group_id, rewards=rewards):
-                return events.Credited(group_id, grpo(rewards))
+                return Credited(group_id, grpo(rewards))
             case commands.Ship():
                 self._manifests.append(command)
                 self._later(self._choose(self._durations.ship_s), self._train_next)
@@ -136,7 +149,7 @@ class SimulatedWorld:
             end = partial(self._end, rollout_id, self._version, sampled.reward)
             self._later(sampled.seconds, end)
 
-    def _end(self, rollout_id: RolloutId, version: int, reward: float) -> events.Event | None:
+    def _end(self, rollout_id: RolloutId, version: int, reward: float) -> Event | None:
         if rollout_id not in self._running:
             return None  # it was cancelled
         self._running.remove(rollout_id)
@@ -159,16 +172,17 @@ class SimulatedWorld:
         length = self._choose(self._durations.num_bytes)
         tokens = self._choose(self._durations.num_tokens)
         self._offset += length
-        ref, row = PayloadRef("s.0-0.seg", self._offset, length), RowSummary(tokens, tokens // 2)
+        ref = PayloadRef("s.0-0.seg", self._offset, length)
+        row = RowSummary(tokens, tokens // 2)
         first, last = PolicyVersion(version), PolicyVersion(self._version)
         return Scored(reward, {}, {}, (row,), ref, 1, "stop", first, last, Timing(0, 0, 0, 0))
 
-    def _cancel(self, rollout_id: RolloutId) -> events.Event:
+    def _cancel(self, rollout_id: RolloutId) -> Event:
         self._running.discard(rollout_id)
         self._queue = deque(queued for queued in self._queue if queued[0] != rollout_id)
         return Settled(rollout_id, 1, SIMULATED, Cancelled("simulated"))
 
-    def _train_next(self) -> events.Event | None:
+    def _train_next(self) -> Event | None:
         """Train the next batch, unless one is being trained."""
         if self._manifests and not self._is_training:
             self._is_training = True
@@ -176,7 +190,7 @@ class SimulatedWorld:
             self._later(self._choose(self._durations.train_s), lambda: self._publish(ship))
         return None
 
-    def _publish(self, ship: commands.Ship) -> events.Event:
+    def _publish(self, ship: commands.Ship) -> Event:
         self._is_training = False
         tally, manifest = self.tally, ship.manifest
         tally.steps_s.append(tally.now_s - self._published_s)
@@ -187,11 +201,11 @@ class SimulatedWorld:
                     stale = manifest.trains_version - member.scored.first_version
                     tally.staleness[stale] += 1
         self._train_next()
-        return events.VersionPublished(PolicyVersion(manifest.step), "")
+        return VersionPublished(PolicyVersion(manifest.step), "")
 
-    def _applied(self, version: PolicyVersion) -> events.Event:
+    def _applied(self, version: PolicyVersion) -> Event:
         self._version = version
-        return events.WeightsApplied(version)
+        return WeightsApplied(version)
 
 
 def _cause(text: str) -> str:

@@ -10,7 +10,7 @@ from ...records.restored import Restored, RestoredGroup
 from ...records.rollout import Cancelled, Scored, Settled
 from ...records.situation import CoreView
 from ...records.task import Split, Task
-from . import events, state
+from . import state
 from .batches.closer import MIN_SCORED, GroupCloser
 from .batches.shipping import Shipping, WeightVersions
 from .batches.staleness import oldest_trainable
@@ -23,6 +23,16 @@ from .commands import (
     GiveUp,
     RecordEvalGroup,
     ReleasePayload,
+)
+from .events import (
+    Credited,
+    Event,
+    Started,
+    TasksArrived,
+    Tick,
+    VersionPublished,
+    WeightsApplied,
+    WorkerLag,
 )
 from .rollouts.admission import Admission
 from .rollouts.evals import Evaluations
@@ -64,35 +74,36 @@ class Core:
     def view(self) -> CoreView:
         return state.view(self)
 
-    def on_event(self, event: events.Event) -> Commands:
+    def on_event(self, event: Event) -> Commands:
         if self.finished:
             return []
         commands = self._on(event) + self._ship()
         return commands + self._start() + self._end_if_over()
 
-    def _on(self, event: events.Event) -> Commands:
+    def _on(self, event: Event) -> Commands:
+        concurrency = self.admission.concurrency
         match event:
-            case events.Started(restored=restored, whole_groups=whole_groups):
+            case Started(restored=restored, whole_groups=whole_groups):
                 self._whole_groups = whole_groups
                 return self._restore(restored) + self.evals.applied(self.weights.applied)
-            case events.Tick(now_s=now_s):
+            case Tick(now_s=now_s):
                 return self._on_tick(now_s)
-            case events.TasksArrived():
+            case TasksArrived():
                 return self._on_tasks(event)
             case Settled():
                 return self._on_settled(event)
-            case events.Credited(group_id=group_id, advantages=advantages):
+            case Credited(group_id=group_id, advantages=advantages):
                 closed = self.closer.credited(group_id, advantages)
                 return self._keep(closed) if closed else []
-            case events.VersionPublished():
+            case VersionPublished():
                 return self._on_published(event)
-            case events.WeightsApplied(version=version):
+            case WeightsApplied(version=version):
                 self.patience.note_change()
                 return self.weights.on_applied(version) + self.evals.applied(version)
             case EngineLoad():
-                self.admission.concurrency.on_engine_load(event, self.num_in_flight)
-            case events.WorkerLag(p90_s=lag_s):
-                self.admission.concurrency.on_worker_lag(lag_s)
+                concurrency.on_engine_load(event, self.num_in_flight)
+            case WorkerLag(p90_s=lag_s):
+                concurrency.on_worker_lag(lag_s)
         return []
 
     def _restore(self, restored: Restored) -> Commands:
@@ -113,7 +124,7 @@ class Core:
         group = OpenGroup(restored.id, restored.env, restored.task, version, waiting)
         self._open(group)
         settled = {end.rollout_id for end in restored.settled}
-        missing = [rollout_id for rollout_id in restored.ids if rollout_id not in settled]
+        missing = [name for name in restored.ids if name not in settled]
         commands = self._dispatch(group, missing) if missing else []
         for end in restored.settled:
             commands += self._on_settled(end, may_retry=False)
@@ -130,7 +141,7 @@ class Core:
             commands += _cancel(self.evals.abandon(env), reason)
         return commands
 
-    def _on_tasks(self, event: events.TasksArrived) -> Commands:
+    def _on_tasks(self, event: TasksArrived) -> Commands:
         owes_more = self.groups.in_flight[event.env] > 0
         self.patience.answered(event.env, owes_more=owes_more)
         if event.split == "eval":
@@ -193,18 +204,16 @@ class Core:
         return [DiscardGroup(self.shipping.discard(closed), closed)]
 
     def _release(self, closed: ClosedGroup) -> None:
-        num_bytes = sum(ref.length for ref in closed.refs)
-        self.admission.budget.live_bytes -= num_bytes
+        self.admission.budget.live_bytes -= sum(ref.length for ref in closed.refs)
 
-    def _on_published(self, event: events.VersionPublished) -> Commands:
+    def _on_published(self, event: VersionPublished) -> Commands:
         """The batch of that step is trained, and what is in flight may have become too old."""
         self.patience.note_change()
         self.weights.published = event.version
         trained = self.shipping.published(event.version)
         for closed in trained:
             self._release(closed)
-        refs = tuple(ref for closed in trained for ref in closed.refs)
-        release = ReleasePayload(refs)
+        release = ReleasePayload(tuple(ref for closed in trained for ref in closed.refs))
         is_last = event.version == self.spec.max_steps
         if is_last and not self.evals.is_due(event.version):
             return [release]

@@ -108,8 +108,8 @@ def credit(advantage: str, order: Credit) -> tuple[float, ...] | str:
     function, optional = find(advantage)
     counts = {"num_tokens": order.num_tokens, "num_turns": order.num_turns}
     result = function(list(order.rewards), **{name: list(counts[name]) for name in optional})
-    line = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
-    source = f"{function.__name__} at {line}"
+    code = function.__code__
+    source = f"{function.__name__} at {code.co_filename}:{code.co_firstlineno}"
     try:
         return tuple(one_for_each(source, result, len(order.rewards), "advantages"))
     except (TypeError, ValueError) as error:
@@ -120,8 +120,8 @@ def credit(advantage: str, order: Credit) -> tuple[float, ...] | str:
 def find(advantage: str) -> tuple[Callable[..., Any], tuple[str, ...]]:
     """Return the function, and which of the optional counts it takes. Runs in the lane."""
     where, _, name = advantage.rpartition(":")
-    module = _import(where)
-    functions = {key: value for key, value in vars(module).items() if inspect.isfunction(value)}
+    members = vars(_import(where)).items()
+    functions = {key: value for key, value in members if inspect.isfunction(value)}
     if name not in functions:
         raise ConfigError(f"no function '{name}' in {where}{did_you_mean(name, functions)}")
     return functions[name], _optional_parameters(functions[name])
@@ -146,19 +146,18 @@ def _import(where: str) -> ModuleType:
 def _optional_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
     """Check that the function takes the rewards first and needs nothing unknown."""
     parameters = list(inspect.signature(function).parameters.values())
-    takes_first = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if not parameters or parameters[0].kind not in takes_first:
+    kinds = inspect.Parameter
+    positional = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+    if not parameters or parameters[0].kind not in positional:
         raise ConfigError(f"{function.__name__}() must take the group's rewards first")
-    others = parameters[1:]
-    for parameter in others:
-        is_variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        is_required = parameter.default is parameter.empty and not is_variadic
-        if is_required and parameter.name not in OPTIONAL:
+    others = {parameter.name: parameter for parameter in parameters[1:]}
+    for name, parameter in others.items():
+        is_variadic = parameter.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+        is_required = parameter.default is kinds.empty and not is_variadic
+        if is_required and name not in OPTIONAL:
             raise ConfigError(
-                f"{function.__name__}() needs "
-                f"'{parameter.name}'{did_you_mean(parameter.name, OPTIONAL)}; "
+                f"{function.__name__}() needs '{name}'{did_you_mean(name, OPTIONAL)}; "
                 f"it gets the rewards, and by keyword {' and '.join(OPTIONAL)}"
             )
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in others)
-    names = {parameter.name for parameter in others}
-    return tuple(name for name in OPTIONAL if takes_any or name in names)
+    takes_any = any(other.kind is kinds.VAR_KEYWORD for other in others.values())
+    return tuple(name for name in OPTIONAL if takes_any or name in others)

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import os
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from time import monotonic
 
 from ...config.specs import OrchestratorSpec
 from ...errors import EngineAway, EngineError, EngineLate
@@ -35,14 +35,14 @@ class _FleetEngine:
         """Load the wanted weights whatever version the engine reports."""
         self.reports_version = True
         self.updating = asyncio.Lock()
-        self.heard_s = time.monotonic()
+        self.heard_s = monotonic()
         self.trouble = ""
         """Why it does not answer; empty while it does."""
         self.load: EngineLoad | None = None
 
     @property
     def silent_s(self) -> float:
-        return time.monotonic() - self.heard_s if self.trouble else 0.0
+        return monotonic() - self.heard_s if self.trouble else 0.0
 
 
 class EngineFleet:
@@ -162,7 +162,7 @@ class EngineFleet:
 
     async def _note_answer(self, engine: _FleetEngine) -> None:
         silent_s, engine.trouble = engine.silent_s, ""
-        engine.heard_s = time.monotonic()
+        engine.heard_s = monotonic()
         if silent_s:
             await self._say(
                 f"The engine at {engine.url} is back after {silent_s:.0f} s, at version {engine.version}"

@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -33,7 +32,7 @@ from ..core.core import Core
 from ..core.events import Started, Tick
 from .advantage import credit_lane
 from .bookkeeper import Bookkeeper
-from .fleet import open_fleet
+from .fleet import LOOK_EVERY_S, open_fleet
 from .perform import Peers, Performer
 from .sources import Events, from_engines, from_env, from_parent, from_trainer
 from .step_log import StepLog
@@ -41,7 +40,6 @@ from .tracker import RolloutTracker
 
 MAX_EVENTS = 10_000
 PROGRESS_EVERY_S = 0.25
-LOOK_EVERY_S = 1.0
 
 
 async def drive(core: Core, events: Events, performer: Performer, steps: StepLog) -> None:
@@ -60,14 +58,20 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
     run, lags = RunDir(spec.run_dir), Lags()
     events: Events = asyncio.Queue(MAX_EVENTS)
     core = Core(spec.core, spec.first_step, spec.restored.cursors)
+
+    async def on_stats(stats: ProcessStats) -> None:
+        lags.add(stats)
+        await parent.report_stats(stats)
+
     async with AsyncExitStack() as stack:
         ledger = await stack.enter_async_context(open_ledger(run.ledger))
         peers = await _connect(spec, core, parent, stack)
         tracker = RolloutTracker(core.view, peers.fleet.states)
-        steps = StepLog(run, parent, lags, core.view, spec.core.orchestrator.correct_at)
-        books = Bookkeeper(run, ledger, tracker, steps, spec.core.orchestrator)
+        config = spec.core.orchestrator
+        steps = StepLog(run, parent, lags, core.view, config.correct_at)
+        books = Bookkeeper(run, ledger, tracker, steps, config)
         performer = Performer(peers, books, events, _samplings(spec))
-        parent.in_flight, parent.on_stats = lambda: core.num_in_flight, _stats_teller(parent, lags)
+        parent.in_flight, parent.on_stats = lambda: core.num_in_flight, on_stats
         clients, trainer = peers.clients.items(), peers.trainer
         await parent.report_ready(trainer.address)
         async with asyncio.TaskGroup() as tasks:
@@ -97,8 +101,7 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
 
 async def _connect(spec: OrchestratorSpec, core: Core, parent: Parent, stack: AsyncExitStack) -> Peers:
     """Connect to engines, env servers and trainer, and start the process for advantages."""
-    run, config = RunDir(spec.run_dir), spec.core
-    enter = stack.enter_async_context
+    run, config, enter = RunDir(spec.run_dir), spec.core, stack.enter_async_context
 
     def is_engine_needed() -> bool:
         return not core.shipping.is_over
@@ -135,15 +138,8 @@ def _samplings(spec: OrchestratorSpec) -> dict[Split, Sampling]:
     train, config = spec.sampling, spec.core.eval
     if config is None:
         return {"train": train}
-    return {"train": train, "eval": Sampling(config.max_tokens or train.max_tokens, config.temperature)}
-
-
-def _stats_teller(parent: Parent, lags: Lags) -> Callable[[ProcessStats], Awaitable[None]]:
-    async def tell(stats: ProcessStats) -> None:
-        lags.add(stats)
-        await parent.report_stats(stats)
-
-    return tell
+    max_tokens = config.max_tokens or train.max_tokens
+    return {"train": train, "eval": Sampling(max_tokens, config.temperature)}
 
 
 async def _report_progress(core: Core, parent: Parent) -> None:

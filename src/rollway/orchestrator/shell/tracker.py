@@ -5,6 +5,7 @@ import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from time import monotonic
 
 from msgspec import Struct
 
@@ -49,19 +50,19 @@ class RolloutTracker:
         self._engines = engines
         self._in_flight: dict[RolloutId, _InFlight] = {}
         self._envs: dict[str, _EnvCount] = {}
-        self._published_s = time.monotonic()
+        self._published_s = monotonic()
         self._recent_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._remarked_s = 0.0
 
     def started(self, rollout_id: RolloutId, group_id: GroupId, env: str, task: Task) -> None:
-        now_s = time.monotonic()
+        now_s = monotonic()
         self._envs.setdefault(env, _EnvCount(last_s=now_s))
         self._in_flight[rollout_id] = _InFlight(
             group_id, env, task.id, now_s, now_s, phase_since_s=now_s
         )
 
     def progressed(self, progress: WorkerProgress) -> None:
-        now_s = time.monotonic()
+        now_s = monotonic()
         for report in progress.rollouts:
             rollout = self._in_flight.get(report.rollout_id)
             if rollout is not None:
@@ -74,15 +75,15 @@ class RolloutTracker:
         rollout = self._in_flight.pop(rollout_id, None)
         if rollout is not None and not isinstance(outcome, Cancelled):
             env = self._envs[rollout.env]
-            env.num_settled, env.last_s = env.num_settled + 1, time.monotonic()
+            env.num_settled, env.last_s = env.num_settled + 1, monotonic()
 
     def published(self) -> None:
-        now_s = time.monotonic()
+        now_s = monotonic()
         self._recent_s.append(now_s - self._published_s)
         self._published_s, self._remarked_s = now_s, 0.0
 
     def situation(self) -> Situation:
-        now_s = time.monotonic()
+        now_s = monotonic()
         rollouts = self._in_flight.items()
         by_age = heapq.nsmallest(MAX_OLDEST, rollouts, key=lambda item: item[1].since_s)
         in_flight = Counter(rollout.env for _, rollout in rollouts)
@@ -101,7 +102,7 @@ class RolloutTracker:
     def remark(self) -> str:
         """Return what a slow step waits for, else an empty text. The next remark on the same step
         comes after twice the time."""
-        step_s = time.monotonic() - self._published_s
+        step_s = monotonic() - self._published_s
         usual_s = statistics.median(self._recent_s) if self._recent_s else 0.0
         due_s = max(SLOW_AFTER_S, SLOW_FACTOR * usual_s, 2 * self._remarked_s)
         if not self._recent_s or step_s < due_s:
