@@ -19,7 +19,6 @@ from rollway.config.sections import ModelConfig
 from rollway.envserver import client as envs
 from rollway.errors import ConfigError
 from rollway.loop.processes.part import Parent
-from rollway.observe.health import Lags
 from rollway.orchestrator.shell.sources import from_env
 from rollway.payload.reader import SegmentReader
 from rollway.records.ids import PolicyVersion, RolloutId
@@ -93,7 +92,8 @@ async def test_an_orchestrator_refuses_rollouts_that_cannot_be_trained(tmp_path:
         parent = Parent(pipe, None)  # type: ignore[arg-type]
         async with serving(tmp_path) as (client, _):
             await send(client, 5)
-            books: Any = SimpleNamespace(progressed=print)  # a slow start is reported
+            tracker = SimpleNamespace(progressed=print)  # a slow start is reported
+            books: Any = SimpleNamespace(tracker=tracker)
             with pytest.raises(ConfigError, match="rollouts without token ids"):
-                await from_env("env", client, asyncio.Queue(), books, Lags(), parent)
+                await from_env("env", client, asyncio.Queue(), books, parent)
         await pipe.close()

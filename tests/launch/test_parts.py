@@ -12,7 +12,7 @@ import pytest
 from tests.doubles.mortal import MortalPart
 
 from rollway.errors import PartDied
-from rollway.launch.parts import MAX_DEATHS, RunningParts, open_parts
+from rollway.launch.parts import MAX_DEATHS, RunningParts
 from rollway.loop.processes.part import first_cause
 
 pytestmark = pytest.mark.anyio
@@ -33,7 +33,8 @@ class Lives:
 
 @asynccontextmanager
 async def parts_of(lives: Lives, folder: Path) -> AsyncIterator[RunningParts]:
-    async with open_parts(folder, lambda stats: None, lives.on_message, lives.lines.append) as parts:
+    parts = RunningParts(folder, lambda stats: None, lives.on_message, lives.lines.append)
+    async with parts.run():
         yield parts
 
 

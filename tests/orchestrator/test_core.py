@@ -196,7 +196,7 @@ def test_tasks_start_over_after_the_last_one() -> None:
         for _ in range(2):  # the second time after an empty reply
             for pull in mix.pull():
                 page = tasks(16, pull.start)[: pull.count]
-                mix.arrived("env", pull.start, page, exhausted=len(page) < pull.count)
+                mix.arrived(TasksArrived("env", pull.start, page, len(page) < pull.count))
         env_and_task = mix.take()
         assert env_and_task is not None
         number = int(env_and_task[1].id)
@@ -465,7 +465,7 @@ def test_shares_follow_what_trains_not_what_was_tried() -> None:
     """Half of the groups of b teach nothing, so b gets twice as many."""
     mix = new_mix({"a": 3.0, "b": 1.0}, ahead=2000)
     for pull in mix.pull():
-        mix.arrived(pull.env, 0, tasks(2000), False)
+        mix.arrived(TasksArrived(pull.env, 0, tasks(2000)))
     trained = {"a": 0, "b": 0}
     for number in range(1000):
         taken = mix.take()
@@ -480,7 +480,7 @@ def test_shares_follow_what_trains_not_what_was_tried() -> None:
 def test_an_environment_whose_groups_never_train_does_not_take_everything() -> None:
     mix = new_mix({"a": 1.0, "b": 1.0}, ahead=2000)
     for pull in mix.pull():
-        mix.arrived(pull.env, 0, tasks(2000), False)
+        mix.arrived(TasksArrived(pull.env, 0, tasks(2000)))
     taken = []
     for _ in range(1000):
         env, _task = mix.take() or ("", None)

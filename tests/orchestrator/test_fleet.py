@@ -13,6 +13,7 @@ from rollway.config.specs import OrchestratorSpec, WatchSpec
 from rollway.errors import EngineError
 from rollway.inference.engines.control import QUERY_DEADLINE_S
 from rollway.loop.processes.part import first_cause
+from rollway.orchestrator.core.commands import UpdateWeights
 from rollway.orchestrator.shell.fleet import EngineFleet, open_fleet
 from rollway.orchestrator.shell.sources import Events, from_engines
 from rollway.records.engine import EngineLoad
@@ -36,7 +37,7 @@ class WatchedFleet:
         self.messages = messages
 
     async def update(self, version: int) -> None:
-        await self.fleet.update(PolicyVersion(version), f"/weights/step_{version}")
+        await self.fleet.update(UpdateWeights(PolicyVersion(version), f"/weights/step_{version}"))
 
     async def until_trouble(self) -> None:
         while not self.fleet.states()[0].trouble:  # noqa: ASYNC110

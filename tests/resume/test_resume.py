@@ -81,3 +81,12 @@ async def test_rollouts_of_an_environment_that_is_not_in_the_run_file_are_an_err
         await ledger.record_dispatch(make_rollout_id(group_id, 0), group_id, "sums", "0", version)
     with pytest.raises(RunDirError, match="environment 'sums', which the run file no longer names"):
         find_start_point(config, run, resume=True)
+
+
+def test_a_run_that_was_stopped_before_its_model_was_built_starts_with_the_warm_up_again(
+    run: RunDir, config: RunConfig, tmp_path: Path
+) -> None:
+    """A run without a version starts from its model, as a new run does. `rollway train` builds it."""
+    (tmp_path / "model").rmdir()
+    start = find_start_point(config, run, resume=True)
+    assert (start.first_step, start.weights) == (1, str(tmp_path / "model"))

@@ -20,7 +20,7 @@ from ..envs.in_lane import EnvSpec, load_shared
 from ..envserver import client as envs
 from ..errors import EnvironmentInvalid, EnvironmentNotFound, LaneError, LaneRaised
 from ..launch import engine
-from ..launch.parts import RunningParts, open_parts
+from ..launch.parts import RunningParts
 from ..launch.run import ROUTER
 from ..loop.lanes.lanes import ProcessLane
 from ..loop.watch.run import LoopWatch
@@ -43,7 +43,8 @@ async def evaluate(evaluation: Evaluation, watch: LoopWatch) -> None:
     try:
         if not spec.engine_url:
             await check_env(spec)
-        async with open_parts(folder.logs, health.hear, lambda body: None, show) as parts:
+        running = RunningParts(folder.logs, health.hear, lambda body: None, show)
+        async with running.run() as parts:
             if not spec.engine_url:
                 show(f"Starting the embedded engine with {spec.model}")
                 server = replace(server, engine_urls=(await start_engine(parts, server),))

@@ -18,16 +18,13 @@ async def start_engine(
 ) -> Part:
     """Start the engine; `next_spec` returns the spec of the one that follows when it dies.
 
-    The launcher owns the listening socket. Requests that arrive while an engine is gone wait there for
-    the next one.
+    The launcher owns the listening socket. Requests that arrive while no engine runs wait there.
     """
-    sock = parts.keep_open(bind_port("engine.embedded.port", HOST, spec.engine.local.port))
-    listen_fd = sock.fileno()
+    port = bind_port("engine.embedded.port", HOST, spec.engine.local.port)
+    listen_fd = parts.keep_open(port).fileno()
+    first = msgspec.structs.replace(spec, listen_fd=listen_fd)
 
-    def with_socket(spec: EngineSpec) -> EngineSpec:
-        return msgspec.structs.replace(spec, listen_fd=listen_fd)
+    async def next_config() -> EngineSpec:
+        return msgspec.structs.replace(await next_spec(), listen_fd=listen_fd)
 
-    async def next_with_socket() -> EngineSpec:
-        return with_socket(await next_spec())
-
-    return await parts.start("engine", ENGINE, with_socket(spec), next_with_socket, [listen_fd])
+    return await parts.start("engine", ENGINE, first, next_config, [listen_fd])

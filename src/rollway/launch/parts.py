@@ -5,17 +5,22 @@ import signal
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+)
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from ..errors import PartDied
 from ..loop.processes.part import Part, describe_exit, start_part
 from ..records.lag import ProcessStats
 
 ENDS_THE_RUN = "orchestrator"
-"""The one part that may end while the run lasts, because its end is the run's. Others serve until they
-are stopped."""
+"""The one part that may end: its end is the run's. The others serve until they are stopped."""
 HINDSIGHT_S = 0.5
 """How long to wait for other deaths after the first: the first to be noticed is not always the cause."""
 MAX_DEATHS, WITHIN_S = 5, 300.0
@@ -23,6 +28,7 @@ MAX_DEATHS, WITHIN_S = 5, 300.0
 
 T = TypeVar("T")
 NextConfig = Callable[[], Awaitable[Any]]
+OpenPart = Callable[[Any], AbstractAsyncContextManager[Part]]
 
 
 def _distance_from_cause(death: tuple[Part, PartDied]) -> tuple[bool, bool]:
@@ -38,20 +44,27 @@ class RunningParts:
     def __init__(
         self,
         logs: Path,
-        tasks: asyncio.TaskGroup,
-        stack: AsyncExitStack,
         on_stats: Callable[[ProcessStats], None],
         on_message: Callable[[bytes], None],
         say: Callable[[str], None],
     ) -> None:
+        """`on_stats` and `on_message` get what parts report, `say` gets a line for each restart."""
         self._logs = logs
-        self._tasks = tasks
-        self._stack = stack
         self._on_stats = on_stats
         self._on_message = on_message
         self._say = say
+        self._tasks = asyncio.TaskGroup()
+        self._stack = AsyncExitStack()
         self._listeners: dict[str, asyncio.Task[None]] = {}
         self._deaths: list[tuple[Part, PartDied]] = []
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[Self]:
+        """Run parts while the block lasts. Its end stops them, the last first. A dead part ends it."""
+        async with self._stack, self._tasks:
+            yield self
+            for task in self._listeners.values():
+                task.cancel()
 
     def keep_open(self, resource: AbstractContextManager[T]) -> T:
         """Enter a context that parts need, and leave it when all of them have ended."""
@@ -65,23 +78,16 @@ class RunningParts:
         next_config: NextConfig | None = None,
         pass_fds: Sequence[int] = (),
     ) -> Part:
-        """Start a part. If it dies, it is restarted with the config that `next_config` returns; without
-        `next_config`, its death ends the run."""
-        part = await self._stack.enter_async_context(self._open(name, entry, config, pass_fds))
+        """Start a part. If it dies, it starts again with what `next_config` returns, or the run ends."""
+        log = self._logs / f"{name}.log"
+        open_part = partial(start_part, name, entry, log=log, pass_fds=pass_fds)
+        part = await self._stack.enter_async_context(open_part(config))
         if next_config is None:
             listener = self._listen(part)
         else:
-            listener = self._listen_and_restart(part, entry, next_config, pass_fds)
+            listener = self._listen_and_restart(part, open_part, next_config)
         self._listeners[name] = self._tasks.create_task(listener, name=name)
         return part
-
-    @asynccontextmanager
-    async def _open(
-        self, name: str, entry: str, config: Any, pass_fds: Sequence[int] = ()
-    ) -> AsyncIterator[Part]:
-        log = self._logs / f"{name}.log"
-        async with start_part(name, entry, config, log=log, pass_fds=pass_fds) as part:
-            yield part
 
     async def _listen(self, part: Part) -> None:
         """Listen until the part ends. If several parts die, raise the death that explains the others."""
@@ -92,10 +98,9 @@ class RunningParts:
             raise min(self._deaths, key=_distance_from_cause)[1]
 
     async def _listen_and_restart(
-        self, part: Part, entry: str, next_config: NextConfig, pass_fds: Sequence[int]
+        self, part: Part, open_part: OpenPart, next_config: NextConfig
     ) -> None:
-        """Listen to a part and to those that replace it. Raise if the first was never ready, or if they
-        die too often."""
+        """Listen to a part and its successors. Raise if the first was never ready or many die."""
         deaths: deque[float] = deque(maxlen=MAX_DEATHS)
         death = await self._wait_for_death(part)
         while death is not None:
@@ -107,7 +112,7 @@ class RunningParts:
                 raise PartDied(f"{often}; the last time {death}", code=death.code)
             how = describe_exit(death.code)
             self._say(f"{part.name} (pid {part.pid}) {how} and is started again")
-            async with self._open(part.name, entry, await next_config(), pass_fds) as part:
+            async with open_part(await next_config()) as part:
                 death = await self._wait_for_death(part)
 
     async def _wait_for_death(self, part: Part) -> PartDied | None:
@@ -122,26 +127,4 @@ class RunningParts:
         return PartDied(text, code=-signal.SIGTERM)
 
     async def wait_for(self, part: Part) -> None:
-        """Wait until a part has ended without an error."""
         await self._listeners[part.name]
-
-    def stop_listening(self) -> None:
-        for task in self._listeners.values():
-            task.cancel()
-
-
-@asynccontextmanager
-async def open_parts(
-    logs: Path,
-    on_stats: Callable[[ProcessStats], None],
-    on_message: Callable[[bytes], None],
-    say: Callable[[str], None],
-) -> AsyncIterator[RunningParts]:
-    """Run parts while the block lasts. Its end stops them, the last first. A part that dies ends it.
-
-    `on_stats` and `on_message` get what the parts report, `say` gets a line for each restart.
-    """
-    async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
-        parts = RunningParts(logs, tasks, stack, on_stats, on_message, say)
-        yield parts
-        parts.stop_listening()

@@ -18,11 +18,12 @@ from ..config.specs import (
 )
 from ..loop.lanes.lanes import thread
 from ..loop.processes.part import Part
+from ..records.ids import Step
 from ..records.restored import StartPoint
 from ..records.turn import Sampling
 from ..rundir.rundir import RunDir
 from .engine import start_engine
-from .parts import open_parts
+from .parts import RunningParts
 from .watch import RunWatch
 
 ROUTER = "rollway.envserver.router.router:main"
@@ -34,7 +35,8 @@ async def run_all(
     config: RunConfig, plan: Plan, run: RunDir, start: StartPoint, watch: RunWatch
 ) -> None:
     """Start all parts of a run, wait for its last step, end all parts."""
-    async with open_parts(run.logs, watch.health.hear, watch.on_message, watch.say) as parts:
+    running = RunningParts(run.logs, watch.health.hear, watch.on_message, watch.say)
+    async with running.run() as parts:
         watch.say(f"Starting: {', '.join(_what_starts(config, plan))}")
         urls, engine, trainer = config.engine.urls, None, None
         if not urls:
@@ -46,15 +48,16 @@ async def run_all(
         if engine is not None:
             urls = (await engine.ready(),)
         watch.say(f"Engine at {', '.join(urls)}; logs of all processes in {run.logs}")
-        routers = {
-            env.id: await parts.start(
-                f"{env_name(env.id)}.router", ROUTER, router_spec(config, run, start, index, urls)
-            )
-            for index, env in enumerate(config.env)
-            if not env.external
-        }
-        addresses = {env.id: env.external.address for env in config.env if env.external}
-        addresses |= {env_id: await router.ready() for env_id, router in routers.items()}
+        routers, addresses = {}, {}
+        for env in config.env:
+            if env.external:
+                addresses[env.id] = env.external.address
+            else:
+                serving = router_spec(config, run, start, env, urls)
+                name = f"{env_name(env.id)}.router"
+                routers[env.id] = await parts.start(name, ROUTER, serving)
+        for env_id, router in routers.items():
+            addresses[env_id] = await router.ready()
         if trainer is not None:
             await trainer.ready()
         spec = orchestrator_spec(config, plan, run, start, urls, addresses)
@@ -75,13 +78,12 @@ async def announce_batches(trainer: Part | None, address: str, run: RunDir, watc
 
 def _what_starts(config: RunConfig, plan: Plan) -> list[str]:
     """List what this run starts; the rest runs already."""
-    started = {
-        "trainer": config.trainer is not None,
-        "engine": not config.engine.external,
-        f"{plan.num_workers} env workers": plan.num_workers > 0,
-        "orchestrator": True,
-    }
-    return [name for name, is_started in started.items() if is_started]
+    started = ["trainer"] if config.trainer else []
+    if not config.engine.external:
+        started.append("engine")
+    if plan.num_workers:
+        started.append(f"{plan.num_workers} env workers")
+    return [*started, "orchestrator"]
 
 
 def trainer_spec(
@@ -101,43 +103,35 @@ def trainer_spec(
 
 
 def engine_spec(config: RunConfig, start: StartPoint) -> EngineSpec:
+    """The seed differs for each start: the same random numbers again would not average out."""
+    version = start.first_step - 1
     return EngineSpec(
         model=config.model,
         engine=config.engine,
         weights=start.weights,
-        version=start.first_step - 1,
-        seed=engine_seed(config.seed, start.generation, start.first_step - 1),
+        version=version,
+        seed=config.seed + 7919 * (start.generation + 1000 * version),
         watch=watch_spec(config.watch),
     )
-
-
-def engine_seed(seed: int, generation: int, version: int) -> int:
-    """Return another seed for each start of an engine: the same random numbers again would not average
-    out."""
-    return seed + 7919 * (generation + 1000 * version)
 
 
 def newest_engine_spec(config: RunConfig, run: RunDir, start: StartPoint) -> EngineSpec:
     """Return the spec of an engine that starts again with the newest weights. Blocks."""
     published = run.last_published()
-    if published < start.first_step:
-        return engine_spec(config, start)
-    return msgspec.structs.replace(
-        engine_spec(config, start),
-        weights=str(run.weights_of(published)),
-        version=published,
-        seed=engine_seed(config.seed, start.generation, published),
-    )
+    if published >= start.first_step:
+        weights, step = str(run.weights_of(published)), Step(published + 1)
+        start = msgspec.structs.replace(start, weights=weights, first_step=step)
+    return engine_spec(config, start)
 
 
 def router_spec(
-    config: RunConfig, run: RunDir, start: StartPoint, index: int, engine_urls: tuple[str, ...]
+    config: RunConfig, run: RunDir, start: StartPoint, env: EnvConfig, urls: tuple[str, ...]
 ) -> RouterSpec:
     return RouterSpec(
-        env=config.env[index],
+        env=env,
         model=config.model,
         engine=config.engine,
-        engine_urls=engine_urls,
+        engine_urls=urls,
         payload=config.payload,
         payload_dir=str(run.payload),
         log_dir=str(run.logs),
@@ -148,14 +142,19 @@ def router_spec(
 
 
 def orchestrator_spec(
-    config: RunConfig, plan: Plan, run: RunDir, start: StartPoint, engine_urls: tuple[str, ...],
+    config: RunConfig,
+    plan: Plan,
+    run: RunDir,
+    start: StartPoint,
+    urls: tuple[str, ...],
     addresses: dict[str, str],
-) -> OrchestratorSpec:  # fmt: skip
+) -> OrchestratorSpec:
+    sampling = config.sampling
     return OrchestratorSpec(
         core=core_spec(config, plan),
-        sampling=Sampling(config.sampling.max_tokens, config.sampling.temperature),
+        sampling=Sampling(sampling.max_tokens, sampling.temperature),
         envs=tuple(_env_address(env, addresses[env.id]) for env in config.env),
-        engine_urls=engine_urls,
+        engine_urls=urls,
         engine=config.engine,
         weights=start.weights,
         must_push=bool(config.engine.external) and start.first_step > 1,
@@ -170,6 +169,7 @@ def orchestrator_spec(
 
 
 def _env_address(env: EnvConfig, address: str) -> EnvAddress:
-    if env.external is None:
+    server = env.external
+    if server is None:
         return EnvAddress(env.id, address)
-    return EnvAddress(env.id, address, env.external.keys, needs_frames=not env.external.shares_payload)
+    return EnvAddress(env.id, address, server.keys, needs_frames=not server.shares_payload)

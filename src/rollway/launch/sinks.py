@@ -30,15 +30,12 @@ async def feed_sinks(config: MetricsConfig, run: RunDir, watch: RunWatch) -> Asy
     A sink that cannot be opened is an error before anything slow begins. A sink that fails later is a
     warning, and the run continues.
     """
-    names = []
-    if config.wandb_project:
-        names.append("W&B")
-    if config.tensorboard:
-        names.append("TensorBoard")
-    if not names:
+    is_wanted = {"W&B": config.wandb_project, "TensorBoard": config.tensorboard}
+    title = " and ".join(name for name in is_wanted if is_wanted[name])
+    if not title:
         yield
         return
-    log, title = run.logs / "sinks.log", " and ".join(names)
+    log = run.logs / "sinks.log"
     async with child.start("sinks", FEED, log=log, grace_s=GRACE_S) as process:
         await _open(process, SinksSpec(config, str(run.path)), title, log)
         has_new_lines = asyncio.Event()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Never
 
 from ..loop.processes.part import Part
@@ -40,7 +41,6 @@ class RunWatch:
         self._screen.line(text)
 
     def on_message(self, body: bytes) -> None:
-        """Show a report of the orchestrator."""
         match decode_report(body):
             case StepDone() as done:
                 self.last_step = done.step
@@ -61,11 +61,11 @@ class RunWatch:
         """Return the last lines of a run: its rewards, its lags, what held its processes longest."""
         if not self._rewards:
             return []
-        head = self._rewards[:5]
-        tail = self._rewards[-5:]
+        head, tail = self._rewards[:5], self._rewards[-5:]
+        count = len(head)
         return [
-            f"Reward: {sum(head) / len(head):.4f} (first {len(head)} steps) → "
-            f"{sum(tail) / len(tail):.4f} (last {len(tail)})",
+            f"Reward: {sum(head) / count:.4f} (first {count} steps) → "
+            f"{sum(tail) / count:.4f} (last {count})",
             f"Lag p99/max ms, whole run: {lag_line(self.health.whole_run)}",
             *self._culprit_lines(),
         ]
@@ -86,10 +86,8 @@ class RunWatch:
 
 
 async def _relay(orchestrator: Part, stats: ProcessStats) -> None:
-    try:
+    with suppress(ConnectionError):  # it is ending, and its own listener says why
         await orchestrator.send_if_idle(stats)
-    except ConnectionError:
-        return  # the orchestrator is ending, and its own listener says why
 
 
 class ServerWatch:
@@ -110,10 +108,10 @@ class ServerWatch:
 
     def status(self) -> str:
         reports = self.health.latest
-        workers = [stats for name, stats in reports.items() if name != self._router]
+        names = [name for name in reports if name != self._router]
+        in_flight = sum(reports[name].in_flight for name in names)
         rss_bytes = sum(stats.rss_bytes for stats in reports.values())
         return (
-            f"{len(workers)}/{self._num_workers} workers · "
-            f"{sum(stats.in_flight for stats in workers)} rollouts running · {rss_bytes / 1e6:.0f} MB · "
-            f"lag p99/max ms: {lag_line(self.health.now)}"
+            f"{len(names)}/{self._num_workers} workers · {in_flight} rollouts running · "
+            f"{rss_bytes / 1e6:.0f} MB · lag p99/max ms: {lag_line(self.health.now)}"
         )

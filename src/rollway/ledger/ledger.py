@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from msgspec.msgpack import encode
 
 from ..errors import RunDirError
 from ..loop.lanes.lanes import thread, thread_to_the_end
@@ -80,10 +80,7 @@ LedgerEntry = Statement | asyncio.Future[None] | None
 
 
 class Ledger:
-    """Records what happens in a run. Each call queues statements, which `commit_queued` commits.
-
-    A call returns before its statement is committed; `flush` waits for that.
-    """
+    """Records what happens in a run. Calls queue statements, and return before these are committed."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -100,15 +97,17 @@ class Ledger:
         split: Split,
     ) -> None:
         """Record that a group's rollouts are about to start, for the first time or after a resume."""
-        await self.write(
-            "INSERT OR REPLACE INTO groups (group_id, env, task, version, position, fate) "
-            "VALUES (?, ?, ?, ?, ?, ?)",
-            group_id, env, msgspec.msgpack.encode(task), version, position,
-            "eval" if split == "eval" else None,
-        )  # fmt: skip
+        await self._insert(
+            "groups",
+            group_id=group_id,
+            env=env,
+            task=encode(task),
+            version=version,
+            position=position,
+            fate="eval" if split == "eval" else None,
+        )
 
     async def record_fate(self, group_id: GroupId, fate: Fate) -> None:
-        """Record what became of a closed group."""
         await self.write("UPDATE groups SET fate = ? WHERE group_id = ?", fate, group_id)
 
     async def record_pool(self, env: str, task: Task, pool: Pool | None) -> None:
@@ -116,48 +115,48 @@ class Ledger:
         if pool is None:
             await self.write("DELETE FROM pools WHERE env = ? AND task_id = ?", env, task.id)
             return
-        await self.write(
-            "INSERT OR REPLACE INTO pools (env, task_id, pool, task) VALUES (?, ?, ?, ?)",
-            env, task.id, pool, msgspec.msgpack.encode(task),
-        )  # fmt: skip
+        await self._insert("pools", env=env, task_id=task.id, pool=pool, task=encode(task))
 
     async def record_eval(self, version: PolicyVersion) -> None:
-        """Record that the evaluation of a version is over and reported."""
-        await self.write("INSERT OR REPLACE INTO evals VALUES (?, ?)", version, time.time())
+        await self._insert("evals", version=version, reported_s=time.time())
 
     async def record_dispatch(
         self, rollout_id: RolloutId, group_id: GroupId, env: str, task_id: str, version: PolicyVersion
     ) -> None:
         """Record the start of a rollout, and replace the record of an earlier start."""
-        await self.write(
-            "INSERT OR REPLACE INTO rollouts (rollout_id, group_id, env, task_id, dispatched_version, "
-            "dispatched_s) VALUES (?, ?, ?, ?, ?, ?)",
-            rollout_id, group_id, env, task_id, version, time.time(),
-        )  # fmt: skip
+        await self._insert(
+            "rollouts",
+            rollout_id=rollout_id,
+            group_id=group_id,
+            env=env,
+            task_id=task_id,
+            dispatched_version=version,
+            dispatched_s=time.time(),
+        )
 
     async def record_settled(self, settled: Settled) -> None:
-        """Record the end of a rollout."""
+        outcome = settled.outcome
         await self.write(
             "UPDATE rollouts SET outcome = ?, attempt = ?, worker = ?, settled_s = ?, "
-            "num_settled = num_settled + 1, reward = ?, boundary = ?, error = ?, "
-            "first_version = ?, last_version = ?, segment = ?, offset = ?, length = ?, record = ? "
+            "reward = ?, boundary = ?, error = ?, first_version = ?, last_version = ?, "
+            "segment = ?, offset = ?, length = ?, record = ?, num_settled = num_settled + 1 "
             "WHERE rollout_id = ?",
-            type(settled.outcome).__name__.lower(), settled.attempt, settled.worker, time.time(),
-            *_outcome_values(settled.outcome), msgspec.msgpack.encode(settled), settled.rollout_id,
-        )  # fmt: skip
+            type(outcome).__name__.lower(),
+            settled.attempt,
+            settled.worker,
+            time.time(),
+            *_outcome_values(outcome),
+            encode(settled),
+            settled.rollout_id,
+        )
 
     async def record_shipped(
         self, step: Step, rollout_ids: Iterable[RolloutId], metrics: Mapping[str, float]
     ) -> None:
         """Record that a batch of these rollouts went to the trainer. Its `metrics` are reported once it
         is trained, by a resumed run if this one ends before."""
-        await self.write(
-            "INSERT OR REPLACE INTO reports (step, metrics) VALUES (?, ?)",
-            step, msgspec.msgpack.encode(metrics),
-        )  # fmt: skip
-        await self.write(
-            "INSERT OR REPLACE INTO steps (step, shipped_s) VALUES (?, ?)", step, time.time()
-        )
+        await self._insert("reports", step=step, metrics=encode(metrics))
+        await self._insert("steps", step=step, shipped_s=time.time())
         for rollout_id in rollout_ids:
             await self.write("UPDATE rollouts SET step = ? WHERE rollout_id = ?", step, rollout_id)
 
@@ -166,19 +165,25 @@ class Ledger:
         await self.write("UPDATE steps SET published_s = ? WHERE step = ?", time.time(), step)
         await self.write(TRAINED, step)
 
+    async def _insert(self, table: str, **values: Any) -> None:
+        names, marks = ", ".join(values), ", ".join("?" * len(values))
+        sql = f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})"
+        await self.write(sql, *values.values())
+
     async def write(self, sql: str, *values: Any) -> None:
         """Queue a statement; wait if the disk is far behind."""
-        if self._failed is not None:
-            raise self._failed
-        await self._queue.put((sql, values))
+        await self._put((sql, values))
 
     async def flush(self) -> None:
         """Wait until everything queued so far is committed."""
+        flushed: asyncio.Future[None] = asyncio.Future()
+        await self._put(flushed)
+        await flushed
+
+    async def _put(self, entry: LedgerEntry) -> None:
         if self._failed is not None:
             raise self._failed
-        flushed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        await self._queue.put(flushed)
-        await flushed
+        await self._queue.put(entry)
 
     async def commit_queued(self) -> None:
         """Commit what is queued, as one transaction each time, until `close` is called."""
@@ -188,26 +193,16 @@ class Ledger:
                 entries = [await self._queue.get(), *self._take_queued()]
                 is_closed = None in entries
                 statements = [entry for entry in entries if isinstance(entry, tuple)]
-                flushes = [entry for entry in entries if isinstance(entry, asyncio.Future)]
                 try:
                     await thread_to_the_end(_commit, db, statements)
                 except sqlite3.Error as error:
-                    self._fail(flushes, error)
+                    self._failed = error
+                    _end_flushes(entries + self._take_queued(), error)
                     raise
-                for flushed in flushes:
-                    if not flushed.done():
-                        flushed.set_result(None)
+                _end_flushes(entries)
 
     def _take_queued(self) -> list[LedgerEntry]:
         return [self._queue.get_nowait() for _ in range(self._queue.qsize())]
-
-    def _fail(self, flushes: list[asyncio.Future[None]], error: sqlite3.Error) -> None:
-        """Pass an error of the database to every call that waits for `flush`, and to all later calls."""
-        self._failed = error
-        waiting = [entry for entry in self._take_queued() if isinstance(entry, asyncio.Future)]
-        for flushed in [*flushes, *waiting]:
-            if not flushed.done():
-                flushed.set_exception(error)
 
     async def close(self) -> None:
         """End `commit_queued` once everything queued so far is committed."""
@@ -243,7 +238,6 @@ def _open_database(path: Path) -> sqlite3.Connection:
 
 
 def unusable(path: Path, error: sqlite3.Error) -> RunDirError:
-    """Return the error for a ledger that cannot be read or written."""
     return RunDirError(f"the ledger {path} cannot be used: {error}; --clean starts over without it")
 
 
@@ -256,6 +250,16 @@ def _outcome_values(outcome: Outcome) -> tuple[Any, ...]:
             return None, boundary, error, None, None, None, None, None
         case Cancelled(reason=reason):
             return None, None, reason, None, None, None, None, None
+
+
+def _end_flushes(entries: list[LedgerEntry], error: sqlite3.Error | None = None) -> None:
+    """Let the calls that wait in `flush` return, or raise the error of the database."""
+    for entry in entries:
+        if isinstance(entry, asyncio.Future) and not entry.done():
+            if error is None:
+                entry.set_result(None)
+            else:
+                entry.set_exception(error)
 
 
 def _commit(db: sqlite3.Connection, statements: list[Statement]) -> None:

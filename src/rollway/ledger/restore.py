@@ -26,6 +26,9 @@ CANCEL_UNFINISHED_EVALS = (
 )
 """An evaluation that was interrupted runs again, with new rollouts."""
 
+decode_task = msgspec.msgpack.Decoder(Task).decode
+decode_settled = msgspec.msgpack.Decoder(Settled).decode
+
 IsIntact = Callable[[PayloadRef], bool]
 """Returns whether the columns of a ref can be read and are undamaged."""
 
@@ -46,10 +49,10 @@ def restore(
             _record_batch(db, manifest)
             db.execute(TRAINED, (manifest.step,))
             db.execute(PUBLISHED, (time.time(), manifest.step))
-        groups = _read_groups(db, is_intact)
+        groups, reports = _read_groups(db, is_intact), _read_reports(db)
         batches: list[RestoredBatch] = []
         for manifest in shipped:
-            batch = _restore_batch(manifest, groups, _read_report(db, manifest.step))
+            batch = _restore_batch(manifest, groups, reports.get(manifest.step, {}))
             if batch is None:
                 break  # later batches were made of later groups, and are undone with this one
             _record_batch(db, manifest)
@@ -58,20 +61,20 @@ def restore(
                 del groups[closed.group.id]
         _undo_batches(db, [manifest.step for manifest in shipped[len(batches) :]])
         db.execute(CANCEL_UNFINISHED_EVALS)
-        cursors = {env: position for env, position, _ in db.execute(CURSORS)}
-        last = db.execute("SELECT max(group_id) FROM groups").fetchone()[0]
-        evaluated = db.execute("SELECT max(version) FROM evals").fetchone()[0]
-        pooled = tuple(
-            RestoredTask(env, msgspec.msgpack.decode(task, type=Task), pool)
-            for env, task, pool in db.execute("SELECT env, task, pool FROM pools ORDER BY rowid")
+        pools = db.execute("SELECT env, task, pool FROM pools ORDER BY rowid")
+        (next_group,) = db.execute("SELECT coalesce(max(group_id) + 1, 0) FROM groups").fetchone()
+        return Restored(
+            groups=tuple(groups.values()),
+            batches=tuple(batches),
+            cursors={env: position for env, position, _ in db.execute(CURSORS)},
+            next_group=next_group,
+            pooled=tuple(RestoredTask(env, decode_task(task), pool) for env, task, pool in pools),
+            evaluated=db.execute("SELECT max(version) FROM evals").fetchone()[0],
         )
-    next_group = GroupId(0 if last is None else last + 1)
-    return Restored(tuple(groups.values()), tuple(batches), cursors, next_group, pooled, evaluated)
 
 
 @contextmanager
 def _open(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open the ledger, and commit at the end of the block."""
     try:
         with closing(sqlite3.connect(path)) as db, db:
             db.executescript(SCHEMA)
@@ -82,11 +85,10 @@ def _open(path: Path) -> Iterator[sqlite3.Connection]:
 
 def _record_batch(db: sqlite3.Connection, manifest: BatchManifest) -> None:
     """Record a batch as shipped. Its manifest is written before the ledger, which may lack it."""
-    db.execute(
-        "INSERT OR IGNORE INTO steps (step, shipped_s) VALUES (?, ?)", (manifest.step, time.time())
-    )
+    step, time_s = manifest.step, time.time()
+    db.execute("INSERT OR IGNORE INTO steps (step, shipped_s) VALUES (?, ?)", (step, time_s))
     for rollout_id in dict.fromkeys(row.rollout_id for row in manifest.rows):
-        db.execute("UPDATE rollouts SET step = ? WHERE rollout_id = ?", (manifest.step, rollout_id))
+        db.execute("UPDATE rollouts SET step = ? WHERE rollout_id = ?", (step, rollout_id))
 
 
 def _read_groups(db: sqlite3.Connection, is_intact: IsIntact) -> dict[GroupId, RestoredGroup]:
@@ -100,7 +102,7 @@ def _read_groups(db: sqlite3.Connection, is_intact: IsIntact) -> dict[GroupId, R
     for group_id, rollout_id, record in records:
         rollout_ids[group_id].append(rollout_id)
         if record is not None:
-            end = msgspec.msgpack.decode(record, type=Settled)
+            end = decode_settled(record)
             if _is_usable(end, is_intact):
                 settled[group_id].append(end)
     groups = db.execute("SELECT group_id, env, task FROM groups WHERE fate IS NULL ORDER BY group_id")
@@ -108,7 +110,7 @@ def _read_groups(db: sqlite3.Connection, is_intact: IsIntact) -> dict[GroupId, R
         group_id: RestoredGroup(
             id=group_id,
             env=env,
-            task=msgspec.msgpack.decode(task, type=Task),
+            task=decode_task(task),
             ids=tuple(rollout_ids[group_id]),
             settled=tuple(settled[group_id]),
         )
@@ -125,18 +127,16 @@ def _is_usable(end: Settled, is_intact: IsIntact) -> bool:
 
 
 def read_reports(path: Path) -> dict[Step, dict[str, float]]:
-    """Return the metrics of a run's batches, by step."""
     if not path.exists():
         return {}
     with _open(path) as db:
-        steps = db.execute("SELECT step FROM reports").fetchall()
-        return {Step(step): _read_report(db, step) for (step,) in steps}
+        return _read_reports(db)
 
 
-def _read_report(db: sqlite3.Connection, step: int) -> dict[str, float]:
-    """Return the metrics of one batch; none if the run ended before they were recorded."""
-    found = db.execute("SELECT metrics FROM reports WHERE step = ?", (step,)).fetchone()
-    return msgspec.msgpack.decode(found[0], type=dict[str, float]) if found else {}
+def _read_reports(db: sqlite3.Connection) -> dict[Step, dict[str, float]]:
+    decode = msgspec.msgpack.Decoder(dict[str, float]).decode
+    reports = db.execute("SELECT step, metrics FROM reports")
+    return {Step(step): decode(metrics) for step, metrics in reports}
 
 
 def _restore_batch(
@@ -144,32 +144,24 @@ def _restore_batch(
 ) -> RestoredBatch | None:
     """Return a batch with its groups as they closed; None if some of its payload is gone."""
     advantages = {row.rollout_id: row.advantage for row in manifest.rows}
-    closed: list[ClosedGroup] = []
-    found: set[RolloutId] = set()
-    for group in groups.values():
-        if any(rollout_id in advantages for rollout_id in group.ids):
-            closed.append(_close_group(group, advantages))
-            found |= {member.rollout_id for member in closed[-1].group.members}
+    parts = [group for group in groups.values() if advantages.keys() & set(group.ids)]
+    closed = tuple(_close_group(group, advantages) for group in parts)
+    found = {member.rollout_id for part in closed for member in part.group.members}
     is_complete = found >= advantages.keys()
-    return RestoredBatch(manifest, tuple(closed), metrics) if is_complete else None
+    return RestoredBatch(manifest, closed, metrics) if is_complete else None
 
 
 def _close_group(group: RestoredGroup, advantages: Mapping[RolloutId, float]) -> ClosedGroup:
     """Return a group of a batch as it closed. Members without an advantage were left out."""
-    members: list[Member] = []
-    failed: list[tuple[RolloutId, Failed]] = []
-    for settled in group.settled:
-        match settled.outcome:
-            case Scored() as scored:
-                members.append(Member(settled.rollout_id, scored))
-            case Failed() as failure:
-                failed.append((settled.rollout_id, failure))
+    ends = [(end.rollout_id, end.outcome) for end in group.settled]
+    members = tuple(Member(name, end) for name, end in ends if isinstance(end, Scored))
+    failed = tuple((name, end) for name, end in ends if isinstance(end, Failed))
     ids = [member.rollout_id for member in members]
     return ClosedGroup(
-        Group(group.id, group.env, group.task.id, tuple(members), tuple(failed)),
+        Group(group.id, group.env, group.task.id, members, failed),
         tuple(advantages.get(rollout_id, 0.0) for rollout_id in ids),
         "trained",
-        left_out=tuple(rollout_id for rollout_id in ids if rollout_id not in advantages),
+        left_out=tuple(name for name in ids if name not in advantages),
     )
 
 

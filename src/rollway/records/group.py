@@ -5,6 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from .ids import GroupId, PolicyVersion, RolloutId
+from .payload import PayloadRef
 from .rollout import Cancelled, Failed, Scored
 
 Fate = Literal["trained", "zero_advantage", "filtered", "too_few", "stale", "eval"]
@@ -44,6 +45,11 @@ class ClosedGroup(Struct, frozen=True):
         members, left_out = self.group.members, self.left_out
         trained = [member.scored for member in members if member.rollout_id not in left_out]
         return sum(scored.num_tokens for scored in trained)
+
+    @property
+    def refs(self) -> list[PayloadRef]:
+        """The payload of all members, also of those that are left out."""
+        return [member.scored.ref for member in self.group.members]
 
     @property
     def first_version(self) -> PolicyVersion:

@@ -5,7 +5,8 @@ from msgspec import Struct
 from .batch import BatchManifest
 from .group import ClosedGroup
 from .ids import GroupId, RolloutId, Step
-from .rollout import Settled
+from .payload import PayloadRef
+from .rollout import Scored, Settled
 from .task import Pool, Task
 
 
@@ -44,6 +45,14 @@ class Restored(Struct, frozen=True):
     pooled: tuple[RestoredTask, ...] = ()
     evaluated: int | None = None
     """The last version whose evaluation was complete."""
+
+    @property
+    def refs(self) -> list[PayloadRef]:
+        """All payload that the resumed run reads."""
+        closed = [group for batch in self.batches for group in batch.closed]
+        ends = [end.outcome for group in self.groups for end in group.settled]
+        scored = [end.ref for end in ends if isinstance(end, Scored)]
+        return scored + [ref for group in closed for ref in group.refs]
 
 
 class StartPoint(Struct, frozen=True):

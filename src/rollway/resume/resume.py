@@ -15,7 +15,6 @@ from ..records.batch import BatchManifest
 from ..records.ids import PolicyVersion, Step
 from ..records.payload import PayloadRef
 from ..records.restored import Restored, StartPoint
-from ..records.rollout import Scored
 from ..rundir.metrics_file import MetricsFile
 from ..rundir.rundir import STABLE, RunDir
 from ..transport.files import read_manifest, read_published
@@ -37,12 +36,7 @@ def find_resume_point(config: RunConfig, run: RunDir) -> StartPoint:
     read again, is removed: unfinished weights, batches that lost payload, unused payload.
     """
     published = run.last_published()
-    weights = _find_weights(run, published) if published else Path(config.model.path).resolve()
-    if not weights.exists():
-        raise RunDirError(
-            f"{run.path} cannot be resumed: the weights of step {published} are gone from {weights}; "
-            "--clean starts over"
-        )
+    weights = _find_weights(config, run, published)
     last = Step(published)
     run.remove_steps_after(last)
     report_unreported_steps(run, last)
@@ -66,10 +60,22 @@ def find_resume_point(config: RunConfig, run: RunDir) -> StartPoint:
     )
 
 
-def _find_weights(run: RunDir, version: PolicyVersion) -> Path:
-    """Return the folder of a version: in the run directory, or where the user's trainer wrote it."""
+def _find_weights(config: RunConfig, run: RunDir, version: PolicyVersion) -> Path:
+    """Return the folder of a version: in the run directory, or where the user's trainer wrote it.
+
+    Version 0 is the model itself. It need not exist: an interrupted warm-up is started again.
+    """
+    if not version:
+        return Path(config.model.path).resolve()
     folder = run.weights_of(version)
-    return folder if (folder / "config.json").exists() else Path(read_published(run, version).path)
+    if not (folder / "config.json").exists():
+        folder = Path(read_published(run, version).path)
+    if not folder.exists():
+        raise RunDirError(
+            f"{run.path} cannot be resumed: the weights of step {version} are gone from {folder}; "
+            "--clean starts over"
+        )
+    return folder
 
 
 def _find_optimizer(run: RunDir, published: PolicyVersion) -> str | None:
@@ -99,8 +105,9 @@ def _read_shipped_after(run: RunDir, last: Step) -> list[BatchManifest]:
 
 def _read_last_trained(run: RunDir, last: Step) -> list[BatchManifest]:
     """Return the manifests of the last trained steps, which the ledger may not have recorded."""
-    steps = [Step(step) for step in range(max(1, last - 2), last + 1)]
-    return [read_manifest(run.manifest(step)) for step in steps if run.manifest(step).exists()]
+    steps = range(max(1, last - 2), last + 1)
+    paths = [run.manifest(Step(step)) for step in steps]
+    return [read_manifest(path) for path in paths if path.exists()]
 
 
 def _is_intact(reader: SegmentReader, ref: PayloadRef) -> bool:
@@ -112,14 +119,8 @@ def _is_intact(reader: SegmentReader, ref: PayloadRef) -> bool:
 
 
 def _remove_unused(run: RunDir, reader: SegmentReader, restored: Restored) -> None:
-    """Remove the segments that no restored rollout refers to."""
-    groups = [closed.group for batch in restored.batches for closed in batch.closed]
-    outcomes = [settled.outcome for group in restored.groups for settled in group.settled]
-    used = {member.scored.ref.segment for group in groups for member in group.members}
-    used |= {outcome.ref.segment for outcome in outcomes if isinstance(outcome, Scored)}
-    for segment in reader.segments():
-        if segment not in used:
-            reader.remove(segment)
+    for segment in set(reader.segments()) - {ref.segment for ref in restored.refs}:
+        reader.remove(segment)
     remove_spares(run.payload)
 
 
@@ -132,7 +133,8 @@ def report_unreported_steps(run: RunDir, last: Step) -> None:
     for step in map(Step, range(max(0, file.last_step()) + 1, last + 1)):
         batch = reports.get(step) or _manifest_metrics(run, step)
         if batch:
-            line = {"step": step, **batch, **_trainer_metrics(run, step, batch), "stalls": []}
+            trained = _trainer_metrics(run, step, batch)
+            line = {"step": step, **batch, **trained, "stalls": []}
             file.append(msgspec.json.encode(line))
 
 

@@ -62,7 +62,8 @@ class RunDir:
         """Make the folders, and write down the config that the run was started with."""
         self.make_folders()
         self.keys.mkdir(mode=0o700, exist_ok=True)
-        write_whole(self.config, tomli_w.dumps(without_none(msgspec.to_builtins(config))).encode())
+        tree = without_none(msgspec.to_builtins(config))
+        write_whole(self.config, tomli_w.dumps(tree).encode())
 
     def make_folders(self) -> None:
         for folder in (
@@ -98,13 +99,13 @@ class RunDir:
 
     def last_published(self) -> PolicyVersion:
         """Return the newest version whose weights are complete; 0 before the first."""
-        complete = [number for number, folder in _numbered(self.weights) if (folder / STABLE).exists()]
+        folders = numbered(self.weights)
+        complete = [number for number, folder in folders if (folder / STABLE).exists()]
         return PolicyVersion(max(complete, default=0))
 
     def last_checkpoint(self) -> Step | None:
         """Return the step of the newest complete checkpoint. Half-written ones have another name."""
-        steps = [step for step, _ in _numbered(self.checkpoints)]
-        return Step(max(steps)) if steps else None
+        return max((Step(step) for step, _ in numbered(self.checkpoints)), default=None)
 
     def next_generation(self) -> int:
         """Return how often the run will have been resumed once it resumes now. Segments are named after
@@ -114,19 +115,19 @@ class RunDir:
 
     def prune_weights(self, current: int, keep: int) -> None:
         """Remove old weights: of the versions up to `current`, the newest `keep` stay."""
-        for version, folder in _numbered(self.weights):
+        for version, folder in numbered(self.weights):
             if version <= current - keep:
                 remove_folder(folder)
 
     def prune_optimizer(self, current: int, keep: int) -> None:
         """Remove old optimizer states: of those up to version `current`, the newest `keep` stay."""
-        for version, path in _numbered(self.optimizer):
+        for version, path in numbered(self.optimizer):
             if version <= current - keep:
                 path.unlink(missing_ok=True)
 
     def prune_checkpoints(self, keep: int) -> None:
         """Remove all checkpoints but the newest `keep`."""
-        for _, folder in sorted(_numbered(self.checkpoints))[:-keep]:
+        for _, folder in sorted(numbered(self.checkpoints))[:-keep]:
             remove_folder(folder)
 
     def remove_batch(self, step: Step) -> None:
@@ -137,7 +138,7 @@ class RunDir:
     def remove_steps_after(self, step: Step) -> None:
         """Remove the weights, checkpoints and metrics of later steps, which will be trained again."""
         for parent in (self.weights, self.checkpoints):
-            for number, folder in _numbered(parent):
+            for number, folder in numbered(parent):
                 if number > step:
                     remove_folder(folder)
         if self.metrics.exists():
@@ -145,7 +146,7 @@ class RunDir:
 
     def remove_evals_after(self, version: int) -> None:
         """Remove the results of evaluations of later versions, which will run again."""
-        for number, folder in _numbered(self.rollouts):
+        for number, folder in numbered(self.rollouts):
             if number > version:
                 (folder / "eval.jsonl").unlink(missing_ok=True)
         if self.evals.exists():
@@ -173,12 +174,10 @@ def write_whole(path: Path, data: bytes) -> None:
     os.replace(partial, path)
 
 
-def _numbered(parent: Path) -> list[tuple[int, Path]]:
+def numbered(parent: Path) -> list[tuple[int, Path]]:
     """Return what is named `step_N` or `step_N.pt` in `parent`, with its N. The rest is the user's."""
-    found = [
-        (path.name.removeprefix("step_").removesuffix(".pt"), path) for path in parent.glob("step_*")
-    ]
-    return [(int(number), path) for number, path in found if number.isdigit()]
+    found = {path: path.name[len("step_") :].removesuffix(".pt") for path in parent.glob("step_*")}
+    return [(int(number), path) for path, number in found.items() if number.isdigit()]
 
 
 def without_none(tree: Any) -> Any:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from ..errors import UNREADABLE
 from ..records.group import ClosedGroup, Member
 from ..records.task import Message
-from .rundir import RunDir
+from .rundir import RunDir, numbered
 
 
 class SavedRollout(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -63,12 +63,8 @@ def group_to_save(
 ) -> Iterator[SavedRollout]:
     """Yield what is saved of every rollout of a group, reading one transcript at a time."""
     group = closed.group
-    head: dict[str, Any] = {
-        "group": group.id,
-        "env": group.env,
-        "task": group.task_id,
-        "fate": closed.fate,
-    }
+    names = {"env": group.env, "task": group.task_id, "fate": closed.fate}
+    head: dict[str, Any] = {"group": group.id, **names}
     for member, advantage in zip(group.members, closed.advantages, strict=True):
         scored = member.scored
         yield SavedRollout(
@@ -118,6 +114,5 @@ def saved_steps(run: RunDir) -> list[int]:
 
 
 def _files(run: RunDir) -> list[tuple[int, Path]]:
-    paths = run.rollouts.glob("step_*/*.jsonl")
-    found = [(path.parent.name.removeprefix("step_"), path) for path in paths]
-    return sorted((int(number), path) for number, path in found if number.isdigit())
+    folders = numbered(run.rollouts)
+    return sorted((step, path) for step, folder in folders for path in folder.glob("*.jsonl"))

@@ -3,6 +3,7 @@
 import math
 import random
 import sqlite3
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing
 from statistics import fmean
@@ -11,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from ..errors import RunDirError
-from ..records.rollout import Scored, Settled
+from ..records.rollout import Outcome, Scored, Settled
 from ..rundir.metrics_file import MetricsFile
 from ..rundir.rundir import RunDir
 
@@ -31,9 +32,8 @@ class Durations(Struct, frozen=True):
     """The samples that simulated rollouts and steps are drawn from."""
 
     groups: Sequence[Sequence[SampledRollout]]
-    """Rollouts are drawn by whole groups, because those of a group are alike. They ran at the same load,
-    so the slowest of them is not as slow as the slowest of independent draws. And a group whose rewards
-    are all equal is not trained on."""
+    """Drawn as a whole, because rollouts of a group ran at the same load: the slowest is not as slow as
+    that of independent draws. And a group whose rewards are all equal is not trained on."""
     train_s: Seconds
     """From the written manifest until the version that it makes is published."""
     update_s: Seconds
@@ -69,7 +69,6 @@ class MeanDurations(Struct, frozen=True, kw_only=True):
 
 
 def around_means(means: MeanDurations, seed: int, count: int = 2000) -> Durations:
-    """Draw turns, tools, scoring and training around their means."""
     rng = random.Random(seed)
 
     def around(mean: float) -> float:
@@ -98,62 +97,61 @@ def around_means(means: MeanDurations, seed: int, count: int = 2000) -> Duration
     )
 
 
-class _MetricsLine(Struct):
-    step_time: float = msgspec.field(name="time/step", default=0.0)
-    train: float = msgspec.field(name="time/train", default=0.0)
-    publish: float = msgspec.field(name="time/publish", default=0.0)
-    open: float = msgspec.field(name="time/open", default=0.0)
-    ship: float = msgspec.field(name="time/ship", default=0.0)
-    update: float = msgspec.field(name="time/update_weights", default=0.0)
+class _MetricsLine(Struct, rename=lambda name: f"time/{name}"):
+    step: float = 0.0
+    train: float = 0.0
+    publish: float = 0.0
+    open: float = 0.0
+    ship: float = 0.0
+    update_weights: float = 0.0
 
 
 def from_run(run: RunDir) -> Durations:
-    """Take durations as measured in a past run, without the first tenth of its steps, the warm-up."""
-    lines = _metrics(run)
-    steady = lines[len(lines) // 10 :]
-    ends = _ends(run)
-    scored = [end.outcome for _, end in ends if isinstance(end.outcome, Scored)]
+    """Take durations as measured in a past run, without its warm-up."""
+    steady = _steady_steps(run)
+    outcomes = _outcomes(run)
+    scored = [outcome for _, outcome in outcomes if isinstance(outcome, Scored)]
     if not scored or not steady:
         raise RunDirError(f"{run.path} has no trained steps to take durations from")
     return Durations(
-        groups=_groups(ends),
+        groups=_groups(outcomes),
         train_s=[line.open + line.train + line.publish for line in steady],
-        update_s=[line.update for line in steady if line.update] or [0.0],
+        update_s=[line.update_weights for line in steady if line.update_weights] or [0.0],
         ship_s=[line.ship for line in steady],
         num_bytes=[rollout.ref.length for rollout in scored],
         num_tokens=[rollout.num_tokens for rollout in scored],
-        fails=1 - len(scored) / len(ends),
+        fails=1 - len(scored) / len(outcomes),
     )
 
 
 def measured_step_s(run: RunDir) -> float:
     """Return the mean time of a step in a past run, without its warm-up."""
-    lines = _metrics(run)
-    return fmean(line.step_time for line in lines[len(lines) // 10 :])
+    return fmean(line.step for line in _steady_steps(run))
 
 
-def _metrics(run: RunDir) -> list[_MetricsLine]:
+def _steady_steps(run: RunDir) -> list[_MetricsLine]:
+    """Return the metrics of all steps but the first tenth, the warm-up."""
     if not run.metrics.exists():
         raise RunDirError(f"{run.path} is not a run that trained: it has no {run.metrics.name}")
-    lines = MetricsFile(run.metrics).lines()
-    return [msgspec.json.decode(line, type=_MetricsLine) for _, _, line in lines]
+    lines = [line for _, _, line in MetricsFile(run.metrics).lines()]
+    steady = lines[len(lines) // 10 :]
+    return [msgspec.json.decode(line, type=_MetricsLine) for line in steady]
 
 
-def _groups(ends: list[tuple[int, Settled]]) -> list[list[SampledRollout]]:
-    """Return the scored rollouts, by group."""
-    groups: dict[int, list[SampledRollout]] = {}
-    for group_id, end in ends:
-        if isinstance(end.outcome, Scored):
-            sampled = SampledRollout(end.outcome.timing.total_s, end.outcome.reward)
-            groups.setdefault(group_id, []).append(sampled)
+def _groups(outcomes: list[tuple[int, Outcome]]) -> list[list[SampledRollout]]:
+    groups: dict[int, list[SampledRollout]] = defaultdict(list)
+    for group_id, outcome in outcomes:
+        if isinstance(outcome, Scored):
+            groups[group_id].append(SampledRollout(outcome.timing.total_s, outcome.reward))
     return list(groups.values())
 
 
-def _ends(run: RunDir) -> list[tuple[int, Settled]]:
+def _outcomes(run: RunDir) -> list[tuple[int, Outcome]]:
     """Return the scored and failed rollouts of training, with the id of their group."""
+    decode = msgspec.msgpack.Decoder(Settled).decode
     with closing(sqlite3.connect(f"file:{run.ledger}?mode=ro", uri=True)) as db:
         rows = db.execute(
             "SELECT group_id, record FROM rollouts JOIN groups USING (group_id) "
             "WHERE outcome IN ('scored', 'failed') AND fate IS NOT 'eval' ORDER BY rollout_id"
         )
-        return [(group_id, msgspec.msgpack.decode(record, type=Settled)) for group_id, record in rows]
+        return [(group_id, decode(record).outcome) for group_id, record in rows]

@@ -9,23 +9,8 @@ from itertools import count
 
 from msgspec import Struct, field
 
+from ..orchestrator.core import commands
 from ..orchestrator.core.batches.credit import grpo
-from ..orchestrator.core.commands import (
-    CancelRollout,
-    Command,
-    Credit,
-    DiscardGroup,
-    Dispatch,
-    Finish,
-    GiveUp,
-    PoolTask,
-    PullTasks,
-    RecordEvalGroup,
-    ReleasePayload,
-    ReportEval,
-    Ship,
-    UpdateWeights,
-)
 from ..orchestrator.core.core import Core
 from ..orchestrator.core.events import (
     Credited,
@@ -36,6 +21,7 @@ from ..orchestrator.core.events import (
     VersionPublished,
     WeightsApplied,
 )
+from ..orchestrator.core.state import waits_for
 from ..records.engine import EngineLoad
 from ..records.ids import GroupId, PolicyVersion, RolloutId, WorkerName
 from ..records.payload import PayloadRef
@@ -43,19 +29,13 @@ from ..records.rollout import Cancelled, Failed, Outcome, RowSummary, Scored, Se
 from ..records.task import Task
 from .durations import Durations, SampledRollout
 
+Action = Callable[[], Event | None]
 SIMULATED = WorkerName("simulated")
 MAX_GROUPS = 10_000
 """Groups whose draws are kept: more than can be open at a time."""
 
 
-class _QueuedRollout(Struct, frozen=True):
-    rollout_id: RolloutId
-    group_id: GroupId
-
-
 class SimulationTally(Struct):
-    """The counts and times of a simulation, for its report."""
-
     now_s: float = 0.0
     steps_s: list[float] = []
     staleness: Counter[int] = field(default_factory=Counter)
@@ -82,11 +62,12 @@ class SimulatedWorld:
         self._slots = slots
         self._ticks = ticks
         self._rng = random.Random(seed)
-        self._agenda: list[tuple[float, int, Callable[[], Event | None]]] = []
+        self._choose = self._rng.choice
+        self._agenda: list[tuple[float, int, Action]] = []
         self._order = count()
-        self._queue: deque[_QueuedRollout] = deque()
+        self._queue: deque[tuple[RolloutId, GroupId]] = deque()
         self._running: set[RolloutId] = set()
-        self._manifests: deque[Ship] = deque()
+        self._manifests: deque[commands.Ship] = deque()
         self._is_training = False
         self._version = 0
         self._offset = 0
@@ -99,8 +80,9 @@ class SimulatedWorld:
         self._hear(Started())
         if self._ticks:
             self._tick()
-        while self._agenda and not self._core.finished and self.tally.num_settled < max_settled:
-            at_s, _, action = heapq.heappop(self._agenda)
+        agenda, core, tally = self._agenda, self._core, self.tally
+        while agenda and not core.finished and tally.num_settled < max_settled:
+            at_s, _, action = heapq.heappop(agenda)
             self._pass_time(at_s)
             event = action()
             if event is not None:
@@ -108,24 +90,27 @@ class SimulatedWorld:
         return self.tally
 
     def _pass_time(self, at_s: float) -> None:
-        passed_s = at_s - self.tally.now_s
-        self.tally.busy_s += passed_s * len(self._running)
-        self.tally.training_s += passed_s * self._is_training
-        self.tally.waits_us[_cause(self._core.waits_for)] += round(passed_s * 1e6)
-        self.tally.now_s = at_s
+        tally = self.tally
+        passed_s = at_s - tally.now_s
+        tally.busy_s += passed_s * len(self._running)
+        tally.training_s += passed_s * self._is_training
+        tally.waits_us[_cause(waits_for(self._core))] += round(passed_s * 1e6)
+        tally.now_s = at_s
 
-    def _later(self, seconds: float, action: Callable[[], Event | None]) -> None:
-        heapq.heappush(self._agenda, (self.tally.now_s + seconds, next(self._order), action))
+    def _later(self, seconds: float, action: Action) -> None:
+        at_s = self.tally.now_s + seconds
+        heapq.heappush(self._agenda, (at_s, next(self._order), action))
 
     def _hear(self, event: Event) -> None:
-        commands = deque(self._core.on_event(event))
-        while commands:
-            result = self._perform(commands.popleft())
+        orders = deque(self._core.on_event(event))
+        while orders:
+            result = self._perform(orders.popleft())
             if result is not None:
-                commands.extend(self._core.on_event(result))
+                orders.extend(self._core.on_event(result))
         self._fill_slots()
-        self.tally.most_bytes = max(self.tally.most_bytes, self._core.admission.budget.live_bytes)
-        self.tally.most_in_flight = max(self.tally.most_in_flight, self._core.num_in_flight)
+        tally, budget = self.tally, self._core.admission.budget
+        tally.most_bytes = max(tally.most_bytes, budget.live_bytes)
+        tally.most_in_flight = max(tally.most_in_flight, self._core.num_in_flight)
 
     def _tick(self) -> Event:
         """Happen once a second and report the engine's load too: some rules of the core need both."""
@@ -133,37 +118,35 @@ class SimulatedWorld:
         self._hear(EngineLoad(len(self._running), len(self._queue), 0.0))
         return Tick(self.tally.now_s)
 
-    def _perform(self, command: Command) -> Event | None:
+    def _perform(self, command: commands.Command) -> Event | None:
+        """Carry out a command. Those that write or free something have no effect here."""
         match command:
-            case PullTasks(env=env, start=start, count=num_tasks, split=split):
-                tasks = tuple(Task(id=str(n), prompt="") for n in range(start, start + num_tasks))
+            case commands.PullTasks(env=env, start=start, count=num_tasks, split=split):
+                positions = range(start, start + num_tasks)
+                tasks = tuple(Task(str(position), "") for position in positions)
                 return TasksArrived(env, start, tasks, split=split)
-            case Dispatch(rollout_ids=rollout_ids, group_id=group_id):
-                self._queue.extend(_QueuedRollout(rollout_id, group_id) for rollout_id in rollout_ids)
-            case CancelRollout(rollout_id=rollout_id):
+            case commands.Dispatch(rollout_ids=rollout_ids, group_id=group_id):
+                self._queue.extend((name, group_id) for name in rollout_ids)
+            case commands.CancelRollout(rollout_id=rollout_id):
                 return self._cancel(rollout_id)
-            case Credit(group_id=group_id, rewards=rewards):
+            case commands.Credit(group_id=group_id, rewards=rewards):
                 return Credited(group_id, grpo(rewards))
-            case Ship():
+            case commands.Ship():
                 self._manifests.append(command)
-                self._later(self._rng.choice(self._durations.ship_s), self._train_next)
-            case UpdateWeights(version=version):
-                seconds = self._rng.choice(self._durations.update_s)
+                self._later(self._choose(self._durations.ship_s), self._train_next)
+            case commands.UpdateWeights(version=version):
+                seconds = self._choose(self._durations.update_s)
                 self._later(seconds, lambda: self._applied(version))
-            case GiveUp(reason=reason):
+            case commands.GiveUp(reason=reason):
                 self.tally.gave_up = reason
-            case DiscardGroup() | ReleasePayload() | PoolTask():
-                pass
-            case RecordEvalGroup() | ReportEval() | Finish():
-                pass
         return None
 
     def _fill_slots(self) -> None:
         while self._queue and len(self._running) < self._slots:
-            queued = self._queue.popleft()
-            self._running.add(queued.rollout_id)
-            sampled = self._draw(queued.group_id)
-            end = partial(self._end, queued.rollout_id, self._version, sampled.reward)
+            rollout_id, group_id = self._queue.popleft()
+            self._running.add(rollout_id)
+            sampled = self._draw(group_id)
+            end = partial(self._end, rollout_id, self._version, sampled.reward)
             self._later(sampled.seconds, end)
 
     def _end(self, rollout_id: RolloutId, version: int, reward: float) -> Event | None:
@@ -178,7 +161,7 @@ class SimulatedWorld:
 
     def _draw(self, group_id: GroupId) -> SampledRollout:
         """Return the next rollout of the group's draw; draw another group when none is left."""
-        left = self._groups.pop(group_id, None) or deque(self._rng.choice(self._durations.groups))
+        left = self._groups.pop(group_id, None) or deque(self._choose(self._durations.groups))
         sampled = left.popleft()
         self._groups[group_id] = left
         if len(self._groups) > MAX_GROUPS:
@@ -186,18 +169,17 @@ class SimulatedWorld:
         return sampled
 
     def _scored(self, version: int, reward: float) -> Scored:
-        length = self._rng.choice(self._durations.num_bytes)
-        tokens = self._rng.choice(self._durations.num_tokens)
+        length = self._choose(self._durations.num_bytes)
+        tokens = self._choose(self._durations.num_tokens)
         self._offset += length
         ref = PayloadRef("s.0-0.seg", self._offset, length)
-        return Scored(
-            reward, {}, {}, (RowSummary(tokens, tokens // 2),), ref, 1, "stop",
-            PolicyVersion(version), PolicyVersion(self._version), Timing(0, 0, 0, 0),
-        )  # fmt: skip
+        row = RowSummary(tokens, tokens // 2)
+        first, last = PolicyVersion(version), PolicyVersion(self._version)
+        return Scored(reward, {}, {}, (row,), ref, 1, "stop", first, last, Timing(0, 0, 0, 0))
 
-    def _cancel(self, rollout_id: RolloutId) -> Event | None:
+    def _cancel(self, rollout_id: RolloutId) -> Event:
         self._running.discard(rollout_id)
-        self._queue = deque(queued for queued in self._queue if queued.rollout_id != rollout_id)
+        self._queue = deque(queued for queued in self._queue if queued[0] != rollout_id)
         return Settled(rollout_id, 1, SIMULATED, Cancelled("simulated"))
 
     def _train_next(self) -> Event | None:
@@ -205,26 +187,27 @@ class SimulatedWorld:
         if self._manifests and not self._is_training:
             self._is_training = True
             ship = self._manifests.popleft()
-            self._later(self._rng.choice(self._durations.train_s), lambda: self._publish(ship))
+            self._later(self._choose(self._durations.train_s), lambda: self._publish(ship))
         return None
 
-    def _publish(self, ship: Ship) -> Event:
+    def _publish(self, ship: commands.Ship) -> Event:
         self._is_training = False
-        self.tally.steps_s.append(self.tally.now_s - self._published_s)
-        self._published_s = self.tally.now_s
+        tally, manifest = self.tally, ship.manifest
+        tally.steps_s.append(tally.now_s - self._published_s)
+        self._published_s = tally.now_s
         for closed in ship.closed:
             if closed.fate == "trained":
                 for member in closed.group.members:
-                    stale = ship.manifest.trains_version - member.scored.first_version
-                    self.tally.staleness[stale] += 1
+                    stale = manifest.trains_version - member.scored.first_version
+                    tally.staleness[stale] += 1
         self._train_next()
-        return VersionPublished(PolicyVersion(ship.manifest.step), "")
+        return VersionPublished(PolicyVersion(manifest.step), "")
 
     def _applied(self, version: PolicyVersion) -> Event:
         self._version = version
         return WeightsApplied(version)
 
 
-def _cause(waits_for: str) -> str:
+def _cause(text: str) -> str:
     """Return what the core waits for, without numbers."""
-    return waits_for.partition(":")[0].partition(" to load version")[0]
+    return text.partition(":")[0].partition(" to load version")[0]

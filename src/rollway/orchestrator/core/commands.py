@@ -113,3 +113,4 @@ Command = (
     PullTasks | Dispatch | CancelRollout | Credit | Ship | DiscardGroup | UpdateWeights | ReleasePayload
     | PoolTask | RecordEvalGroup | ReportEval | Finish | GiveUp
 )  # fmt: skip
+Commands = list[Command]

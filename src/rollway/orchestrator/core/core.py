@@ -1,12 +1,11 @@
 """The orchestrator's decisions: what runs, when a group closes, what ships, what is too old."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ...config.specs import CoreSpec
 from ...records.engine import EngineLoad
 from ...records.group import ClosedGroup, Group
 from ...records.ids import GroupId, PolicyVersion, RolloutId, Step, make_rollout_id
-from ...records.payload import PayloadRef
 from ...records.restored import Restored, RestoredGroup
 from ...records.rollout import Cancelled, Scored, Settled
 from ...records.situation import CoreView
@@ -17,7 +16,7 @@ from .batches.shipping import Shipping, WeightVersions
 from .batches.staleness import oldest_trainable
 from .commands import (
     CancelRollout,
-    Command,
+    Commands,
     DiscardGroup,
     Dispatch,
     Finish,
@@ -37,7 +36,7 @@ from .events import (
 )
 from .rollouts.admission import Admission
 from .rollouts.evals import Evaluations
-from .rollouts.groups import OpenGroup, OpenGroups, Stragglers
+from .rollouts.groups import OpenGroup, OpenGroups, Running, Stragglers
 from .rollouts.patience import Patience, UselessStreak
 from .rollouts.retries import Retries
 from .rollouts.tasks import TaskMix
@@ -72,26 +71,21 @@ class Core:
     def num_in_flight(self) -> int:
         return self.groups.num_in_flight + self.evals.num_in_flight
 
-    @property
-    def waits_for(self) -> str:
-        """What the next step waits for, in words."""
-        return state.waits_for(self)
-
     def view(self) -> CoreView:
-        """Return the numbers that people and metrics look at."""
         return state.view(self)
 
-    def on_event(self, event: Event) -> list[Command]:
+    def on_event(self, event: Event) -> Commands:
         if self.finished:
             return []
         commands = self._on(event) + self._ship()
         return commands + self._start() + self._end_if_over()
 
-    def _on(self, event: Event) -> list[Command]:
+    def _on(self, event: Event) -> Commands:
+        concurrency = self.admission.concurrency
         match event:
             case Started(restored=restored, whole_groups=whole_groups):
                 self._whole_groups = whole_groups
-                return [*self._restore(restored), *self.evals.applied(self.weights.applied)]
+                return self._restore(restored) + self.evals.applied(self.weights.applied)
             case Tick(now_s=now_s):
                 return self._on_tick(now_s)
             case TasksArrived():
@@ -105,139 +99,133 @@ class Core:
                 return self._on_published(event)
             case WeightsApplied(version=version):
                 self.patience.note_change()
-                return [*self.weights.on_applied(version), *self.evals.applied(version)]
+                return self.weights.on_applied(version) + self.evals.applied(version)
             case EngineLoad():
-                self.admission.concurrency.on_engine_load(event, self.num_in_flight)
+                concurrency.on_engine_load(event, self.num_in_flight)
             case WorkerLag(p90_s=lag_s):
-                self.admission.concurrency.on_worker_lag(lag_s)
+                concurrency.on_worker_lag(lag_s)
         return []
 
-    def _restore(self, restored: Restored) -> list[Command]:
-        """Continue an interrupted run: its batches train, what has settled is used, the rest runs
-        again."""
+    def _restore(self, restored: Restored) -> Commands:
+        """Continue an interrupted run: what is shipped trains, what settled is used, the rest runs."""
         self._next_group = restored.next_group
-        self.evals.restore(restored.evaluated)
+        self.evals.last = restored.evaluated
         for pooled in restored.pooled:
             self.tasks.put(pooled.env, pooled.task, pooled.pool)
         for batch in restored.batches:
             self.shipping.restore(batch)
             for closed in batch.closed:
-                for member in closed.group.members:
-                    self.admission.budget.hold(member.scored.ref.length)
+                for ref in closed.refs:
+                    self.admission.budget.hold(ref.length)
         return [command for group in restored.groups for command in self._reopen(group)]
 
-    def _reopen(self, group: RestoredGroup) -> list[Command]:
-        self._open(group.id, group.env, group.task, list(group.ids))
-        settled = {end.rollout_id for end in group.settled}
-        missing = [rollout_id for rollout_id in group.ids if rollout_id not in settled]
-        commands = self._dispatch(group.env, group.id, missing, group.task) if missing else []
-        for end in group.settled:
+    def _reopen(self, restored: RestoredGroup) -> Commands:
+        waiting, version = set(restored.ids), self.weights.applied
+        group = OpenGroup(restored.id, restored.env, restored.task, version, waiting)
+        self._open(group)
+        settled = {end.rollout_id for end in restored.settled}
+        missing = [name for name in restored.ids if name not in settled]
+        commands = self._dispatch(group, missing) if missing else []
+        for end in restored.settled:
             commands += self._on_settled(end, may_retry=False)
         return commands
 
-    def _on_tick(self, now_s: float) -> list[Command]:
-        """Time passes: cancel what has been waited for long enough."""
+    def _on_tick(self, now_s: float) -> Commands:
         self.patience.tick(now_s)
         self.admission.rate.tick(now_s)
-        commands: list[Command] = [
-            CancelRollout(self.groups.env_of(group_id), rollout_id, "the rest of its group has settled")
-            for group_id in self.stragglers.take_due(now_s)
-            for rollout_id in self.groups.waiting_in(group_id)
-        ]
+        late = self.groups.waiting_in(self.stragglers.take_due(now_s))
+        commands = _cancel(late, "the rest of its group has settled")
         patience_s = self.spec.orchestrator.env_patience_s
         reason = f"no rollout of the environment settled for {patience_s:g} s"
         for env in state.silent_envs(self):
-            abandoned = self.evals.abandon(env)
-            commands += [CancelRollout(env, rollout_id, reason) for rollout_id in abandoned]
+            commands += _cancel(self.evals.abandon(env), reason)
         return commands
 
-    def _on_tasks(self, event: TasksArrived) -> list[Command]:
-        self.patience.answered(event.env, owes_more=self.groups.in_flight_of(event.env) > 0)
+    def _on_tasks(self, event: TasksArrived) -> Commands:
+        owes_more = self.groups.in_flight[event.env] > 0
+        self.patience.answered(event.env, owes_more=owes_more)
         if event.split == "eval":
-            return [*self.evals.arrived(event.env, event.start, event.tasks, event.exhausted)]
-        self.tasks.arrived(event.env, event.start, event.tasks, event.exhausted)
+            return self.evals.arrived(event)
+        self.tasks.arrived(event)
         return []
 
-    def _on_settled(self, event: Settled, *, may_retry: bool = True) -> list[Command]:
-        group = self.groups.group_of(event.rollout_id)
-        if group is None and not self.evals.waits_for_rollout(event.rollout_id):
+    def _on_settled(self, event: Settled, *, may_retry: bool = True) -> Commands:
+        rollout_id, outcome = event.rollout_id, event.outcome
+        group = self.groups.group_of(rollout_id)
+        if group is None and self.evals.groups.group_of(rollout_id) is None:
             return []  # a duplicate
-        if isinstance(event.outcome, Scored):
-            self.admission.budget.hold(event.outcome.ref.length)
+        if isinstance(outcome, Scored):
+            self.admission.budget.hold(outcome.ref.length)
         if group is None:
             return self._on_evaluated(event)
-        retry = None
-        if may_retry and not self.shipping.is_over and group.env not in self._whole_groups:
-            retry = self.retries.next_id(event.rollout_id, event.outcome)
+        retry, may_retry = None, may_retry and not self.shipping.is_over
+        if may_retry and group.env not in self._whole_groups:
+            retry = self.retries.next_id(rollout_id, outcome)
         settled_group = self.groups.settle(event, retry)
         self._note_answer(group.env, event)
         self.stragglers.settled(group, self.patience.now_s)
         if retry is not None:
-            return self._dispatch(group.env, group.id, [retry], group.task)
+            return self._dispatch(group, [retry])
         return self._close(settled_group, group.task) if settled_group else []
 
     def _note_answer(self, env: str, event: Settled) -> None:
-        owes_more = self.groups.in_flight_of(env) > 0 or self.tasks.is_waiting_for(env)
+        owes_more = self.groups.in_flight[env] > 0 or self.tasks.is_waiting_for(env)
         if not isinstance(event.outcome, Cancelled):
             self.patience.answered(env, owes_more=owes_more)
         elif not owes_more:
             self.patience.cancelled(env)
 
-    def _on_evaluated(self, event: Settled) -> list[Command]:
+    def _on_evaluated(self, event: Settled) -> Commands:
         self.patience.note_change()
         commands = self.evals.settle(event)
         for command in commands:
             if isinstance(command, RecordEvalGroup):
                 self._release(command.closed)
-        return [*commands]
+        return commands
 
-    def _close(self, group: Group, task: Task) -> list[Command]:
-        """All rollouts of a group have settled."""
+    def _close(self, group: Group, task: Task) -> Commands:
         rewards = [member.scored.reward for member in group.members]
         judged = rewards if len(rewards) >= MIN_SCORED and not group.cancelled else []
         moved = self.tasks.closed(group.env, task, judged)
         closed = self.closer.close(group)
-        return [*moved, *(self._keep(closed) if isinstance(closed, ClosedGroup) else [closed])]
+        kept = self._keep(closed) if isinstance(closed, ClosedGroup) else [closed]
+        return [*moved, *kept]
 
-    def _keep(self, closed: ClosedGroup) -> list[Command]:
-        """Keep a group for a batch, or discard it."""
+    def _keep(self, closed: ClosedGroup) -> Commands:
         self.useless.closed(closed)
         if closed.fate != "trained":
             return self._discard(closed)
         self.shipping.ready.add(closed)
         return []
 
-    def _discard(self, closed: ClosedGroup) -> list[Command]:
+    def _discard(self, closed: ClosedGroup) -> Commands:
         self.tasks.did_not_train(closed.group.env)
         self._release(closed)
         return [DiscardGroup(self.shipping.discard(closed), closed)]
 
     def _release(self, closed: ClosedGroup) -> None:
-        for member in closed.group.members:
-            self.admission.budget.release(member.scored.ref.length)
+        self.admission.budget.live_bytes -= sum(ref.length for ref in closed.refs)
 
-    def _on_published(self, event: VersionPublished) -> list[Command]:
+    def _on_published(self, event: VersionPublished) -> Commands:
         """The batch of that step is trained, and what is in flight may have become too old."""
         self.patience.note_change()
         self.weights.published = event.version
         trained = self.shipping.published(event.version)
         for closed in trained:
             self._release(closed)
-        commands: list[Command] = [ReleasePayload(_refs(trained))]
+        release = ReleasePayload(tuple(ref for closed in trained for ref in closed.refs))
         is_last = event.version == self.spec.max_steps
         if is_last and not self.evals.is_due(event.version):
-            return commands
-        next_step = Step(event.version + 1)
-        oldest = oldest_trainable(next_step, self.spec.orchestrator.max_off_policy_steps)
+            return [release]
+        max_staleness = self.spec.orchestrator.max_off_policy_steps
+        oldest = oldest_trainable(Step(event.version + 1), max_staleness)
         reason = f"older than version {oldest}, the oldest that may still train"
-        commands += [
-            CancelRollout(env, rollout_id, reason) for env, rollout_id in self.groups.older_than(oldest)
-        ]
-        return [*commands, *self.weights.update_to(event)]
+        cancels = _cancel(self.groups.older_than(oldest), reason)
+        return [release, *cancels, *self.weights.update_to(event)]
 
-    def _ship(self) -> list[Command]:
+    def _ship(self) -> Commands:
         """Ship batches while there are enough rollouts and the trainer is not too far behind."""
-        commands: list[Command] = []
+        commands: Commands = []
         while True:
             for closed in self.shipping.take_stale():
                 commands += self._discard(closed)
@@ -246,66 +234,60 @@ class Core:
                 return commands
             commands.append(ship)
             if self.shipping.is_over:
-                reason, running = "the last batch is shipped", self.groups.all_in_flight()
-                commands += [CancelRollout(env, rollout_id, reason) for env, rollout_id in running]
+                commands += _cancel(self.groups.all_in_flight(), "the last batch is shipped")
 
-    def _start(self) -> list[Command]:
-        """Start what every bound leaves room for. Evaluations come first: they have a share to
-        themselves."""
+    def _start(self) -> Commands:
+        """Start what every bound leaves room for. Evaluations come first, and have their own share."""
         commands = self._start_evals()
+        size = self.spec.orchestrator.group_size
         silent = state.silent_envs(self)
-        while self.admission.allows_group(state.demand(self, silent)):
+        while state.may_start_group(self, silent):
             taken = self.tasks.take(silent, state.full_envs(self))
             if taken is None:
                 break
-            env, task = taken
-            group_id, rollout_ids = self._new_group(self.spec.orchestrator.group_size)
-            self._open(group_id, env, task, rollout_ids)
-            self.admission.rate.started(len(rollout_ids))
-            self.retries.started(len(rollout_ids))
-            commands += self._dispatch(env, group_id, rollout_ids, task)
+            group, rollout_ids = self._new_group(*taken, size)
+            self._open(group)
+            self.admission.rate.started(size)
+            self.retries.num_started += size
+            commands += self._dispatch(group, rollout_ids)
         if self.shipping.steps_left:
             for pull in self.tasks.pull():
                 self.patience.asked(pull.env)
                 commands.append(pull)
         return commands
 
-    def _start_evals(self) -> list[Command]:
-        commands: list[Command] = []
-        limit = self.admission.concurrency.limit
-        while self.num_in_flight + self.evals.group_size <= limit:
+    def _start_evals(self) -> Commands:
+        commands: Commands = []
+        limit, size = self.admission.concurrency.limit, self.evals.group_size
+        while self.num_in_flight + size <= limit:
             taken = self.evals.take(limit)
             if taken is None:
                 break
-            env, task = taken
-            group_id, rollout_ids = self._new_group(self.evals.group_size)
-            self.evals.open(OpenGroup(group_id, env, task, self.weights.applied, set(rollout_ids)))
-            commands += self._dispatch(env, group_id, rollout_ids, task, "eval")
+            group, rollout_ids = self._new_group(*taken, size)
+            self.evals.groups.open(group)
+            commands += self._dispatch(group, rollout_ids, "eval")
         return commands
 
-    def _new_group(self, size: int) -> tuple[GroupId, list[RolloutId]]:
+    def _new_group(self, env: str, task: Task, size: int) -> tuple[OpenGroup, list[RolloutId]]:
         group_id = self._next_group
         self._next_group = GroupId(group_id + 1)
-        return group_id, [make_rollout_id(group_id, member) for member in range(size)]
+        rollout_ids = [make_rollout_id(group_id, member) for member in range(size)]
+        group = OpenGroup(group_id, env, task, self.weights.applied, set(rollout_ids))
+        return group, rollout_ids
 
-    def _open(self, group_id: GroupId, env: str, task: Task, rollout_ids: list[RolloutId]) -> None:
-        self.patience.asked(env)
-        self.groups.open(OpenGroup(group_id, env, task, self.weights.applied, set(rollout_ids)))
+    def _open(self, group: OpenGroup) -> None:
+        self.patience.asked(group.env)
+        self.groups.open(group)
 
     def _dispatch(
-        self,
-        env: str,
-        group_id: GroupId,
-        rollout_ids: list[RolloutId],
-        task: Task,
-        split: Split = "train",
-    ) -> list[Command]:
-        version, position = self.weights.applied, self.tasks.position(env)
-        return [Dispatch(env, group_id, tuple(rollout_ids), task, version, position, split)]
+        self, group: OpenGroup, rollout_ids: Iterable[RolloutId], split: Split = "train"
+    ) -> Commands:
+        env, version = group.env, self.weights.applied
+        position, ids = self.tasks.position(env), tuple(rollout_ids)
+        return [Dispatch(env, group.id, ids, group.task, version, position, split)]
 
-    def _end_if_over(self) -> list[Command]:
-        """Finish when everything is trained and settled. Give up instead of waiting for what cannot
-        come."""
+    def _end_if_over(self) -> Commands:
+        """Finish when everything is trained and settled, or give up if something cannot come."""
         published = self.weights.published
         waits = self.num_in_flight or self.closer.num_groups or self.evals.is_running
         if published == self.spec.max_steps and not waits and not self.evals.is_due(published):
@@ -316,6 +298,5 @@ class Core:
         return [GiveUp(reason)] if reason else []
 
 
-def _refs(groups: list[ClosedGroup]) -> tuple[PayloadRef, ...]:
-    """Return the refs of all members, also of those that a filter left out."""
-    return tuple(member.scored.ref for closed in groups for member in closed.group.members)
+def _cancel(running: list[Running], reason: str) -> Commands:
+    return [CancelRollout(env, rollout_id, reason) for env, rollout_id in running]

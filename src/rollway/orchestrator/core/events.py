@@ -46,8 +46,6 @@ class WorkerLag(Struct, frozen=True):
 
 
 class Tick(Struct, frozen=True):
-    """Time passes."""
-
     now_s: float
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from ...records.situation import CoreView
 from ...records.task import Pool
-from .rollouts.admission import Demand
 from .rollouts.patience import MAX_QUIET_S
 
 if TYPE_CHECKING:
@@ -16,31 +15,31 @@ POOLS: tuple[Pool, ...] = ("easy", "hard")
 
 
 def view(core: "Core") -> CoreView:
-    """Return the numbers of a run that people and metrics look at."""
+    admission, ready = core.admission, core.shipping.ready
     return CoreView(
         step=core.shipping.next_step,
         version=core.weights.applied,
         waits_for=waits_for(core),
         in_flight=core.num_in_flight,
-        max_in_flight=core.admission.concurrency.limit,
-        ready=core.shipping.ready.num_rollouts,
-        batch_size=core.shipping.ready.rollouts_a_batch,
-        live_bytes=core.admission.budget.live_bytes,
-        is_held_back=core.admission.is_held_back,
+        max_in_flight=admission.concurrency.limit,
+        ready=ready.num_rollouts,
+        batch_size=ready.rollouts_a_batch,
+        live_bytes=admission.budget.live_bytes,
+        is_held_back=admission.is_held_back,
         num_retries=core.retries.num_retries,
         pools={pool: core.tasks.pooled(pool) for pool in POOLS},
         is_finished=core.finished,
     )
 
 
-def demand(core: "Core", silent: Collection[str]) -> Demand:
-    """Return how much is on its way to the trainer. Rollouts of silent environments do not count."""
-    ready = core.shipping.ready
-    lost = sum(core.groups.in_flight_of(env) for env in silent)
+def may_start_group(core: "Core", silent: Collection[str]) -> bool:
+    """Return whether every bound leaves room for a group. Silent environments do not count."""
+    ready, groups = core.shipping.ready, core.groups
+    open_rollouts = groups.num_rollouts - sum(groups.in_flight[env] for env in silent)
     num_training = core.shipping.next_step - 1 - core.weights.applied
-    return Demand(
+    return core.admission.allows_group(
         in_flight=core.num_in_flight,
-        unshipped=core.groups.num_rollouts - lost + core.closer.num_rollouts + ready.worth,
+        unshipped=open_rollouts + core.closer.num_rollouts + ready.worth,
         training=num_training * ready.rollouts_a_batch,
         rollouts_a_batch=ready.rollouts_a_batch,
         steps_left=core.shipping.steps_left,
@@ -49,22 +48,18 @@ def demand(core: "Core", silent: Collection[str]) -> Demand:
 
 def silent_envs(core: "Core") -> tuple[str, ...]:
     """Return the environments that have not answered for too long: the others do not wait for them."""
-    return tuple(
-        env
-        for env in core.spec.ratios
-        if (core.groups.in_flight_of(env) or core.tasks.is_waiting_for(env))
-        and core.patience.is_lost(env)
-    )
+    lost = [env for env in core.spec.ratios if core.patience.is_lost(env)]
+    in_flight, tasks = core.groups.in_flight, core.tasks
+    return tuple(env for env in lost if in_flight[env] or tasks.is_waiting_for(env))
 
 
 def full_envs(core: "Core") -> tuple[str, ...]:
-    """Return the environments that have no room for another group."""
-    size, limits = core.spec.orchestrator.group_size, core.admission.env_limits
-    return tuple(env for env in limits if core.groups.in_flight_of(env) + size > limits[env])
+    size, in_flight = core.spec.orchestrator.group_size, core.groups.in_flight
+    limits = core.admission.env_limits.items()
+    return tuple(env for env, limit in limits if in_flight[env] + size > limit)
 
 
 def waits_for(core: "Core") -> str:
-    """Say what the next step waits for."""
     weights, shipping = core.weights, core.shipping
     if shipping.is_over:
         return _waits_for_at_the_end(core)
@@ -98,18 +93,16 @@ def why_stuck(core: "Core") -> str:
     if env := core.tasks.empty_env:
         return f"environment '{env}' has no tasks"
     if _is_starved(core):
-        budget = core.admission.budget
+        budget, num_ready = core.admission.budget, core.shipping.ready.num_rollouts
         return (
-            f"a batch does not fit into payload.budget_mb: {core.shipping.ready.num_rollouts} rollouts "
-            "wait "
-            f"for others with {budget.live_bytes} bytes, a rollout has about {budget.mean_bytes:.0f}; "
-            "raise payload.budget_mb or lower orchestrator.batch_size"
+            f"a batch does not fit into payload.budget_mb: {num_ready} rollouts wait "
+            f"for others with {budget.live_bytes} bytes, a rollout has about "
+            f"{budget.mean_bytes:.0f}; raise payload.budget_mb or lower orchestrator.batch_size"
         )
     if core.patience.is_stuck:
-        return (
-            f"nothing has happened for {MAX_QUIET_S:g} s: step {core.shipping.next_step} waits for "
-            f"{waits_for(core)}"
-        )
+        step = core.shipping.next_step
+        quiet = f"nothing has happened for {MAX_QUIET_S:g} s"
+        return f"{quiet}: step {step} waits for {waits_for(core)}"
     return core.useless.reason
 
 

@@ -38,8 +38,7 @@ class CreditLane:
         self._lane = lane
 
     async def credit(self, order: Credit) -> tuple[float, ...]:
-        """Return one advantage for each rollout. An error ends the run: it would come again for every
-        group."""
+        """Return one advantage for each rollout. An error ends the run, as every group would fail."""
         where = f"orchestrator.advantage '{self._advantage}'"
         try:
             advantages = await self._lane.call(
@@ -70,8 +69,7 @@ async def credit_lane(
 
 
 async def check(config: OrchestratorConfig) -> None:
-    """Refuse a function that cannot be used before anything slow is started. User code runs
-    elsewhere."""
+    """Refuse a function that cannot be used, before anything slow starts. Runs it in a lane."""
     if is_built_in(config.advantage):
         return
     async with ProcessLane("advantage-check", 1) as lane:
@@ -84,8 +82,7 @@ async def check(config: OrchestratorConfig) -> None:
 
 
 def is_built_in(advantage: str) -> bool:
-    """Return whether the core computes this advantage itself. Refuse a name that is neither built in nor
-    a path."""
+    """Return whether the core computes it itself. Refuse a name that is neither built in nor a path."""
     if advantage in BUILT_IN:
         return True
     if ":" not in advantage:
@@ -107,13 +104,12 @@ def problem_of(advantage: str) -> str:
 
 
 def credit(advantage: str, order: Credit) -> tuple[float, ...] | str:
-    """Return the function's advantages for one group, or a text that says what is wrong with them. Runs
-    in the lane."""
+    """Return the advantages of a group, or say what is wrong with them. Runs in the lane."""
     function, optional = find(advantage)
     counts = {"num_tokens": order.num_tokens, "num_turns": order.num_turns}
     result = function(list(order.rewards), **{name: list(counts[name]) for name in optional})
-    line = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
-    source = f"{function.__name__} at {line}"
+    code = function.__code__
+    source = f"{function.__name__} at {code.co_filename}:{code.co_firstlineno}"
     try:
         return tuple(one_for_each(source, result, len(order.rewards), "advantages"))
     except (TypeError, ValueError) as error:
@@ -124,8 +120,8 @@ def credit(advantage: str, order: Credit) -> tuple[float, ...] | str:
 def find(advantage: str) -> tuple[Callable[..., Any], tuple[str, ...]]:
     """Return the function, and which of the optional counts it takes. Runs in the lane."""
     where, _, name = advantage.rpartition(":")
-    module = _import(where)
-    functions = {key: value for key, value in vars(module).items() if inspect.isfunction(value)}
+    members = vars(_import(where)).items()
+    functions = {key: value for key, value in members if inspect.isfunction(value)}
     if name not in functions:
         raise ConfigError(f"no function '{name}' in {where}{did_you_mean(name, functions)}")
     return functions[name], _optional_parameters(functions[name])
@@ -150,19 +146,18 @@ def _import(where: str) -> ModuleType:
 def _optional_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
     """Check that the function takes the rewards first and needs nothing unknown."""
     parameters = list(inspect.signature(function).parameters.values())
-    takes_first = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if not parameters or parameters[0].kind not in takes_first:
+    kinds = inspect.Parameter
+    positional = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+    if not parameters or parameters[0].kind not in positional:
         raise ConfigError(f"{function.__name__}() must take the group's rewards first")
-    others = parameters[1:]
-    for parameter in others:
-        is_variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        is_required = parameter.default is parameter.empty and not is_variadic
-        if is_required and parameter.name not in OPTIONAL:
+    others = {parameter.name: parameter for parameter in parameters[1:]}
+    for name, parameter in others.items():
+        is_variadic = parameter.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+        is_required = parameter.default is kinds.empty and not is_variadic
+        if is_required and name not in OPTIONAL:
             raise ConfigError(
-                f"{function.__name__}() needs "
-                f"'{parameter.name}'{did_you_mean(parameter.name, OPTIONAL)}; "
+                f"{function.__name__}() needs '{name}'{did_you_mean(name, OPTIONAL)}; "
                 f"it gets the rewards, and by keyword {' and '.join(OPTIONAL)}"
             )
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in others)
-    names = {parameter.name for parameter in others}
-    return tuple(name for name in OPTIONAL if takes_any or name in names)
+    takes_any = any(other.kind is kinds.VAR_KEYWORD for other in others.values())
+    return tuple(name for name in OPTIONAL if takes_any or name in others)

@@ -2,7 +2,7 @@
 why`."""
 
 import asyncio
-from collections.abc import Iterable
+from collections import defaultdict
 from pathlib import Path
 
 import msgspec
@@ -16,21 +16,17 @@ from ...payload.in_use import SegmentKeeper
 from ...payload.reader import SegmentReader
 from ...records.group import ClosedGroup, Member
 from ...records.ids import PolicyVersion, Step
-from ...records.payload import PayloadRef
-from ...records.restored import Restored, RestoredBatch
+from ...records.restored import RestoredBatch
 from ...records.rollout import Scored, Settled
-from ...records.task import Pool, Task
 from ...rundir.rundir import RunDir, write_whole
 from ...rundir.saved_rollouts import decode_saved, group_to_save
-from ...wire.messages import WorkerProgress
 from ..core.commands import Dispatch, Ship
 from .step_log import StepLog
 from .tracker import RolloutTracker
 
 
 class Bookkeeper:
-    """The memory of a run. What a step trains on is in the ledger before the trainer sees the batch; the
-    rest is written while the batch trains."""
+    """The memory of a run. The ledger has a batch before the trainer does; the rest follows later."""
 
     def __init__(
         self,
@@ -41,42 +37,30 @@ class Bookkeeper:
         config: OrchestratorConfig,
     ) -> None:
         self._run = run
-        self._ledger = ledger
-        self._tracker = tracker
         self._config = config
+        self.ledger = ledger
+        self.tracker = tracker
         self.steps = steps
-        self._segments = SegmentKeeper(SegmentReader(run.payload))
+        self.segments = SegmentKeeper(SegmentReader(run.payload))
         self._saving = asyncio.Lock()
-        self._reports: dict[int, asyncio.Future[dict[str, float]]] = {}
+        self._reports: defaultdict[int, asyncio.Future[dict[str, float]]]
+        self._reports = defaultdict(asyncio.Future)
+        """The metrics of batches, which may be asked for before they are known."""
 
     async def dispatched(self, order: Dispatch) -> None:
-        """Note rollouts that are about to start."""
-        await self._ledger.record_group(
-            order.group_id, order.env, order.task, order.version, order.position, order.split
-        )
+        group_id, env, task, version = order.group_id, order.env, order.task, order.version
+        await self.ledger.record_group(group_id, env, task, version, order.position, order.split)
         for rollout_id in order.rollout_ids:
-            await self._ledger.record_dispatch(
-                rollout_id, order.group_id, order.env, order.task.id, order.version
-            )
-            self._tracker.started(rollout_id, order.group_id, order.env, order.task)
+            await self.ledger.record_dispatch(rollout_id, group_id, env, task.id, version)
+            self.tracker.started(rollout_id, group_id, env, task)
 
     async def settled(self, settled: Settled) -> None:
         """Note a rollout's end before the core hears of it."""
-        self._tracker.settled(settled.rollout_id, settled.outcome)
-        if isinstance(settled.outcome, Scored):
-            await self._segments.hold(settled.outcome.ref)
-        await self._ledger.record_settled(settled)
-
-    def progressed(self, progress: WorkerProgress) -> None:
-        self._tracker.progressed(progress)
-
-    async def before_ship(self) -> None:
-        """Wait until everything that a batch is made of is in the ledger."""
-        await self._ledger.flush()
-
-    async def shipped(self, ship: Ship) -> None:
-        """Note a batch that the trainer has, and save its rollouts."""
-        await self._report_batch(ship, await self._tally(ship))
+        outcome = settled.outcome
+        self.tracker.settled(settled.rollout_id, outcome)
+        if isinstance(outcome, Scored):
+            await self.segments.hold(outcome.ref)
+        await self.ledger.record_settled(settled)
 
     async def _tally(self, ship: Ship) -> dict[str, float]:
         """Sum up a batch. Other coroutines get the loop in between, however large the batch is."""
@@ -86,68 +70,44 @@ class Bookkeeper:
             await fair.breathe()
         return tally.metrics()
 
-    async def _report_batch(self, ship: Ship, metrics: dict[str, float]) -> None:
+    async def shipped(self, ship: Ship, metrics: dict[str, float] | None = None) -> None:
+        metrics = metrics or await self._tally(ship)
         step = ship.manifest.step
         trained = dict.fromkeys(row.rollout_id for row in ship.manifest.rows)
-        await self._ledger.record_shipped(step, trained, metrics)
+        await self.ledger.record_shipped(step, trained, metrics)
         kept = [closed for closed in ship.closed if closed.fate == "trained"]
         await self._save(self._run.saved_rollouts(step), kept)
-        self._report_of(step).set_result(metrics)
+        self._reports[step].set_result(metrics)
 
     async def published(self, step: Step, trained: dict[str, float]) -> None:
         """Report a trained step, once everything that reads its payload has done so."""
-        batch = await self._report_of(step)
+        batch = await self._reports[step]
         del self._reports[step]
-        await self._ledger.record_published(step)
-        self._tracker.published()
+        await self.ledger.record_published(step)
+        self.tracker.published()
         await self.steps.report(step, batch, trained)
-
-    def _report_of(self, step: int) -> "asyncio.Future[dict[str, float]]":
-        """Return the metrics of a batch, which may be asked for before they are known."""
-        if step not in self._reports:
-            self._reports[step] = asyncio.get_running_loop().create_future()
-        return self._reports[step]
 
     async def discarded(self, step: Step, closed: ClosedGroup) -> None:
         await self._save(self._run.saved_rollouts(step), [closed])
-        await self._ledger.record_fate(closed.group.id, closed.fate)
-        await self.release(member.scored.ref for member in closed.group.members)
+        await self.ledger.record_fate(closed.group.id, closed.fate)
+        await self.segments.release(closed.refs)
 
     async def evaluated(self, version: PolicyVersion, closed: ClosedGroup) -> None:
         await self._save(self._run.saved_evals(version), [closed])
-        await self.release(member.scored.ref for member in closed.group.members)
+        await self.segments.release(closed.refs)
 
     async def eval_ended(self, version: PolicyVersion, groups: tuple[ClosedGroup, ...]) -> None:
         await self.steps.report_eval(version, groups)
-        await self._ledger.record_eval(version)
-
-    async def pooled(self, env: str, task: Task, pool: Pool | None) -> None:
-        await self._ledger.record_pool(env, task, pool)
-
-    async def release(self, refs: Iterable[PayloadRef]) -> None:
-        await self._segments.release(refs)
+        await self.ledger.record_eval(version)
 
     async def prune_weights(self, applied: PolicyVersion) -> None:
         """Remove versions that no engine will load again."""
         await thread(self._run.prune_weights, applied, self._config.keep_weights)
 
-    def hold_restored(self, restored: Restored) -> None:
-        """Hold the payload that an interrupted run left. Its writers are gone."""
-        ends = [settled.outcome for group in restored.groups for settled in group.settled]
-        members = [
-            member.scored
-            for batch in restored.batches
-            for closed in batch.closed
-            for member in closed.group.members
-        ]
-        for scored in [*(end for end in ends if isinstance(end, Scored)), *members]:
-            self._segments.hold_old(scored.ref)
-
     async def restored(self, batch: RestoredBatch) -> None:
         """Note a batch that was shipped before a restart: its rollouts are saved again."""
         await thread(_remove_trained, self._run.saved_rollouts(batch.manifest.step))
-        ship = Ship(batch.manifest, batch.closed)
-        await self._report_batch(ship, batch.metrics or await self._tally(ship))
+        await self.shipped(Ship(batch.manifest, batch.closed), batch.metrics)
 
     async def _save(self, path: Path, groups: list[ClosedGroup]) -> None:
         if self._config.save_rollouts:
@@ -173,9 +133,6 @@ def _remove_trained(path: Path) -> None:
     """Remove the lines of a batch that is about to be saved again, and a torn last line."""
     if path.exists():
         lines = path.read_bytes().splitlines(keepends=True)
-        write_whole(path, b"".join(line for line in lines if _stays(line)))
-
-
-def _stays(line: bytes) -> bool:
-    rollout = decode_saved(line)
-    return rollout is not None and rollout.fate != "trained"
+        saved = [(line, decode_saved(line)) for line in lines]
+        kept = [line for line, rollout in saved if rollout and rollout.fate != "trained"]
+        write_whole(path, b"".join(kept))

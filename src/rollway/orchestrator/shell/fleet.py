@@ -3,11 +3,9 @@
 import asyncio
 import logging
 import os
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-
-from msgspec import Struct
+from time import monotonic
 
 from ...config.specs import OrchestratorSpec
 from ...errors import EngineAway, EngineError, EngineLate
@@ -18,6 +16,7 @@ from ...inference.engines.status import is_version, sum_loads
 from ...records.engine import EngineLoad
 from ...records.ids import PolicyVersion
 from ...records.situation import EngineState
+from ..core.commands import UpdateWeights
 
 log = logging.getLogger(__name__)
 
@@ -26,87 +25,67 @@ LOOK_EVERY_S = 1.0
 Say = Callable[[str], Awaitable[None]]
 
 
-class FleetRules(Struct, frozen=True):
-    """How a fleet treats engines that do not answer, and whom it tells."""
-
-    patience_s: float
-    say: Say
-    is_needed: Callable[[], bool]
-    """Returns whether the run still has something to sample."""
-    must_push: bool = False
-    """Load the first weights whatever version an engine reports."""
-    look_every_s: float = LOOK_EVERY_S
-
-
-class WantedWeights(Struct, frozen=True):
-    """A version, and the folder that holds it."""
-
-    version: PolicyVersion
-    path: str
-
-
 class _FleetEngine:
-    """One engine, and what is known of it."""
-
     def __init__(self, control: EngineControl, version: PolicyVersion, *, must_load: bool) -> None:
         self.control = control
+        self.url = control.url
         self.version = version
         """The version it was given last. If the engine reports none, this is what it has."""
         self.must_load = must_load
         """Load the wanted weights whatever version the engine reports."""
         self.reports_version = True
         self.updating = asyncio.Lock()
-        self.heard_s = time.monotonic()
+        self.heard_s = monotonic()
         self.trouble = ""
         """Why it does not answer; empty while it does."""
         self.load: EngineLoad | None = None
 
     @property
-    def url(self) -> str:
-        return self.control.url
-
-    @property
     def silent_s(self) -> float:
-        return time.monotonic() - self.heard_s if self.trouble else 0.0
-
-    def state(self) -> EngineState:
-        return EngineState(self.url, self.version, self.silent_s, self.trouble, self.load)
+        return monotonic() - self.heard_s if self.trouble else 0.0
 
 
 class EngineFleet:
     """Keeps every engine at the wanted version, which is the newest that `update` was called with."""
 
     def __init__(
-        self, controls: Sequence[EngineControl], wanted: WantedWeights, rules: FleetRules
+        self,
+        spec: OrchestratorSpec,
+        controls: Sequence[EngineControl],
+        say: Say,
+        is_needed: Callable[[], bool],
+        look_every_s: float,
     ) -> None:
-        self._engines = [
-            _FleetEngine(control, wanted.version, must_load=rules.must_push) for control in controls
-        ]
-        self._wanted = wanted
-        self._rules = rules
+        """`is_needed` returns whether the run still has something to sample."""
+        version, must_load = PolicyVersion(spec.first_step - 1), spec.must_push
+        self._engines = [_FleetEngine(control, version, must_load=must_load) for control in controls]
+        self._wanted = UpdateWeights(version, spec.weights)
+        self._patience_s = spec.engine.patience_s
+        self._say = say
+        self._is_needed = is_needed
+        self._look_every_s = look_every_s
         self._changed = asyncio.Condition()
         self._said: set[str] = set()
 
     @property
     def load(self) -> EngineLoad | None:
-        """The load of all engines that answer and report it."""
-        return sum_loads(
-            [engine.load for engine in self._engines if engine.load is not None and not engine.trouble]
-        )
+        answering = [engine for engine in self._engines if not engine.trouble]
+        return sum_loads([engine.load for engine in answering if engine.load is not None])
 
     def states(self) -> tuple[EngineState, ...]:
-        return tuple(engine.state() for engine in self._engines)
+        return tuple(
+            EngineState(engine.url, engine.version, engine.silent_s, engine.trouble, engine.load)
+            for engine in self._engines
+        )
 
     async def begin(self) -> None:
-        """Load the first weights into engines that do not have them. An engine that does not answer is
-        an error."""
+        """Load the first weights into engines that lack them. All engines must answer."""
         for engine in self._engines:
             await self._bring_up_to_date(engine)
 
-    async def update(self, version: PolicyVersion, path: str) -> None:
-        """Wait until every engine that answers has this version, and until at least one does if one is
-        needed."""
-        self._wanted = WantedWeights(version, path)
+    async def update(self, wanted: UpdateWeights) -> None:
+        """Wait until every engine that answers has this version, and one at least if one is needed."""
+        self._wanted = wanted
         async with asyncio.TaskGroup() as tasks:
             for engine in self._engines:
                 if not engine.trouble:
@@ -116,12 +95,9 @@ class EngineFleet:
 
     def _can_continue(self) -> bool:
         version = self._wanted.version
-        ready = [
-            engine
-            for engine in self._engines
-            if engine.version >= version and not engine.must_load and not engine.trouble
-        ]
-        return bool(ready) or not self._rules.is_needed()
+        newest = [engine for engine in self._engines if engine.version >= version]
+        is_ready = any(not engine.must_load and not engine.trouble for engine in newest)
+        return is_ready or not self._is_needed()
 
     async def watch(self) -> None:
         """Check every engine forever, and load into those that come back what they missed."""
@@ -131,7 +107,7 @@ class EngineFleet:
 
     async def _watch(self, engine: _FleetEngine) -> None:
         while True:
-            await asyncio.sleep(self._rules.look_every_s)
+            await asyncio.sleep(self._look_every_s)
             if not engine.updating.locked():
                 await self._look_after(engine)
 
@@ -148,7 +124,6 @@ class EngineFleet:
             self._changed.notify_all()
 
     async def _bring_up_to_date(self, engine: _FleetEngine) -> None:
-        """Load the wanted weights unless the engine has them."""
         async with engine.updating:
             wanted = self._wanted
             reported = await engine.control.weight_version()
@@ -167,31 +142,29 @@ class EngineFleet:
                 return  # there is a newer version, and this one may be gone from the disk
             engine.version, engine.must_load = wanted.version, False
 
-    async def _load(self, engine: _FleetEngine, wanted: WantedWeights) -> None:
+    async def _load(self, engine: _FleetEngine, wanted: UpdateWeights) -> None:
         await engine.control.update_weights(wanted.path, wanted.version)
         reported = await engine.control.weight_version()
         if not reported:
-            await self._say_once(
+            text = (
                 f"The engine at {engine.url} does not report which weights it has, so rollway cannot "
                 "check that it loads the weights it is given"
             )
+            if text not in self._said:
+                self._said.add(text)
+                await self._say(text)
         elif not is_version(reported, wanted.version):
             raise EngineError(
                 f"the engine at {engine.url} was given version {wanted.version} and reports "
-                f"'{reported}': it does "
-                "not load what it is given, or something else gives it weights too"
+                f"'{reported}': it does not load what it is given, or something else gives it "
+                "weights too"
             )
-
-    async def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            await self._rules.say(text)
 
     async def _note_answer(self, engine: _FleetEngine) -> None:
         silent_s, engine.trouble = engine.silent_s, ""
-        engine.heard_s = time.monotonic()
+        engine.heard_s = monotonic()
         if silent_s:
-            await self._rules.say(
+            await self._say(
                 f"The engine at {engine.url} is back after {silent_s:.0f} s, at version {engine.version}"
             )
         if engine.load is None and engine.url not in self._said:
@@ -201,27 +174,25 @@ class EngineFleet:
     async def _note_silence(self, engine: _FleetEngine, trouble: str) -> None:
         was_answering, engine.trouble = not engine.trouble, trouble
         if not engine.reports_version and engine.version > 0:
-            engine.must_load = (
-                True  # another process may come back, with the weights it was started from
-            )
+            # another process may come back, with the weights it was started from
+            engine.must_load = True
         if was_answering:
             others = [other for other in self._engines if not other.trouble]
             effect = "the others take its rollouts" if others else "rollouts wait for it"
-            await self._rules.say(f"No answer from the engine at {engine.url} ({trouble}); {effect}")
+            await self._say(f"No answer from the engine at {engine.url} ({trouble}); {effect}")
         shortest_s = min(other.silent_s for other in self._engines)
-        if shortest_s >= self._rules.patience_s and self._rules.is_needed():
+        if shortest_s >= self._patience_s and self._is_needed():
             raise EngineError(self._no_engine_answers())
 
     def _no_engine_answers(self) -> str:
         silences = [
             f"{engine.url} for {engine.silent_s:.0f} s ({engine.trouble})" for engine in self._engines
         ]
-        if len(silences) == 1:
-            summary = f"no answer from the engine at {silences[0]}"
-        else:
+        summary = f"no answer from the engine at {silences[0]}"
+        if len(silences) > 1:
             summary = f"none of the {len(silences)} engines answers: {'; '.join(silences)}"
         return (
-            f"{summary}, and engine.patience_s is {self._rules.patience_s:g}: start it again, then "
+            f"{summary}, and engine.patience_s is {self._patience_s:g}: start it again, then "
             "--resume continues from here"
         )
 
@@ -233,20 +204,14 @@ async def open_fleet(
     is_needed: Callable[[], bool],
     look_every_s: float = LOOK_EVERY_S,
 ) -> AsyncIterator[EngineFleet]:
-    """Connect to the run's engines. All must answer, serve the same model, and load the weights that the
-    run starts from."""
-    config = spec.engine
+    """Connect to the engines. All must answer, serve one model, and load the run's first weights."""
+    config, controls = spec.engine, []
     key = os.environ.get(config.key_var or "", "")
     async with AsyncExitStack() as stack:
-        controls = [
-            await stack.enter_async_context(
-                open_control(EngineAccess(url, config.request_deadline_s, config.model or "", key))
-            )
-            for url in spec.engine_urls
-        ]
+        for url in spec.engine_urls:
+            access = EngineAccess(url, config.request_deadline_s, config.model or "", key)
+            controls.append(await stack.enter_async_context(open_control(access)))
         check_same_model([(control.url, control.served) for control in controls])
-        first = WantedWeights(PolicyVersion(spec.first_step - 1), spec.weights)
-        rules = FleetRules(config.patience_s, say, is_needed, spec.must_push, look_every_s)
-        fleet = EngineFleet(controls, first, rules)
+        fleet = EngineFleet(spec, controls, say, is_needed, look_every_s)
         await fleet.begin()
         yield fleet

@@ -3,8 +3,7 @@
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
@@ -30,10 +29,10 @@ from ...transport.open import open_sender
 from ...wire.keys import read_client_keys
 from ...wire.messages import NewPolicy
 from ..core.core import Core
-from ..core.events import Event, Started, Tick
+from ..core.events import Started, Tick
 from .advantage import credit_lane
 from .bookkeeper import Bookkeeper
-from .fleet import open_fleet
+from .fleet import LOOK_EVERY_S, open_fleet
 from .perform import Peers, Performer
 from .sources import Events, from_engines, from_env, from_parent, from_trainer
 from .step_log import StepLog
@@ -41,15 +40,13 @@ from .tracker import RolloutTracker
 
 MAX_EVENTS = 10_000
 PROGRESS_EVERY_S = 0.25
-LOOK_EVERY_S = 1.0
 
 
 async def drive(core: Core, events: Events, performer: Performer, steps: StepLog) -> None:
     """Feed events to the core and carry out its commands, until the core has finished."""
     async with asyncio.TaskGroup() as tasks:
         while not core.finished:
-            event: Event = await events.get()
-            commands = core.on_event(event)
+            commands = core.on_event(await events.get())
             if core.shipping.ready.is_full:
                 steps.phases.note_full()
             for command in commands:
@@ -61,24 +58,28 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
     run, lags = RunDir(spec.run_dir), Lags()
     events: Events = asyncio.Queue(MAX_EVENTS)
     core = Core(spec.core, spec.first_step, spec.restored.cursors)
+
+    async def on_stats(stats: ProcessStats) -> None:
+        lags.add(stats)
+        await parent.report_stats(stats)
+
     async with AsyncExitStack() as stack:
         ledger = await stack.enter_async_context(open_ledger(run.ledger))
         peers = await _connect(spec, core, parent, stack)
         tracker = RolloutTracker(core.view, peers.fleet.states)
-        steps = StepLog(run, parent, lags, core.view, spec.core.orchestrator.correct_at)
-        books = Bookkeeper(run, ledger, tracker, steps, spec.core.orchestrator)
+        config = spec.core.orchestrator
+        steps = StepLog(run, parent, lags, core.view, config.correct_at)
+        books = Bookkeeper(run, ledger, tracker, steps, config)
         performer = Performer(peers, books, events, _samplings(spec))
-        parent.in_flight, parent.on_stats = lambda: core.num_in_flight, _stats_teller(parent, lags)
-        await parent.report_ready(peers.trainer.address)
+        parent.in_flight, parent.on_stats = lambda: core.num_in_flight, on_stats
+        clients, trainer = peers.clients.items(), peers.trainer
+        await parent.report_ready(trainer.address)
         async with asyncio.TaskGroup() as tasks:
             all_steps = range(spec.first_step, spec.core.max_steps + 1)
             sources = [
-                *(
-                    from_env(env, client, events, books, lags, parent)
-                    for env, client in peers.clients.items()
-                ),
-                peers.trainer.serve(),
-                from_trainer(peers.trainer, all_steps, events, books),
+                *(from_env(env, client, events, books, parent) for env, client in clients),
+                trainer.serve(),
+                from_trainer(trainer, all_steps, events, books),
                 from_engines(peers.fleet, events),
                 peers.fleet.watch(),
                 _report_progress(core, parent),
@@ -88,8 +89,8 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
             driving = tasks.create_task(drive(core, events, performer, steps))
             listening = tasks.create_task(from_parent(parent, lags))
             await performer.resume(spec.restored)
-            whole_groups = [env for env, client in peers.clients.items() if client.whole_groups]
-            await events.put(Started(spec.restored, frozenset(whole_groups)))
+            whole_groups = frozenset(env for env, client in clients if client.whole_groups)
+            await events.put(Started(spec.restored, whole_groups))
             await asyncio.wait([driving, listening], return_when=asyncio.FIRST_COMPLETED)
             for task in (*running, driving, listening):
                 task.cancel()
@@ -99,60 +100,46 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
 
 
 async def _connect(spec: OrchestratorSpec, core: Core, parent: Parent, stack: AsyncExitStack) -> Peers:
-    """Connect to engines, env servers and trainer, and start the process for advantages if one is
-    needed."""
-    run, enter = RunDir(spec.run_dir), stack.enter_async_context
+    """Connect to engines, env servers and trainer, and start the process for advantages."""
+    run, config, enter = RunDir(spec.run_dir), spec.core, stack.enter_async_context
 
     def is_engine_needed() -> bool:
         return not core.shipping.is_over
 
     fleet = await enter(open_fleet(spec, lambda text: parent.send(Notice(text)), is_engine_needed))
-    clients = {
-        env.id: await enter(_connect_env(spec, env, stack.enter_context(_landing(run, spec, env.id))))
-        for env in spec.envs
-    }
-    max_groups = spec.core.max_outstanding
-    credit = await enter(credit_lane(spec.core.orchestrator, parent.watch, max_groups))
-    trainer = stack.enter_context(open_sender(run, spec.transport, spec.first_step, spec.core.max_steps))
-    return Peers(clients, fleet, trainer, credit)
+    clients = {env.id: await _connect_env(spec, env, stack) for env in spec.envs}
+    credit = await enter(credit_lane(config.orchestrator, parent.watch, config.max_outstanding))
+    sender = open_sender(run, spec.transport, spec.first_step, config.max_steps)
+    return Peers(clients, fleet, stack.enter_context(sender), credit)
 
 
-@asynccontextmanager
 async def _connect_env(
-    spec: OrchestratorSpec, env: EnvAddress, landing: SegmentWriter
-) -> AsyncIterator[env_client.EnvClient]:
-    """Connect to an env server, check that it serves the right environment, and tell it the version: it
-    may have served other runs before."""
+    spec: OrchestratorSpec, env: EnvAddress, stack: AsyncExitStack
+) -> env_client.EnvClient:
+    """Connect to an env server, which must serve the right environment, and tell it the version: it may
+    have served other runs before. What it sends as frames lands in segments of this process."""
     keys = read_client_keys(Path(env.keys)) if env.keys else None
-    async with env_client.connect(env.address, landing, keys, must_land=env.needs_frames) as client:
-        if env_name(client.env) != env_name(env.id):
-            raise ProtocolError(
-                f"the server at {env.address} serves '{client.env}', but the run wants '{env.id}': "
-                "correct the address or the id"
-            )
-        await client.send(NewPolicy(PolicyVersion(spec.first_step - 1)))
-        yield client
-
-
-def _landing(run: RunDir, spec: OrchestratorSpec, env: str) -> SegmentWriter:
-    """Return the writer for payload that arrives as frames."""
-    first = SegmentName(f"{env_name(env)}.in", 0, generation=spec.generation)
-    return SegmentWriter(run.payload, first, ServerLimits().segment_mb << 20, spec.payload.durability)
+    first = SegmentName(f"{env_name(env.id)}.in", 0, generation=spec.generation)
+    folder, segment_bytes = RunDir(spec.run_dir).payload, ServerLimits().segment_mb << 20
+    landing = SegmentWriter(folder, first, segment_bytes, spec.payload.durability)
+    stack.enter_context(landing)
+    connecting = env_client.connect(env.address, landing, keys, must_land=env.needs_frames)
+    client = await stack.enter_async_context(connecting)
+    if env_name(client.env) != env_name(env.id):
+        raise ProtocolError(
+            f"the server at {env.address} serves '{client.env}', but the run wants '{env.id}': "
+            "correct the address or the id"
+        )
+    await client.send(NewPolicy(PolicyVersion(spec.first_step - 1)))
+    return client
 
 
 def _samplings(spec: OrchestratorSpec) -> dict[Split, Sampling]:
     train, config = spec.sampling, spec.core.eval
     if config is None:
         return {"train": train}
-    return {"train": train, "eval": Sampling(config.max_tokens or train.max_tokens, config.temperature)}
-
-
-def _stats_teller(parent: Parent, lags: Lags) -> Callable[[ProcessStats], Awaitable[None]]:
-    async def tell(stats: ProcessStats) -> None:
-        lags.add(stats)
-        await parent.report_stats(stats)
-
-    return tell
+    max_tokens = config.max_tokens or train.max_tokens
+    return {"train": train, "eval": Sampling(max_tokens, config.temperature)}
 
 
 async def _report_progress(core: Core, parent: Parent) -> None:

@@ -11,22 +11,7 @@ from ...records.task import Split
 from ...records.turn import Sampling
 from ...transport.batch import BatchSender
 from ...wire.messages import Cancel, NewPolicy, NextTasks, Run, RunGroup
-from ..core.commands import (
-    CancelRollout,
-    Command,
-    Credit,
-    DiscardGroup,
-    Dispatch,
-    Finish,
-    GiveUp,
-    PoolTask,
-    PullTasks,
-    RecordEvalGroup,
-    ReleasePayload,
-    ReportEval,
-    Ship,
-    UpdateWeights,
-)
+from ..core import commands
 from ..core.events import Credited, WeightsApplied
 from .advantage import CreditLane
 from .bookkeeper import Bookkeeper
@@ -54,36 +39,37 @@ class Performer:
         self._events = events
         self._samplings = samplings
 
-    async def perform(self, command: Command) -> None:
+    async def perform(self, command: commands.Command) -> None:
+        books, clients = self._books, self._peers.clients
         match command:
-            case Dispatch():
+            case commands.Dispatch():
                 await self._dispatch(command)
-            case PullTasks(env=env, start=start, count=count, split=split):
-                await self._peers.clients[env].send(NextTasks(start, count, split))
-            case CancelRollout(env=env, rollout_id=rollout_id, reason=reason):
-                await self._peers.clients[env].send(Cancel(rollout_id, reason))
-            case Credit():
+            case commands.PullTasks(env=env, start=start, count=count, split=split):
+                await clients[env].send(NextTasks(start, count, split))
+            case commands.CancelRollout(env=env, rollout_id=rollout_id, reason=reason):
+                await clients[env].send(Cancel(rollout_id, reason))
+            case commands.Credit():
                 await self._ask_for_credit(command)
-            case Ship():
+            case commands.Ship():
                 await self._ship(command)
-            case UpdateWeights():
+            case commands.UpdateWeights():
                 await self._update_weights(command)
-            case DiscardGroup(step=step, closed=closed):
-                await self._books.discarded(step, closed)
-            case ReleasePayload(refs=refs):
-                await self._books.release(refs)
-            case PoolTask(env=env, task=task, pool=pool):
-                await self._books.pooled(env, task, pool)
-            case RecordEvalGroup(version=version, closed=closed):
-                await self._books.evaluated(version, closed)
-            case ReportEval(version=version, closed=groups):
-                await self._books.eval_ended(version, groups)
-            case GiveUp(reason=reason):
+            case commands.DiscardGroup(step=step, closed=closed):
+                await books.discarded(step, closed)
+            case commands.ReleasePayload(refs=refs):
+                await books.segments.release(refs)
+            case commands.PoolTask(env=env, task=task, pool=pool):
+                await books.ledger.record_pool(env, task, pool)
+            case commands.RecordEvalGroup(version=version, closed=closed):
+                await books.evaluated(version, closed)
+            case commands.ReportEval(version=version, closed=groups):
+                await books.eval_ended(version, groups)
+            case commands.GiveUp(reason=reason):
                 raise RunStuck(reason)
-            case Finish():
+            case commands.Finish():
                 pass  # the core's own flag ends the run
 
-    async def _dispatch(self, order: Dispatch) -> None:
+    async def _dispatch(self, order: commands.Dispatch) -> None:
         """Send the rollouts of one group: one by one, or together where the environment needs that."""
         client = self._peers.clients[order.env]
         await self._books.dispatched(order)
@@ -98,21 +84,21 @@ class Performer:
         for run in runs:
             await client.send(run)
 
-    async def _ask_for_credit(self, order: Credit) -> None:
+    async def _ask_for_credit(self, order: commands.Credit) -> None:
         assert self._peers.credit is not None
         with self._books.steps.phases.crediting():
             advantages = await self._peers.credit.credit(order)
         await self._events.put(Credited(order.group_id, advantages))
 
-    async def _ship(self, ship: Ship) -> None:
+    async def _ship(self, ship: commands.Ship) -> None:
         with self._books.steps.phases.shipping(ship.manifest.step):
-            await self._books.before_ship()
+            await self._books.ledger.flush()  # all that the batch is made of
             await self._peers.trainer.ship(ship.manifest)
         await self._books.shipped(ship)
 
-    async def _update_weights(self, update: UpdateWeights) -> None:
+    async def _update_weights(self, update: commands.UpdateWeights) -> None:
         with self._books.steps.phases.updating():
-            await self._peers.fleet.update(update.version, update.path)
+            await self._peers.fleet.update(update)
         for client in self._peers.clients.values():
             await client.send(NewPolicy(update.version))
         await self._events.put(WeightsApplied(update.version))
@@ -120,7 +106,8 @@ class Performer:
 
     async def resume(self, restored: Restored) -> None:
         """Hold what an interrupted run left, and ship its untrained batches again."""
-        self._books.hold_restored(restored)
+        for ref in restored.refs:
+            self._books.segments.hold_old(ref)
         for batch in restored.batches:
             await self._peers.trainer.ship(batch.manifest)
             await self._books.restored(batch)

@@ -23,18 +23,16 @@ Events = asyncio.Queue[Event]
 
 
 async def from_env(
-    env: str, client: EnvClient, events: Events, books: Bookkeeper, lags: Lags, parent: Parent
+    env: str, client: EnvClient, events: Events, books: Bookkeeper, parent: Parent
 ) -> None:
-    """Pass on what one env server sends."""
     failures = FailureLog()
     while True:
         match await client.receive():
             case Settled(outcome=Scored(rows=())) as settled:
                 raise ConfigError(
                     f"environment '{client.env}' returns rollouts without token ids ({settled.worker}): "
-                    "its "
-                    "engine is a chat endpoint, and nothing can be trained from messages alone; serve "
-                    "the environment with a vLLM or SGLang engine"
+                    "its engine is a chat endpoint, and nothing can be trained from messages alone; "
+                    "serve the environment with a vLLM or SGLang engine"
                 )
             case Settled() as settled:
                 if isinstance(settled.outcome, Failed):
@@ -47,10 +45,9 @@ async def from_env(
             case Tasks(start=start, tasks=tasks, exhausted=exhausted, split=split):
                 await events.put(TasksArrived(env, start, tasks, exhausted, split))
             case WorkerProgress() as progress:
-                books.progressed(progress)
+                books.tracker.progressed(progress)
             case ServerStats(stats=stats):
-                lags.add(stats)
-                await parent.report_stats(stats)
+                await parent.on_stats(stats)
                 await events.put(WorkerLag(stats.lag.p90))
             case WorkerLost(worker=worker, num_moved=moved, num_failed=failed):
                 await parent.send(Notice(f"{worker} died: {moved} rollouts moved, {failed} failed"))

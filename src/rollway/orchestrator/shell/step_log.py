@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from time import monotonic
 
 import msgspec
 
@@ -21,11 +22,10 @@ from ...rundir.rundir import RunDir
 
 
 class StepPhases:
-    """Measures the phases of a step, from one ship to the next: the batch fills, is held until the
-    trainer is near enough, and is written."""
+    """Measures how long a batch fills, is held until the trainer is near enough, and is written."""
 
     def __init__(self) -> None:
-        self._shipped_s = time.monotonic()
+        self._shipped_s = monotonic()
         self._full_s: float | None = None
         self._credit_s = 0.0
         self._num_crediting = 0
@@ -36,25 +36,25 @@ class StepPhases:
     def note_full(self) -> None:
         """Note that a batch is complete, shipped or not."""
         if self._full_s is None:
-            self._full_s = time.monotonic()
+            self._full_s = monotonic()
 
     @contextmanager
     def crediting(self) -> Iterator[None]:
         """Measure the block as time spent on advantages. Blocks that overlap count once."""
         if not self._num_crediting:
-            self._crediting_since_s = time.monotonic()
+            self._crediting_since_s = monotonic()
         self._num_crediting += 1
         try:
             yield
         finally:
             self._num_crediting -= 1
             if not self._num_crediting:
-                self._credit_s += time.monotonic() - self._crediting_since_s
+                self._credit_s += monotonic() - self._crediting_since_s
 
     @contextmanager
     def shipping(self, step: Step) -> Iterator[None]:
         """Measure the block as time from the decision to ship to the manifest being written."""
-        decided_s = time.monotonic()
+        decided_s = monotonic()
         full_s, self._full_s = self._full_s or decided_s, None
         begun_s, self._shipped_s = self._shipped_s, decided_s
         if self._num_crediting:
@@ -68,17 +68,16 @@ class StepPhases:
                 "time/wait_rollouts": full_s - begun_s,
                 "time/hold": decided_s - full_s,
                 "time/credit": credit_s,
-                "time/ship": time.monotonic() - decided_s,
+                "time/ship": monotonic() - decided_s,
             }
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Measure the block as a weight update."""
-        start_s = time.monotonic()
+        start_s = monotonic()
         try:
             yield
         finally:
-            self._update_s = time.monotonic() - start_s
+            self._update_s = monotonic() - start_s
 
     def take(self, step: Step) -> dict[str, float]:
         """Return the phases of a trained step, and the last weight update that ended before."""
@@ -106,15 +105,15 @@ class StepLog:
         self._lags = lags
         self._view = view
         self._correct_at = correct_at
-        self._last_s = time.monotonic()
+        self._last_s = monotonic()
         self._num_suspicious = 0
         self.phases = StepPhases()
 
     async def report(self, step: Step, batch: Mapping[str, float], trained: Mapping[str, float]) -> None:
-        """Report a trained step, from the metrics of its batch and those of the trainer."""
-        now_s = time.monotonic()
+        now_s = monotonic()
         elapsed_s, self._last_s = now_s - self._last_s, now_s
-        await self._parent.on_stats(self._parent.take_stats())  # our own lag, up to this step
+        parent = self._parent
+        await parent.on_stats(parent.take_stats())  # our own lag, up to this step
         lags, stalls = self._lags.take(), self._lags.take_stalls()
         metrics = {
             **trained,
@@ -126,11 +125,10 @@ class StepLog:
             **stall_metrics(stalls),
             **self.phases.take(step),
         }
-        line = msgspec.json.encode(
-            {**metrics, **lag_metrics(lags), "stalls": stall_records(stalls), "time": time.time()}
-        )
+        rest = {"stalls": stall_records(stalls), "time": time.time()}
+        line = msgspec.json.encode({**metrics, **lag_metrics(lags), **rest})
         await thread(self._file.append, line)
-        await self._parent.send(StepDone(step, metrics, lags))
+        await parent.send(StepDone(step, metrics, lags))
         await self._warn_of_mismatch(metrics)
 
     async def _warn_of_mismatch(self, metrics: Mapping[str, float]) -> None:
@@ -140,8 +138,7 @@ class StepLog:
             await self._parent.send(Notice(MISMATCH))
 
     async def report_eval(self, version: PolicyVersion, groups: tuple[ClosedGroup, ...]) -> None:
-        """Report an evaluation that has ended: a line of `evals.jsonl`, and a message for the
-        console."""
+        """Write a line of `evals.jsonl`, and send a message for the console."""
         metrics = eval_metrics(groups, self._correct_at, env_name)
         line = msgspec.json.encode({"step": version, **metrics, "time": time.time()})
         await thread(self._evals.append, line)
@@ -149,7 +146,6 @@ class StepLog:
 
 
 def gauges(view: CoreView) -> dict[str, float]:
-    """Return the state of the core as metrics."""
     return {
         **{
             f"pool/{env_name(env)}/{pool}": count

@@ -3,8 +3,9 @@
 import heapq
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from time import monotonic
 
 from msgspec import Struct
 
@@ -18,13 +19,10 @@ from ...wire.messages import WorkerProgress
 MAX_OLDEST = 50
 RECENT_STEPS = 10
 SLOW_FACTOR, SLOW_AFTER_S = 4.0, 20.0
-"""A step is remarked on once it takes this many times as long as the recent steps, and at least this
-long."""
+"""A step is slow if it takes this many times as long as the recent ones, and at least this long."""
 
 
 class _InFlight(Struct):
-    """What is known of a rollout that has not settled."""
-
     group_id: GroupId
     env: str
     task_id: str
@@ -52,19 +50,19 @@ class RolloutTracker:
         self._engines = engines
         self._in_flight: dict[RolloutId, _InFlight] = {}
         self._envs: dict[str, _EnvCount] = {}
-        self._published_s = time.monotonic()
+        self._published_s = monotonic()
         self._recent_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._remarked_s = 0.0
 
     def started(self, rollout_id: RolloutId, group_id: GroupId, env: str, task: Task) -> None:
-        now_s = time.monotonic()
+        now_s = monotonic()
         self._envs.setdefault(env, _EnvCount(last_s=now_s))
         self._in_flight[rollout_id] = _InFlight(
             group_id, env, task.id, now_s, now_s, phase_since_s=now_s
         )
 
     def progressed(self, progress: WorkerProgress) -> None:
-        now_s = time.monotonic()
+        now_s = monotonic()
         for report in progress.rollouts:
             rollout = self._in_flight.get(report.rollout_id)
             if rollout is not None:
@@ -77,19 +75,18 @@ class RolloutTracker:
         rollout = self._in_flight.pop(rollout_id, None)
         if rollout is not None and not isinstance(outcome, Cancelled):
             env = self._envs[rollout.env]
-            env.num_settled, env.last_s = env.num_settled + 1, time.monotonic()
+            env.num_settled, env.last_s = env.num_settled + 1, monotonic()
 
     def published(self) -> None:
-        now_s = time.monotonic()
+        now_s = monotonic()
         self._recent_s.append(now_s - self._published_s)
         self._published_s, self._remarked_s = now_s, 0.0
 
     def situation(self) -> Situation:
-        now_s = time.monotonic()
-        by_age = heapq.nsmallest(MAX_OLDEST, self._in_flight.items(), key=lambda item: item[1].since_s)
-        in_flight: dict[str, int] = dict.fromkeys(self._envs, 0)
-        for rollout in self._in_flight.values():
-            in_flight[rollout.env] += 1
+        now_s = monotonic()
+        rollouts = self._in_flight.items()
+        by_age = heapq.nsmallest(MAX_OLDEST, rollouts, key=lambda item: item[1].since_s)
+        in_flight = Counter(rollout.env for _, rollout in rollouts)
         return Situation(
             time_s=time.time(),
             core=self._view(),
@@ -103,18 +100,16 @@ class RolloutTracker:
         )
 
     def remark(self) -> str:
-        """Return what the step waits for if it takes much longer than the recent ones, else an empty
-        text. Each remark on the same step needs twice the time of the one before."""
-        step_s = time.monotonic() - self._published_s
+        """Return what a slow step waits for, else an empty text. The next remark on the same step
+        comes after twice the time."""
+        step_s = monotonic() - self._published_s
         usual_s = statistics.median(self._recent_s) if self._recent_s else 0.0
         due_s = max(SLOW_AFTER_S, SLOW_FACTOR * usual_s, 2 * self._remarked_s)
         if not self._recent_s or step_s < due_s:
             return ""
         self._remarked_s = step_s
-        return (
-            f"The step has taken {step_s:.0f} s so far, {usual_s:.1f} s is usual: "
-            f"{first_line(self.situation())}"
-        )
+        reason = first_line(self.situation())
+        return f"The step has taken {step_s:.0f} s so far, {usual_s:.1f} s is usual: {reason}"
 
 
 def _waiting(rollout_id: RolloutId, rollout: _InFlight, now_s: float) -> WaitingRollout:

@@ -7,16 +7,14 @@ from ....records.group import ClosedGroup, Fate, Group
 from ....records.ids import GroupId, RolloutId
 from ....records.rollout import Detection
 from ..commands import Credit
-from .credit import BASELINES, penalise_length
+from .credit import BASELINES, TINY, Advantages, penalise_length
 
 MIN_SCORED = 2
 """Fewer scored rollouts than this give no baseline to compare with."""
-TINY = 1e-9
 
 
 class GroupCloser:
-    """Turns settled groups into closed ones. A group whose advantages come from a function of the user's
-    waits here until they arrive."""
+    """Closes settled groups. Those that need advantages of the user's function wait here for them."""
 
     def __init__(self, spec: CoreSpec) -> None:
         self._config = spec.orchestrator
@@ -32,27 +30,26 @@ class GroupCloser:
         return sum(len(group.members) for group in self._waiting.values())
 
     def close(self, group: Group) -> ClosedGroup | Credit:
-        """Close a group, or ask for its advantages first."""
-        scored = [member.scored for member in group.members]
+        config, scored = self._config, [member.scored for member in group.members]
         rewards = tuple(rollout.reward for rollout in scored)
         num_tokens = tuple(rollout.num_trainable for rollout in scored)
         num_turns = tuple(rollout.num_turns for rollout in scored)
-        baseline = BASELINES.get(self._config.advantage)
+        baseline = BASELINES.get(config.advantage)
         if baseline is None and len(scored) >= MIN_SCORED:
             self._waiting[group.id] = group
             return Credit(group.id, rewards, num_tokens, num_turns)
-        penalty = self._config.length_penalty
+        penalty = config.length_penalty
         if penalty is not None:
             lengths = num_turns if penalty.by == "turns" else num_tokens
-            rewards = penalise_length(rewards, lengths, penalty.weight, self._config.correct_at)
+            rewards = penalise_length(rewards, lengths, penalty.weight, config.correct_at)
         return self._judge(group, (baseline or BASELINES["grpo"])(rewards))
 
-    def credited(self, group_id: GroupId, advantages: tuple[float, ...]) -> ClosedGroup | None:
+    def credited(self, group_id: GroupId, advantages: Advantages) -> ClosedGroup | None:
         """Close a group whose advantages have arrived; None if it does not wait for any: a duplicate."""
         group = self._waiting.pop(group_id, None)
         return self._judge(group, advantages) if group else None
 
-    def _judge(self, group: Group, advantages: tuple[float, ...]) -> ClosedGroup:
+    def _judge(self, group: Group, advantages: Advantages) -> ClosedGroup:
         fate: Fate = "trained"
         filtered = filtered_rollouts(group, self._enforced())
         if len(group.members) < MIN_SCORED:
@@ -74,8 +71,7 @@ def is_flat(advantages_G: Sequence[float]) -> bool:
 
 
 def filtered_rollouts(group: Group, enforced: Collection[Detection]) -> tuple[RolloutId, ...]:
-    """Return the rollouts in which an enforced filter detected something. Their rewards still count in
-    the baseline."""
+    """Return the rollouts that an enforced filter rejects. The baseline still counts their rewards."""
     return tuple(
         member.rollout_id
         for member in group.members

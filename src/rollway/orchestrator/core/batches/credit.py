@@ -4,10 +4,11 @@ import math
 from collections.abc import Callable, Sequence
 
 Advantages = tuple[float, ...]
+Rewards = Sequence[float]
 TINY = 1e-9
 
 
-def grpo(rewards_G: Sequence[float]) -> Advantages:
+def grpo(rewards_G: Rewards) -> Advantages:
     """Reward minus the mean of its group. The advantages of a group sum to zero."""
     if not rewards_G:
         return ()
@@ -15,7 +16,7 @@ def grpo(rewards_G: Sequence[float]) -> Advantages:
     return tuple(reward - mean for reward in rewards_G)
 
 
-def rloo(rewards_G: Sequence[float]) -> Advantages:
+def rloo(rewards_G: Rewards) -> Advantages:
     """Reward minus the mean of the others. It is unbiased, as no reward is part of its own baseline."""
     others = len(rewards_G) - 1
     if others < 1:
@@ -23,16 +24,15 @@ def rloo(rewards_G: Sequence[float]) -> Advantages:
     return tuple(advantage * len(rewards_G) / others for advantage in grpo(rewards_G))
 
 
-def grpo_std(rewards_G: Sequence[float]) -> Advantages:
+def grpo_std(rewards_G: Rewards) -> Advantages:
     """GRPO divided by the standard deviation of the group: easy and hard tasks pull equally hard."""
     deviations_G = grpo(rewards_G)
     squares = math.fsum(deviation * deviation for deviation in deviations_G)
     return _scale(deviations_G, math.sqrt(squares / max(1, len(deviations_G))))
 
 
-def grpo_max(rewards_G: Sequence[float]) -> Advantages:
-    """GRPO divided by the largest deviation of the group: from -1 to 1, whatever the scale of the
-    rewards."""
+def grpo_max(rewards_G: Rewards) -> Advantages:
+    """GRPO divided by the group's largest deviation: from -1 to 1, whatever the scale of rewards."""
     deviations_G = grpo(rewards_G)
     return _scale(deviations_G, max(map(abs, deviations_G), default=0.0))
 
@@ -41,7 +41,7 @@ def _scale(deviations_G: Advantages, by: float) -> Advantages:
     return tuple(deviation / by if by > TINY else 0.0 for deviation in deviations_G)
 
 
-BASELINES: dict[str, Callable[[Sequence[float]], Advantages]] = {
+BASELINES: dict[str, Callable[[Rewards], Advantages]] = {
     "grpo": grpo,
     "rloo": rloo,
     "grpo_std": grpo_std,
@@ -50,16 +50,18 @@ BASELINES: dict[str, Callable[[Sequence[float]], Advantages]] = {
 
 
 def penalise_length(
-    rewards_G: Sequence[float], lengths_G: Sequence[int], weight: float, correct_at: float
+    rewards_G: Rewards, lengths_G: Sequence[int], weight: float, correct_at: float
 ) -> tuple[float, ...]:
     """Return the rewards, less for long right answers: the longest right answer of the group loses
-    `weight`, the shortest nothing. An answer is right from `correct_at` on; wrong answers are not
-    changed."""
-    right = [length for reward, length in zip(rewards_G, lengths_G, strict=True) if reward >= correct_at]
+    `weight`, the shortest nothing. Wrong answers, those below `correct_at`, keep their reward."""
+    pairs = list(zip(rewards_G, lengths_G, strict=True))
+    right = [length for reward, length in pairs if reward >= correct_at]
     if not weight or len(right) < 2 or min(right) == max(right):
         return tuple(rewards_G)
     shortest, span = min(right), max(right) - min(right)
-    return tuple(
-        reward - weight * (length - shortest) / span if reward >= correct_at else reward
-        for reward, length in zip(rewards_G, lengths_G, strict=True)
-    )
+
+    def penalise(reward: float, length: int) -> float:
+        is_right = reward >= correct_at
+        return reward - weight * (length - shortest) / span if is_right else reward
+
+    return tuple(penalise(reward, length) for reward, length in pairs)

@@ -9,7 +9,9 @@ from ....records.batch import BatchManifest, BatchRow
 from ....records.group import ClosedGroup
 from ....records.ids import PolicyVersion, Step
 
-MicroBatch = tuple[int, ...]
+Lengths = Sequence[int]
+Rows = Sequence[int]
+MicroBatches = tuple[tuple[int, ...], ...]
 
 ATTENTION_TOKENS = 24_000
 """A row of this length costs as much in attention as in everything else: six times a width of 4,000."""
@@ -20,19 +22,20 @@ def cost(num_tokens: int) -> float:
     return num_tokens * (1 + num_tokens / ATTENTION_TOKENS)
 
 
-def plan_ranks(lengths: Sequence[int], budget: int, ranks: int) -> tuple[tuple[MicroBatch, ...], ...]:
+def plan_ranks(lengths: Lengths, budget: int, ranks: int) -> tuple[MicroBatches, ...]:
     """Return the micro-batches of each rank, as indices of `lengths`. Every index appears exactly once.
 
     All ranks get the same number of micro-batches, because they sum gradients together. A rank with
     fewer splits some of its own, and a rank with too few rows gets empty ones at the end. Every rank
     gets a row as long as there are enough rows.
     """
-    packed = [_pack(lengths, rows, budget) for rows in _shares(lengths, range(len(lengths)), ranks)]
+    shares = _shares(lengths, range(len(lengths)), ranks)
+    packed = [_pack(lengths, rows, budget) for rows in shares]
     count = max(len(bins) for bins in packed)
     return tuple(_spread(lengths, bins, count) for bins in packed)
 
 
-def _shares(lengths: Sequence[int], rows: Sequence[int], num_shares: int) -> list[list[int]]:
+def _shares(lengths: Lengths, rows: Rows, num_shares: int) -> list[list[int]]:
     """Split rows into shares of about the same cost: the costliest first, each to the cheapest share."""
     shares: list[list[int]] = [[] for _ in range(num_shares)]
     cheapest_first = [(0.0, share) for share in range(num_shares)]
@@ -43,7 +46,7 @@ def _shares(lengths: Sequence[int], rows: Sequence[int], num_shares: int) -> lis
     return shares
 
 
-def _pack(lengths: Sequence[int], rows: Sequence[int], budget: int) -> list[list[int]]:
+def _pack(lengths: Lengths, rows: Rows, budget: int) -> list[list[int]]:
     """Pack rows into bins of at most `budget` tokens: the longest row first, each into the fullest bin
     with room for it. A row that is longer than the budget gets a bin to itself."""
     bins: list[list[int]] = []
@@ -60,25 +63,28 @@ def _pack(lengths: Sequence[int], rows: Sequence[int], budget: int) -> list[list
     return bins
 
 
-def _spread(lengths: Sequence[int], bins: list[list[int]], count: int) -> tuple[MicroBatch, ...]:
+def _spread(lengths: Lengths, bins: list[list[int]], count: int) -> MicroBatches:
     """Spread the same rows over `count` bins: halve the costliest bins, then pad with empty ones."""
+
+    def total_cost(rows: Rows) -> float:
+        return sum(cost(lengths[row]) for row in rows)
+
     while splittable := [rows for rows in bins if len(rows) > 1 and len(bins) < count]:
-        costliest = max(splittable, key=lambda rows: sum(cost(lengths[row]) for row in rows))
+        costliest = max(splittable, key=total_cost)
         bins.remove(costliest)
         bins += _shares(lengths, costliest, 2)
     padding: list[list[int]] = [[]] * (count - len(bins))
     return tuple(tuple(sorted(rows)) for rows in bins + padding)
 
 
-def _costliest_first(lengths: Sequence[int], rows: Sequence[int]) -> list[int]:
+def _costliest_first(lengths: Lengths, rows: Rows) -> list[int]:
     return sorted(rows, key=lambda row: (-lengths[row], row))
 
 
 def plan_batch(
     step: Step, groups: Iterable[ClosedGroup], micro_batch_tokens: int, ranks: int = 1
 ) -> BatchManifest:
-    """Make the manifest of a step: every row of every trained rollout with its advantage, and the
-    packing."""
+    """Make the manifest of a step: all rows that train, with their advantages, and the packing."""
     rows = tuple(
         BatchRow(
             rollout_id=member.rollout_id,

@@ -8,15 +8,15 @@ from ....config.specs import CoreSpec
 from ....records.group import ClosedGroup
 from ....records.ids import PolicyVersion, Step
 from ....records.restored import RestoredBatch
-from ..commands import Ship, UpdateWeights
+from ..commands import Commands, Ship, UpdateWeights
 from ..events import VersionPublished
 from .packing import plan_batch
 from .staleness import is_trainer_behind, oldest_trainable
 
 
 class ReadyGroups:
-    """Groups that will train, in the order they closed. A batch is full by its number of rollouts, or by
-    its number of tokens if `batch_tokens` is set."""
+    """Groups that will train, in the order they closed. `batch_size` rollouts fill a batch, or
+    `batch_tokens` tokens if that is set."""
 
     def __init__(self, batch_size: int, batch_tokens: int | None) -> None:
         self._batch_size = batch_size
@@ -52,7 +52,6 @@ class ReadyGroups:
         self._tokens_seen += closed.num_tokens
 
     def take_batch(self) -> list[ClosedGroup]:
-        """Take the oldest groups that fill a batch."""
         batch: list[ClosedGroup] = []
         num_rollouts = num_tokens = 0
         while not self._fills_batch(num_rollouts, num_tokens):
@@ -88,7 +87,9 @@ class Shipping:
         self._spec = spec
         self._discarded: list[ClosedGroup] = []
         self._shipped: dict[Step, Ship] = {}
-        self.ready = ReadyGroups(spec.orchestrator.batch_size, spec.orchestrator.batch_tokens)
+        config = spec.orchestrator
+        self._max_off_policy_steps = config.max_off_policy_steps
+        self.ready = ReadyGroups(config.batch_size, config.batch_tokens)
         self.next_step = first_step
 
     @property
@@ -118,14 +119,14 @@ class Shipping:
 
     def take_stale(self) -> list[ClosedGroup]:
         """Take the groups that became too old for the next batch while they waited."""
-        oldest = oldest_trainable(self.next_step, self._spec.orchestrator.max_off_policy_steps)
+        oldest = oldest_trainable(self.next_step, self._max_off_policy_steps)
         stale = [] if self.is_over else self.ready.take_older_than(oldest)
         return [msgspec.structs.replace(closed, fate="stale") for closed in stale]
 
     def take_batch(self, published: PolicyVersion) -> Ship | None:
         """Return the next batch if it is full and the trainer is not too far behind."""
         step, spec = self.next_step, self._spec
-        is_behind = is_trainer_behind(step, published, spec.orchestrator.max_off_policy_steps)
+        is_behind = is_trainer_behind(step, published, self._max_off_policy_steps)
         if self.is_over or is_behind or not self.ready.is_full:
             return None
         batch = self.ready.take_batch()
@@ -142,8 +143,7 @@ class Shipping:
 
 
 class WeightVersions:
-    """Which version is published, and which one the engine samples from. There is one weight update at a
-    time, always to the newest version."""
+    """The version that is published and the one that engines sample from. One update runs at a time."""
 
     def __init__(self, version: PolicyVersion) -> None:
         self.published = version
@@ -151,17 +151,16 @@ class WeightVersions:
         self.updating: PolicyVersion | None = None
         self._newest: VersionPublished | None = None
 
-    def update_to(self, published: VersionPublished) -> list[UpdateWeights]:
+    def update_to(self, published: VersionPublished) -> Commands:
         """Make the engine sample from this version as soon as it can."""
         self._newest = published
         return self._update()
 
-    def on_applied(self, version: PolicyVersion) -> list[UpdateWeights]:
-        self.applied = version
-        self.updating = None
+    def on_applied(self, version: PolicyVersion) -> Commands:
+        self.applied, self.updating = version, None
         return self._update()
 
-    def _update(self) -> list[UpdateWeights]:
+    def _update(self) -> Commands:
         newest = self._newest
         if newest is None or self.updating is not None or newest.version <= self.applied:
             return []

@@ -14,6 +14,5 @@ def oldest_trainable(step: Step, max_off_policy_steps: int) -> PolicyVersion:
 
 
 def is_trainer_behind(step: Step, published: PolicyVersion, max_off_policy_steps: int) -> bool:
-    """Return whether the batch of `step` must wait: shipped now, it would be too far ahead of the
-    trainer."""
+    """Return whether the batch of `step` must wait, because the trainer is too far behind it."""
     return step - 1 - published > max_off_policy_steps

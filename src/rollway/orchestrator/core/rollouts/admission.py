@@ -3,8 +3,6 @@
 The core asks with numbers, and the answer is yes or no. Time arrives by `tick`.
 """
 
-from msgspec import Struct
-
 from ....config.sections import OrchestratorConfig
 from ....config.specs import CoreSpec
 from ....records.engine import EngineLoad
@@ -40,10 +38,9 @@ class Concurrency:
         lag_s, self._worker_lag_s = self._worker_lag_s, 0.0
         if not self._config.adapt_in_flight:
             return
-        size = self._config.group_size
-        overloaded = load.waiting > load.running or load.cache_use > FULL_CACHE or lag_s > LATE_S
-        has_room = not load.waiting and load.cache_use < FREE_CACHE and lag_s < LATE_S / 2
-        if overloaded:
+        size, cache_use = self._config.group_size, load.cache_use
+        has_room = not load.waiting and cache_use < FREE_CACHE and lag_s < LATE_S / 2
+        if load.waiting > load.running or cache_use > FULL_CACHE or lag_s > LATE_S:
             self.limit = max(size, int(min(self.limit, in_flight) * LESS))
         elif has_room and in_flight + size > self.limit:
             self.limit = min(self._config.max_in_flight, self.limit + size)
@@ -86,9 +83,6 @@ class PayloadBudget:
         self._num_seen += 1
         self._bytes_seen += num_bytes
 
-    def release(self, num_bytes: int) -> None:
-        self.live_bytes -= num_bytes
-
     @property
     def mean_bytes(self) -> float:
         """The mean size of a rollout's payload; 0 before the first has settled."""
@@ -99,21 +93,7 @@ class PayloadBudget:
         return self.live_bytes + num_rollouts * self.mean_bytes <= self._budget_bytes
 
 
-class Demand(Struct, frozen=True):
-    """How many rollouts are on their way to the trainer."""
-
-    in_flight: int
-    unshipped: float
-    """Rollouts of groups that are open, or closed and not yet shipped."""
-    training: int
-    """Rollouts of batches whose weights the engine does not sample from yet."""
-    rollouts_a_batch: int
-    steps_left: int
-
-
 class Admission:
-    """Says whether one more group may start."""
-
     def __init__(self, spec: CoreSpec) -> None:
         self._spec = spec
         self.concurrency = Concurrency(spec.orchestrator)
@@ -124,17 +104,25 @@ class Admission:
         self.is_held_back = False
         """Whether the payload budget alone keeps the next group from starting."""
 
-    def allows_group(self, demand: Demand) -> bool:
-        settings = self._spec.orchestrator
-        in_flight = demand.in_flight + settings.group_size
-        most_outstanding = self._spec.max_outstanding * demand.rollouts_a_batch / settings.batch_size
+    def allows_group(
+        self,
+        in_flight: int,
+        unshipped: float,
+        training: int,
+        rollouts_a_batch: int,
+        steps_left: int,
+    ) -> bool:
+        """`unshipped` are rollouts of groups that are open, or closed and not shipped. `training` are
+        those of batches whose weights the engine does not sample from yet."""
+        config = self._spec.orchestrator
+        most_outstanding = self._spec.max_outstanding * rollouts_a_batch / config.batch_size
         is_wanted = (
-            in_flight <= self.concurrency.limit
-            and demand.unshipped + demand.training < most_outstanding
-            and demand.unshipped < demand.steps_left * demand.rollouts_a_batch
+            in_flight + config.group_size <= self.concurrency.limit
+            and unshipped + training < most_outstanding
+            and unshipped < steps_left * rollouts_a_batch
             and self.rate.allows
         )
-        fits = self.budget.has_room(in_flight)
+        fits = self.budget.has_room(in_flight + config.group_size)
         self.is_held_back = is_wanted and not fits
         return is_wanted and fits
 

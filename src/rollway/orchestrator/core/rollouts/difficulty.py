@@ -6,8 +6,7 @@ from ....config.sections import DifficultyConfig
 from ....records.task import Pool, Task
 
 MAX_POOLED = 10_000
-"""Tasks in one pool. When there are more, the task that has been in the pool longest is ordinary
-again."""
+"""Tasks in one pool. Of more than this, the one that has been there longest becomes ordinary again."""
 SHARES: dict[Pool, float] = {"hard": 0.1, "easy": 0.05}
 """The share of the groups that the tasks of each pool get. Hard tasks come first where both are due."""
 
@@ -23,33 +22,25 @@ class Difficulty:
     def __init__(self, config: DifficultyConfig) -> None:
         self._config = config
         self._waiting: dict[Pool, dict[str, Task]] = {"hard": {}, "easy": {}}
-        self._pool_of: dict[str, Pool] = {}
-        self._num_pooled: Counter[Pool] = Counter()
+        self.pool_of: dict[str, Pool] = {}
+        """By the id of the task. A task that is not here is ordinary."""
+        self.num_pooled: Counter[Pool] = Counter()
         self._num_taken: Counter[Pool] = Counter()
-        self._num_groups = 0
+        self.num_groups = 0
+        """Groups that started, whatever their pool."""
 
     def put(self, task: Task, pool: Pool) -> None:
         waiting = self._waiting[pool]
         waiting[task.id] = task
-        self._num_pooled[pool] += task.id not in self._pool_of
-        self._pool_of[task.id] = pool
+        self.num_pooled[pool] += task.id not in self.pool_of
+        self.pool_of[task.id] = pool
         if len(waiting) > MAX_POOLED:
             self._leave(next(iter(waiting)))
-
-    def is_ordinary(self, task: Task) -> bool:
-        return task.id not in self._pool_of
-
-    def count(self, pool: Pool) -> int:
-        return self._num_pooled[pool]
-
-    def started(self) -> None:
-        """A group starts, whatever its pool."""
-        self._num_groups += 1
 
     def take_due(self) -> Task | None:
         """Take a task of a pool that has had less than its share of the groups."""
         for pool, share in SHARES.items():
-            if self._waiting[pool] and self._num_taken[pool] < share * self._num_groups:
+            if self._waiting[pool] and self._num_taken[pool] < share * self.num_groups:
                 return self._take(pool)
         return None
 
@@ -63,13 +54,9 @@ class Difficulty:
         self._num_taken[pool] += 1
         return waiting.pop(next(iter(waiting)))
 
-    def pool_of(self, task: Task) -> Pool | None:
-        return self._pool_of.get(task.id)
-
     def closed(self, task: Task, rewards: list[float]) -> bool:
-        """A group of this task has closed. Return whether the task is in another pool now; without
-        rewards it stays where it was."""
-        was = self.pool_of(task)
+        """Note a closed group, and return whether its task changed pools. Without rewards it stays."""
+        was = self.pool_of.get(task.id)
         pool = self._judge(rewards) if rewards else was
         if was is not None:
             self._leave(task.id)
@@ -78,8 +65,8 @@ class Difficulty:
         return pool != was
 
     def _leave(self, task_id: str) -> None:
-        pool = self._pool_of.pop(task_id)
-        self._num_pooled[pool] -= 1
+        pool = self.pool_of.pop(task_id)
+        self.num_pooled[pool] -= 1
         self._waiting[pool].pop(task_id, None)
 
     def _judge(self, rewards: list[float]) -> Pool | None:

@@ -4,11 +4,12 @@ from collections import deque
 
 from ....config.specs import CoreSpec
 from ....records.group import ClosedGroup
-from ....records.ids import PolicyVersion, RolloutId
+from ....records.ids import PolicyVersion
 from ....records.rollout import Settled
 from ....records.task import Task
-from ..commands import PullTasks, RecordEvalGroup, ReportEval
-from .groups import OpenGroup, OpenGroups
+from ..commands import Commands, PullTasks, RecordEvalGroup, ReportEval
+from ..events import TasksArrived
+from .groups import OpenGroups, Running
 
 PAGE = 64
 """Tasks asked for at a time."""
@@ -27,17 +28,18 @@ class Evaluations:
         self._config = spec.eval
         self._envs = (spec.eval and spec.eval.envs) or tuple(spec.ratios)
         self._max_steps = spec.max_steps
-        self._last: int | None = None
+        self.last: int | None = None
+        """The last version that was evaluated, or is being evaluated, also before a restart."""
         self._next: PolicyVersion | None = None
         self._version: PolicyVersion | None = None
         self._pulling: set[str] = set()
         self._pending: deque[tuple[str, Task]] = deque()
-        self._open = OpenGroups()
+        self.groups = OpenGroups()
         self._closed: list[ClosedGroup] = []
 
     @property
     def num_in_flight(self) -> int:
-        return self._open.num_in_flight
+        return self.groups.num_in_flight
 
     @property
     def is_running(self) -> bool:
@@ -57,29 +59,23 @@ class Evaluations:
             f"{len(self._pending)} tasks wait"
         )
 
-    def restore(self, version: int | None) -> None:
-        """Note the last version that the run had evaluated before it was interrupted."""
-        self._last = version
-
     def is_due(self, version: int) -> bool:
         """Return whether this version is to be evaluated: the first, one in every few, and the last."""
         config = self._config
         if config is None:
             return False
-        if self._last is None:
+        if self.last is None:
             return True
-        is_last = version == self._max_steps
-        return version > self._last and (version // config.every > self._last // config.every or is_last)
+        is_regular = version // config.every > self.last // config.every
+        return version > self.last and (is_regular or version == self._max_steps)
 
-    def applied(self, version: PolicyVersion) -> list[PullTasks]:
-        """The engines sample from this version now."""
+    def applied(self, version: PolicyVersion) -> Commands:
         if not self.is_due(version):
             return []
-        self._last = version
-        self._next = version
+        self.last = self._next = version
         return self._begin()
 
-    def _begin(self) -> list[PullTasks]:
+    def _begin(self) -> Commands:
         if self._config is None or self._next is None or self.is_running:
             return []
         self._version, self._next = self._next, None
@@ -87,17 +83,17 @@ class Evaluations:
         count = min(PAGE, self._config.num_tasks)
         return [PullTasks(env, 0, count, "eval") for env in self._envs]
 
-    def arrived(
-        self, env: str, start: int, tasks: tuple[Task, ...], exhausted: bool
-    ) -> list[PullTasks | ReportEval]:
+    def arrived(self, event: TasksArrived) -> Commands:
+        env, tasks = event.env, event.tasks
         if self._config is None or env not in self._pulling:
             return []
         self._pending.extend((env, task) for task in tasks)
-        end = start + len(tasks)
-        if exhausted or not tasks or end >= self._config.num_tasks:
+        end = event.start + len(tasks)
+        num_left = self._config.num_tasks - end
+        if event.exhausted or not tasks or num_left <= 0:
             self._pulling.discard(env)
             return self._finish()
-        return [PullTasks(env, end, min(PAGE, self._config.num_tasks - end), "eval")]
+        return [PullTasks(env, end, min(PAGE, num_left), "eval")]
 
     def take(self, max_in_flight: int) -> tuple[str, Task] | None:
         """Take the next task if its rollouts fit into the share of evaluations. One task always fits."""
@@ -105,32 +101,25 @@ class Evaluations:
             return None
         size = self._config.num_rollouts
         most = max(size, int(SHARE * max_in_flight))
-        return self._pending.popleft() if self._open.num_in_flight + size <= most else None
+        return self._pending.popleft() if self.num_in_flight + size <= most else None
 
-    def open(self, group: OpenGroup) -> None:
-        self._open.open(group)
-
-    def waits_for_rollout(self, rollout_id: RolloutId) -> bool:
-        return self._open.group_of(rollout_id) is not None
-
-    def settle(self, settled: Settled) -> list[RecordEvalGroup | ReportEval | PullTasks]:
-        group = self._open.settle(settled)
+    def settle(self, settled: Settled) -> Commands:
+        group = self.groups.settle(settled)
         if group is None or self._version is None:
             return []
         closed = ClosedGroup(group, (0.0,) * len(group.members), "eval")
         self._closed.append(closed)
         return [RecordEvalGroup(self._version, closed), *self._finish()]
 
-    def _finish(self) -> list[PullTasks | ReportEval]:
+    def _finish(self) -> Commands:
         """Report once everything has settled, and begin the next evaluation if one is due."""
-        if self._version is None or self._pulling or self._pending or self._open.num_in_flight:
+        if self._version is None or self._pulling or self._pending or self.num_in_flight:
             return []
         report = ReportEval(self._version, tuple(self._closed))
         self._version, self._closed = None, []
         return [report, *self._begin()]
 
-    def abandon(self, env: str) -> list[RolloutId]:
-        """Give up on an environment that does not answer: drop its pending tasks, and return the
-        rollouts to cancel."""
-        self._pending = deque((name, task) for name, task in self._pending if name != env)
-        return [rollout_id for name, rollout_id in self._open.all_in_flight() if name == env]
+    def abandon(self, env: str) -> list[Running]:
+        """Drop the pending tasks of an environment, and return its rollouts, to be cancelled."""
+        self._pending = deque(pending for pending in self._pending if pending[0] != env)
+        return [running for running in self.groups.all_in_flight() if running[0] == env]

@@ -14,10 +14,11 @@ STRAGGLERS_WAIT_S = 30.0
 """How long the rest of a group may run once `stragglers_after` of it has settled."""
 NEVER = float("inf")
 
+Running = tuple[str, RolloutId]
+"""A rollout in flight, after its environment."""
+
 
 class OpenGroup(Struct):
-    """A group, with the rollouts it waits for and those that have settled."""
-
     id: GroupId
     env: str
     task: Task
@@ -32,7 +33,8 @@ class OpenGroups:
     def __init__(self) -> None:
         self._open: dict[GroupId, OpenGroup] = {}
         self._group_of: dict[RolloutId, GroupId] = {}
-        self._in_flight_by_env: Counter[str] = Counter()
+        self.in_flight: Counter[str] = Counter()
+        """Rollouts in flight, by environment."""
         self.num_rollouts = 0
         """Rollouts of open groups, settled ones included."""
 
@@ -43,22 +45,16 @@ class OpenGroups:
     def open(self, group: OpenGroup) -> None:
         self._open[group.id] = group
         self._group_of.update(dict.fromkeys(group.waiting, group.id))
-        self._in_flight_by_env[group.env] += len(group.waiting)
+        self.in_flight[group.env] += len(group.waiting)
         self.num_rollouts += len(group.waiting)
-
-    def in_flight_of(self, env: str) -> int:
-        return self._in_flight_by_env[env]
 
     def group_of(self, rollout_id: RolloutId) -> OpenGroup | None:
         """Return the group that waits for this rollout, or None."""
         group_id = self._group_of.get(rollout_id)
         return None if group_id is None else self._open[group_id]
 
-    def waiting_in(self, group_id: GroupId) -> list[RolloutId]:
-        return sorted(self._open[group_id].waiting)
-
-    def env_of(self, group_id: GroupId) -> str:
-        return self._open[group_id].env
+    def waiting_in(self, group_ids: Iterable[GroupId]) -> list[Running]:
+        return _in_flight(self._open[group_id] for group_id in group_ids)
 
     def settle(self, settled: Settled, retry: RolloutId | None = None) -> Group | None:
         """Note the end of a rollout in flight, and return its group if that was the last one. With
@@ -71,49 +67,48 @@ class OpenGroups:
             self._group_of[retry] = group.id
             self.num_rollouts += 1
             return None
-        self._in_flight_by_env[group.env] -= 1
+        self.in_flight[group.env] -= 1
         if group.waiting:
             return None
         del self._open[group.id]
         self.num_rollouts -= len(group.settled)
         return _settled_group(group)
 
-    def older_than(self, version: int) -> list[tuple[str, RolloutId]]:
-        """Return environment and id of the rollouts dispatched under a version before `version`."""
-        return _in_flight(group for group in self._open.values() if group.version < version)
+    def older_than(self, version: int) -> list[Running]:
+        """Return the rollouts dispatched under a version before `version`."""
+        groups = self._open.values()
+        return _in_flight(group for group in groups if group.version < version)
 
-    def all_in_flight(self) -> list[tuple[str, RolloutId]]:
+    def all_in_flight(self) -> list[Running]:
         return _in_flight(self._open.values())
 
 
-def _in_flight(groups: Iterable[OpenGroup]) -> list[tuple[str, RolloutId]]:
-    return [(group.env, rollout_id) for group in groups for rollout_id in sorted(group.waiting)]
+def _in_flight(groups: Iterable[OpenGroup]) -> list[Running]:
+    return [(group.env, name) for group in groups for name in sorted(group.waiting)]
 
 
 def _settled_group(group: OpenGroup) -> Group:
-    ends = sorted(group.settled, key=lambda settled: settled.rollout_id)
-    outcomes = [(settled.rollout_id, settled.outcome) for settled in ends]
+    settled = sorted(group.settled, key=lambda end: end.rollout_id)
+    ends = [(end.rollout_id, end.outcome) for end in settled]
     return Group(
         id=group.id,
         env=group.env,
         task_id=group.task.id,
-        members=tuple(Member(id, outcome) for id, outcome in outcomes if isinstance(outcome, Scored)),
-        failed=tuple((id, outcome) for id, outcome in outcomes if isinstance(outcome, Failed)),
-        cancelled=tuple((id, outcome) for id, outcome in outcomes if isinstance(outcome, Cancelled)),
+        members=tuple(Member(name, end) for name, end in ends if isinstance(end, Scored)),
+        failed=tuple((name, end) for name, end in ends if isinstance(end, Failed)),
+        cancelled=tuple((name, end) for name, end in ends if isinstance(end, Cancelled)),
     )
 
 
 class Stragglers:
     """Finds groups that wait only for their last rollouts. Once the share `after` of a group has
-    settled, the rest has `STRAGGLERS_WAIT_S` left. Without `after`, groups wait for all their
-    rollouts."""
+    settled, the rest has `STRAGGLERS_WAIT_S` left. Without `after` there is no limit."""
 
     def __init__(self, after: float | None) -> None:
         self._after = after
         self._due_s: dict[GroupId, float] = {}
 
     def settled(self, group: OpenGroup, now_s: float) -> None:
-        """Note that a rollout of this group has settled."""
         num_settled, num_waiting = len(group.settled), len(group.waiting)
         if not num_waiting:
             self._due_s.pop(group.id, None)

@@ -6,8 +6,7 @@ from collections import Counter
 from ....records.group import ClosedGroup
 
 MAX_QUIET_S = 3600.0
-"""A run in which no rollout settles, no version is published and no weights are loaded for this long
-stops and says what it waited for."""
+"""A run in which nothing settles, trains or loads for this long stops and says what it waited for."""
 MAX_REASONS = 3
 """The commonest reasons that a stuck run names."""
 
@@ -58,7 +57,6 @@ class Patience:
             self._owes_since_s[env] = self.now_s
 
     def cancelled(self, env: str) -> None:
-        """All that the environment owed was cancelled."""
         since_s = self._owes_since_s.pop(env, None)
         if since_s is not None:
             self._owed_s[env] = self.now_s - since_s
@@ -92,9 +90,8 @@ class UselessStreak:
         """Why the run is stuck; empty while it is not."""
         if self._num_groups < self._max_groups:
             return ""
-        reasons = ", ".join(
-            f"{count} × {reason}" for reason, count in self._reasons.most_common(MAX_REASONS)
-        )
+        commonest = self._reasons.most_common(MAX_REASONS)
+        reasons = ", ".join(f"{count} × {reason}" for reason, count in commonest)
         return f"{self._num_groups} groups in a row gave nothing to train on: {reasons}"
 
 

@@ -5,8 +5,7 @@ from ....records.ids import RolloutId, next_try, num_retries
 from ....records.rollout import Failed, Outcome
 
 BUDGET = 0.1
-"""Retries never exceed this share of the rollouts started: where everything fails, running it all again
-would only add load."""
+"""The most retries, as a share of the rollouts started: where all fail, retries only add load."""
 MIN_BUDGET = 8
 """Retries that a run may always make: a share of few rollouts would be none."""
 
@@ -17,11 +16,8 @@ class Retries:
 
     def __init__(self, config: RetriesConfig) -> None:
         self._config = config
-        self._num_started = 0
+        self.num_started = 0
         self.num_retries = 0
-
-    def started(self, count: int) -> None:
-        self._num_started += count
 
     def next_id(self, rollout_id: RolloutId, outcome: Outcome) -> RolloutId | None:
         """Return the id under which the rollout runs again, or None if it does not."""
@@ -29,7 +25,7 @@ class Retries:
             return None
         if num_retries(rollout_id) >= getattr(self._config, outcome.boundary, 0):
             return None
-        if self.num_retries >= max(MIN_BUDGET, BUDGET * self._num_started):
+        if self.num_retries >= max(MIN_BUDGET, BUDGET * self.num_started):
             return None
         self.num_retries += 1
         return next_try(rollout_id)

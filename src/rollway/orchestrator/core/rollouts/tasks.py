@@ -9,6 +9,7 @@ from msgspec import Struct, field
 from ....config.sections import DifficultyConfig
 from ....records.task import Pool, Task
 from ..commands import PoolTask, PullTasks
+from ..events import TasksArrived
 from .difficulty import Difficulty
 
 MOST_SHARES = 4
@@ -36,19 +37,18 @@ class _TaskSource(Struct):
     def share(self) -> float:
         """How much the environment has had so far, in units of its ratio. Groups that did not train
         count only as far as `MOST_SHARES` demands."""
-        return max(self.num_taken - self.num_useless, self.num_taken / MOST_SHARES) / self.ratio
+        taken = self.num_taken
+        return max(taken - self.num_useless, taken / MOST_SHARES) / self.ratio
 
     def take(self) -> Task | None:
-        """Take a task of a pool that is due, else the next ordinary task.
-
-        Tasks in a pool are passed over, but not forever: after a whole round without an ordinary task,
-        one of a pool is taken all the same.
-        """
+        """Take a task of a pool that is due, else the next ordinary task. After a whole round without an
+        ordinary task, one of a pool is taken all the same."""
+        a_round = MAX_PASSED_OVER if self.size is None else self.size
         task = self.difficulty.take_due()
         while task is None and self.buffer:
             first = self.buffer[0]
-            is_ordinary = self.difficulty.is_ordinary(first)
-            if not is_ordinary and self.num_passed_over < self._round:
+            is_ordinary = first.id not in self.difficulty.pool_of
+            if not is_ordinary and self.num_passed_over < a_round:
                 self.num_passed_over += 1
                 self._pop()
                 continue
@@ -56,10 +56,6 @@ class _TaskSource(Struct):
             task = pooled or self._pop()
             self.num_passed_over = 0
         return task
-
-    @property
-    def _round(self) -> int:
-        return MAX_PASSED_OVER if self.size is None else self.size
 
     def _pop(self) -> Task:
         self.next += 1
@@ -69,8 +65,7 @@ class _TaskSource(Struct):
 
 
 class TaskMix:
-    """Hands out tasks so that the share of each environment in what trains follows its ratio. After the
-    last task of an environment comes its first."""
+    """Hands out tasks so that what trains follows the ratios. After the last task comes the first."""
 
     def __init__(
         self,
@@ -80,32 +75,29 @@ class TaskMix:
         difficulty: DifficultyConfig,
     ) -> None:
         """`cursors` are the positions to start from, `ahead` is how many tasks are kept ready."""
-        self._sources = {
-            env: _TaskSource(ratio, cursors.get(env, 0), cursors.get(env, 0), Difficulty(difficulty))
-            for env, ratio in ratios.items()
-        }
+        self._sources: dict[str, _TaskSource] = {}
+        for env, ratio in ratios.items():
+            start = cursors.get(env, 0)
+            self._sources[env] = _TaskSource(ratio, start, start, Difficulty(difficulty))
         self._ahead = ahead
 
     @property
     def empty_env(self) -> str | None:
-        """An environment that has no tasks, or None."""
-        return next((env for env, source in self._sources.items() if source.size == 0), None)
+        empty = (env for env, source in self._sources.items() if source.size == 0)
+        return next(empty, None)
 
     def position(self, env: str) -> int:
-        """Return the position of the environment's next task."""
         return self._sources[env].next
 
     def pooled(self, pool: Pool) -> dict[str, int]:
-        """Return how many tasks of each environment are in a pool."""
-        return {env: source.difficulty.count(pool) for env, source in self._sources.items()}
+        sources = self._sources.items()
+        return {env: source.difficulty.num_pooled[pool] for env, source in sources}
 
     def take(self, silent: Collection[str] = (), full: Collection[str] = ()) -> tuple[str, Task] | None:
-        """Take the next task of the environment that is furthest behind its share, or None to wait for
-        it.
+        """Take the next task of the environment that is furthest behind its share, or None to wait.
 
-        A silent environment gets no tasks, and does not catch up later. If the environment whose turn it
-        is has no room for a group (`full`), the others wait for it: that keeps the mix true to the
-        ratios.
+        A silent environment gets no tasks, and does not catch up later. The others wait for one that has
+        no room for a group (`full`), which keeps the mix true to the ratios.
         """
         answering = [env for env in self._sources if env not in silent]
         if not answering:
@@ -118,7 +110,7 @@ class TaskMix:
         if env in full or (task := source.take()) is None:
             return None
         source.num_taken += 1
-        source.difficulty.started()
+        source.difficulty.num_groups += 1
         return env, task
 
     def did_not_train(self, env: str) -> None:
@@ -126,10 +118,9 @@ class TaskMix:
         self._sources[env].num_useless += 1
 
     def closed(self, env: str, task: Task, rewards: list[float]) -> list[PoolTask]:
-        """A group of this task has closed; the task may be in another pool now."""
         difficulty = self._sources[env].difficulty
         has_moved = difficulty.closed(task, rewards)
-        return [PoolTask(env, task, difficulty.pool_of(task))] if has_moved else []
+        return [PoolTask(env, task, difficulty.pool_of.get(task.id))] if has_moved else []
 
     def put(self, env: str, task: Task, pool: Pool) -> None:
         """Restore a task that was in this pool before a restart."""
@@ -150,14 +141,15 @@ class TaskMix:
                 pulls.append(PullTasks(env, source.pulled, self._ahead))
         return pulls
 
-    def arrived(self, env: str, start: int, tasks: tuple[Task, ...], exhausted: bool) -> None:
-        source = self._sources[env]
+    def arrived(self, event: TasksArrived) -> None:
+        source, start = self._sources[event.env], event.start
         known_end = source.pulled if source.buffer or source.num_taken else None
         source.pulling = False
-        source.buffer.extend(tasks)
-        source.pulled = start + len(tasks)
-        if exhausted:
-            source.size = start + len(tasks) if tasks or start in (0, known_end) else source.size
+        source.buffer.extend(event.tasks)
+        source.pulled = start + len(event.tasks)
+        if event.exhausted:
+            if event.tasks or start in (0, known_end):
+                source.size = source.pulled
             source.pulled = 0
             if not source.buffer:
                 source.next = 0
