@@ -45,7 +45,7 @@ class Handshake:
         self._has_connected = False
 
     async def run(self, talk: Coroutine[Any, Any, T], *, until_lost: bool = False) -> T | None:
-        """Talk to the server and return the result. Raise CurveKeysError if the server refuses this client.
+        """Talk to the server and return the result. Raise CurveKeysError if it refuses this client.
         Return None if a good connection `until_lost` is lost, and with it the messages under way."""
         talking = asyncio.ensure_future(talk)
         watching = asyncio.ensure_future(self._watch(until_lost))

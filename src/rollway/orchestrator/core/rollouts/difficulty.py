@@ -11,7 +11,7 @@ SHARES: dict[Pool, float] = {"hard": 0.1, "easy": 0.05}
 """The share of the groups that the tasks of each pool get. Hard tasks come first where both are due."""
 
 
-class Difficulty:
+class DifficultyPools:
     """Keeps the pools of one environment.
 
     A task is ordinary until a group of it has a mean reward of at least `easy_at` or at most `hard_at`.

@@ -10,7 +10,7 @@ from ....config.sections import DifficultyConfig
 from ....records.task import Pool, Task
 from ..commands import PoolTask, PullTasks
 from ..events import TasksArrived
-from .difficulty import Difficulty
+from .difficulty import DifficultyPools
 
 MOST_SHARES = 4
 """An environment whose groups are rarely useful gets more of them, up to this many times its share."""
@@ -25,7 +25,7 @@ class _TaskSource(Struct):
     ratio: float
     next: int
     pulled: int
-    difficulty: Difficulty
+    difficulty: DifficultyPools
     buffer: deque[Task] = field(default_factory=deque)
     pulling: bool = False
     num_taken: int = 0
@@ -78,7 +78,7 @@ class TaskMix:
         self._sources: dict[str, _TaskSource] = {}
         for env, ratio in ratios.items():
             start = cursors.get(env, 0)
-            self._sources[env] = _TaskSource(ratio, start, start, Difficulty(difficulty))
+            self._sources[env] = _TaskSource(ratio, start, start, DifficultyPools(difficulty))
         self._ahead = ahead
 
     @property
