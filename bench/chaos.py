@@ -65,7 +65,9 @@ class Crowd:
         id = f"r{len(self.asked)}"
         self.asked.append(id)
         task = rw.Task(id=id, prompt="go on", answer=str(self._turns))
-        await self._client.send(Run(RolloutId(id), 1, task, Sampling(ENGINE.drawn), PolicyVersion(0), 0))
+        await self._client.send(
+            Run(RolloutId(id), 1, task, Sampling(ENGINE.drawn), PolicyVersion(0), 0)
+        )
 
     async def keep(self, at_a_time: int, until_s: float) -> None:
         """Keep this number of rollouts running, then wait until the last has ended."""
@@ -138,7 +140,9 @@ async def chaos(url: str, folder: Path, args: Namespace) -> dict[str, object]:
         id=talk.__file__,
         args={"turns": args.turns},
         server=ServerConfig(
-            workers=args.workers, lease_s=LEASE_S, concurrency=-(-args.rollouts // args.workers)
+            workers=args.workers,
+            lease_s=LEASE_S,
+            concurrency=-(-args.rollouts // args.workers),
         ),
     )
     async with env_server(env, url, folder) as server:
@@ -169,7 +173,9 @@ def violations(figures: dict[str, object]) -> list[str]:
     for name in ("undisturbed", "under fire"):
         row = figures[name]
         assert isinstance(row, dict)
-        found += [f"{name}: {row[key]} {key}" for key in ("twice", "lost", "failed") if row[key]]
+        found += [
+            f"{name}: {row[key]} {key}" for key in ("twice", "lost", "failed") if row[key]
+        ]
     kept = float(str(figures["router MB after"])) - float(str(figures["router MB before"]))
     if kept > MAX_KEPT_MB:
         found.append(f"the router kept {kept:.1f} MB")

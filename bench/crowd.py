@@ -51,7 +51,9 @@ class Wave:
         for n in range(count):
             task = rw.Task(id=str(n), prompt="go on")
             id = RolloutId(f"w{number}.{n}")
-            await self._client.send(Run(id, 1, task, Sampling(ENGINE.drawn), PolicyVersion(0), 0))
+            await self._client.send(
+                Run(id, 1, task, Sampling(ENGINE.drawn), PolicyVersion(0), 0)
+            )
         while len(self.ends) < count:
             self._on(await self._client.receive())
         tail_s = time.monotonic() + 1.5  # statistics come once a second
@@ -70,7 +72,9 @@ class Wave:
                 self.lag[kind] = merge(self.lag[kind], stats.lag)
 
 
-async def crowd(url: str, folder: Path, control: Started, args: Namespace) -> dict[str, object]:
+async def crowd(
+    url: str, folder: Path, control: Started, args: Namespace
+) -> dict[str, object]:
     env = EnvConfig(
         id=nap.__file__,
         args={"seconds": 0.1},
@@ -90,14 +94,18 @@ async def crowd(url: str, folder: Path, control: Started, args: Namespace) -> di
             for name, lag in (*wave.lag.items(), ("control", beside)):
                 rows[f"wave {number + 1}: {name}"] = lag_figures(lag)
             if wave.num_scored < args.rollouts or max(wave.ends.values()) > 1:
-                sys.exit(f"{wave.num_scored} of {args.rollouts} were scored, each once; {wave.error}")
+                sys.exit(
+                    f"{wave.num_scored} of {args.rollouts} were scored, each once; {wave.error}"
+                )
         rss_mb = rss_bytes(server.pid) / 1e6
     return {"lag": rows, "seconds": seconds, "router CPU s": cpu, "router MB": rss_mb}
 
 
 def main() -> None:
     args = arguments(
-        __doc__, rollouts=(10_000, "rollouts at a time"), waves=(1, "how often, one after the other")
+        __doc__,
+        rollouts=(10_000, "rollouts at a time"),
+        waves=(1, "how often, one after the other"),
     )
     if args.full:
         args.waves = max(args.waves, 3)
@@ -112,7 +120,9 @@ def main() -> None:
     table(figures["lag"], COLUMNS)  # type: ignore[arg-type]
     spent = ", ".join(f"{seconds:.1f} s" for seconds in figures["seconds"])  # type: ignore[attr-defined]
     per_ms = [1000 * cpu_s / args.rollouts for cpu_s in figures["router CPU s"]]  # type: ignore[attr-defined]
-    print(f"all {args.rollouts} scored in {spent}; the router took {max(per_ms):.2f} ms of CPU for each")
+    print(
+        f"all {args.rollouts} scored in {spent}; the router took {max(per_ms):.2f} ms of CPU for each"
+    )
     finish("crowd", figures, args.json)
 
 

@@ -138,7 +138,9 @@ async def rollway(
 class Driver:
     """Keeps rollouts running, removes what they wrote, and adds up the lag of worker and router."""
 
-    def __init__(self, client: envs.EnvClient, case: Case, rollouts: int, folder: Path) -> None:
+    def __init__(
+        self, client: envs.EnvClient, case: Case, rollouts: int, folder: Path
+    ) -> None:
         self._client = client
         self._case = case
         self._rollouts = rollouts
@@ -147,7 +149,9 @@ class Driver:
         self._number = 0
         self._segments: dict[str, None] = {}
 
-    async def measure(self, engine: Started, control: Started, pids: list[int], seconds: float):
+    async def measure(
+        self, engine: Started, control: Started, pids: list[int], seconds: float
+    ):
         for n in range(self._rollouts):
             await self._start(1 + n % self._case.turns)
         await self._serve(WARM_S)
@@ -188,7 +192,9 @@ class Driver:
 
     async def _start(self, turns: int) -> None:
         self._number += 1
-        task = rw.Task(id=str(self._number), prompt="go on" * (self._case.chars // 5), answer=str(turns))
+        task = rw.Task(
+            id=str(self._number), prompt="go on" * (self._case.chars // 5), answer=str(turns)
+        )
         id = RolloutId(f"r{self._number}")
         await self._client.send(Run(id, 1, task, Sampling(DELTA.drawn), PolicyVersion(0), 0))
 
@@ -205,7 +211,9 @@ def _over(lags: dict[str, LagStats], name: str, key: str) -> float:
     return lag_figures(lags[name])[key] - lag_figures(lags["control"])[key]
 
 
-def measure(case: Case, args: Namespace) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+def measure(
+    case: Case, args: Namespace
+) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     """Candidate and baselines one after the other, against one engine and beside one control. Gigabytes
     that a baseline gives back hold the machine up, so the candidate does not come after it."""
     with (
@@ -240,7 +248,11 @@ def main() -> None:
         table(rows, COLUMNS)
         for baseline in ("threads", "threads on aiohttp"):
             theirs = rows[baseline]["turns/s"]
-            ratio = f"{rows['rollway']['turns/s'] / theirs:.1f}" if theirs else "they took in none"
+            ratio = (
+                f"{rows['rollway']['turns/s'] / theirs:.1f}"
+                if theirs
+                else "they took in none"
+            )
             print(f"ratio turns/s to {baseline}: {ratio}")
         for name, value in over.items():
             print(f"{name}: {value:.1f}")

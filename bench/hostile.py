@@ -52,11 +52,23 @@ from rollway.wire.messages import (
 
 MAX_GROWTH_BYTES = 20 << 20
 WARM_S, AFTER_S = 3.0, 3.0
-COLUMNS = ("frames/s", "MB before", "MB after", "grown MB", "drops ≥", "settled", "p99 ms", "max ms")
+COLUMNS = (
+    "frames/s",
+    "MB before",
+    "MB after",
+    "grown MB",
+    "drops ≥",
+    "settled",
+    "p99 ms",
+    "max ms",
+)
 ENGINE = EngineSpec(layers=2, slots=2, drawn=8)
 
 RUN = Run(RolloutId("evil"), 1, rw.Task("1", "go on"), Sampling(8), PolicyVersion(0), 0)
-CANCEL, TAKEN = Cancel(RolloutId("evil"), "evil"), FrameTaken(WorkerName("talk.w0.0"), 1 << 40)
+CANCEL, TAKEN = (
+    Cancel(RolloutId("evil"), "evil"),
+    FrameTaken(WorkerName("talk.w0.0"), 1 << 40),
+)
 SETTLED = Settled(RolloutId("r1"), 1, WorkerName("talk.w0.0"), Cancelled("evil"))
 STATS = ServerStats(ProcessStats("evil", LagStats(), 1))
 BY_STRANGERS = (RUN, CANCEL, NextTasks(0, 3), NewPolicy(PolicyVersion(9)), Ping(), TAKEN, SETTLED,
@@ -87,7 +99,9 @@ def message(valid: list[bytes], chance: random.Random) -> list[bytes]:
         case 4 | 5 | 6:
             return [mutated(chance.choice(valid), chance)]
         case _:
-            return [mutated(chance.choice(valid), chance) for _ in range(chance.randint(2, 20))]
+            return [
+                mutated(chance.choice(valid), chance) for _ in range(chance.randint(2, 20))
+            ]
 
 
 def throw(pipe: Connection, address: str, count: int, seed: int, greets: bool) -> None:
@@ -167,11 +181,16 @@ async def under_fire(
     url: str, folder: Path, control: Started, args: Namespace
 ) -> tuple[dict[str, dict[str, float]], list[str]]:
     env = EnvConfig(
-        id=talk.__file__, args={"turns": 1}, server=ServerConfig(workers=1, concurrency=args.rollouts)
+        id=talk.__file__,
+        args={"turns": 1},
+        server=ServerConfig(workers=1, concurrency=args.rollouts),
     )
     each = args.frames // args.peers
     async with env_server(env, url, folder) as server:
-        peers = [Started(throw, (server.address, each, seed, seed == 0)) for seed in range(args.peers)]
+        peers = [
+            Started(throw, (server.address, each, seed, seed == 0))
+            for seed in range(args.peers)
+        ]
         try:
             real = Real(server.client, args.rollouts)
             await real.run([], WARM_S)
@@ -212,7 +231,11 @@ def main() -> None:
     )  # fmt: skip
     if args.full:
         args.frames = max(args.frames, 1_000_000)
-    with started(serve, ENGINE) as engine, started(tick) as control, TemporaryDirectory() as folder:
+    with (
+        started(serve, ENGINE) as engine,
+        started(tick) as control,
+        TemporaryDirectory() as folder,
+    ):
         from rollway.model.tiny import write_tokenizer
 
         write_tokenizer(Path(folder))

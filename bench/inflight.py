@@ -78,10 +78,14 @@ async def publish_all(trainer: Started, shipped: list[float]) -> None:
         trainer.pipe.send("publish")
 
 
-async def watch(up: Plane, watched: Watched, control: Started, seconds: float) -> dict[str, object]:
+async def watch(
+    up: Plane, watched: Watched, control: Started, seconds: float
+) -> dict[str, object]:
     shipped: list[float] = []
     publishing = asyncio.ensure_future(publish_all(up.trainer, shipped))
-    listening = asyncio.ensure_future(up.orchestrator.listen(watched.on_stats, lambda body: None))
+    listening = asyncio.ensure_future(
+        up.orchestrator.listen(watched.on_stats, lambda body: None)
+    )
     await up.orchestrator.ready()
     await asyncio.sleep(WARM_S)
     pid, start_s = up.pids["orchestrator"], time.monotonic()
@@ -101,14 +105,18 @@ async def watch(up: Plane, watched: Watched, control: Started, seconds: float) -
     }  # fmt: skip
 
 
-async def measure(work: Crowd, url: str, folder: Path, control: Started, args: Namespace) -> dict:
+async def measure(
+    work: Crowd, url: str, folder: Path, control: Started, args: Namespace
+) -> dict:
     watched = Watched()
     async with plane(work, url, folder, 1_000_000, watched.on_stats) as up:
         return await watch(up, watched, control, args.seconds)
 
 
 def main() -> None:
-    args = arguments(__doc__, rollouts=(2000, "rollouts in flight"), seconds=(20.0, "how long to watch"))
+    args = arguments(
+        __doc__, rollouts=(2000, "rollouts in flight"), seconds=(20.0, "how long to watch")
+    )
     if args.full:
         args.seconds = max(60.0, args.seconds)
     work = Crowd(args.rollouts)

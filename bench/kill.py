@@ -59,7 +59,10 @@ class Trained:
 
     @property
     def reported(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.path / "metrics.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line)
+            for line in (self.path / "metrics.jsonl").read_text().splitlines()
+        ]
 
     def num_steps(self) -> int:
         with suppress(OSError):
@@ -103,13 +106,18 @@ def train_under_fire(run: Trained, args: Namespace) -> Counter[str]:
 def check(run: Trained, steps: int) -> dict[str, Any]:
     """What the ledger and the manifests say; AssertionError says what is wrong."""
     with closing(sqlite3.connect(run.path / "run.db")) as db:
-        published = db.execute("SELECT count(*) FROM steps WHERE published_s IS NOT NULL").fetchone()[0]
+        published = db.execute(
+            "SELECT count(*) FROM steps WHERE published_s IS NOT NULL"
+        ).fetchone()[0]
         settled = db.execute("SELECT max(num_settled) FROM rollouts").fetchone()[0]
         by_step = dict(
-            db.execute("SELECT step, count(*) FROM rollouts WHERE step NOT NULL GROUP BY step")
+            db.execute(
+                "SELECT step, count(*) FROM rollouts WHERE step NOT NULL GROUP BY step"
+            )
         )
     manifests = [
-        json.loads((run.path / f"batches/step_{n + 1}/manifest.json").read_text()) for n in range(steps)
+        json.loads((run.path / f"batches/step_{n + 1}/manifest.json").read_text())
+        for n in range(steps)
     ]
     ids = [{row["rollout_id"] for row in manifest["rows"]} for manifest in manifests]
     trained = [rollout_id for step in ids for rollout_id in step]
@@ -119,13 +127,18 @@ def check(run: Trained, steps: int) -> dict[str, Any]:
     assert reported == list(range(1, steps + 1)), f"steps {reported} are reported"
     assert settled == 1, f"a rollout settled {settled} times"
     assert len(trained) == len(set(trained)), "a rollout trained twice"
-    assert by_step == {n + 1: len(step) for n, step in enumerate(ids)}, "ledger and manifests differ"
+    assert by_step == {n + 1: len(step) for n, step in enumerate(ids)}, (
+        "ledger and manifests differ"
+    )
     return {"steps": steps, "rollouts": len(trained), "reward": fmean(rewards[-LAST:])}
 
 
 def main() -> None:
     args = arguments(
-        __doc__, steps=(6, "steps to train"), kills=(2, "processes to kill"), seed=(0, "of the kills")
+        __doc__,
+        steps=(6, "steps to train"),
+        kills=(2, "processes to kill"),
+        seed=(0, "of the kills"),
     )
     if args.full:
         args = Namespace(**{**vars(args), **FULL})

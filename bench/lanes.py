@@ -25,7 +25,14 @@ from rollway.config.specs import WatchSpec
 from rollway.loop.lanes.lanes import ProcessLane, thread
 from rollway.loop.watch.run import LoopWatch, run
 
-COLUMNS = ("inline p99", "inline max", "thread p99", "thread max", "process p99", "process max")
+COLUMNS = (
+    "inline p99",
+    "inline max",
+    "thread p99",
+    "thread max",
+    "process p99",
+    "process max",
+)
 
 
 def measure(path: str, seconds: float) -> dict[str, dict[str, float]]:
@@ -56,15 +63,25 @@ def measure(path: str, seconds: float) -> dict[str, dict[str, float]]:
                     await lane.call(work_there, path, name, deadline_s=60)
 
                 row = rows[name] = {}
-                for kind, once in (("inline", inline), ("thread", threaded), ("process", elsewhere)):
+                for kind, once in (
+                    ("inline", inline),
+                    ("thread", threaded),
+                    ("process", elsewhere),
+                ):
                     row[f"{kind} p99"], row[f"{kind} max"] = await repeat(watch, once)
 
-    run("bench", WatchSpec(stall_ms=1e6, tick_ms=2, warn_p90_ms=0, warn_p99_ms=0, warn_max_ms=0), main)
+    run(
+        "bench",
+        WatchSpec(stall_ms=1e6, tick_ms=2, warn_p90_ms=0, warn_p99_ms=0, warn_max_ms=0),
+        main,
+    )
     return rows
 
 
 def main() -> None:
-    args = arguments(__doc__, seconds=(1.2, "seconds a cell"), mb=(24, "megabytes of material"))
+    args = arguments(
+        __doc__, seconds=(1.2, "seconds a cell"), mb=(24, "megabytes of material")
+    )
     if args.full:
         args.seconds = max(args.seconds, 6.0)
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # the lane imports its work

@@ -69,11 +69,15 @@ class Sized:
             known = end
 
 
-def take_in(dialect: Vllm, body_buffer: BodyBuffer, prompt: np.ndarray, start: int, body: bytes) -> Turn:
+def take_in(
+    dialect: Vllm, body_buffer: BodyBuffer, prompt: np.ndarray, start: int, body: bytes
+) -> Turn:
     """A reply in the pieces a socket gives."""
     wanted = WantedRoutes(start, len(prompt), max_tokens=len(prompt) - start)
     body_buffer.clear()
-    cutter = BodyCutter(body_buffer, lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted))
+    cutter = BodyCutter(
+        body_buffer, lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted)
+    )
     for at in range(0, len(body), READ_BYTES):
         cutter.feed(body, at, min(at + READ_BYTES, len(body)))
     drawn = dialect.parse_columns(cutter.rest)
@@ -86,7 +90,9 @@ async def rollouts(count: int, sized: Sized, folder: Path) -> float:
     """CPU seconds of `count` rollouts."""
     dialect, body_buffer = Vllm(), BodyBuffer()
     start_s = time.process_time()
-    with SegmentWriter(folder, SegmentName(f"bench{time.monotonic_ns()}", 0), 1 << 28) as writer:
+    with SegmentWriter(
+        folder, SegmentName(f"bench{time.monotonic_ns()}", 0), 1 << 28
+    ) as writer:
         for _ in range(count):
             trace = Trace()
             for prompt, start, body in sized.turns:
@@ -157,7 +163,10 @@ def main() -> None:
     base = ", ".join(f"{value:,} {name}" for name, value in BASE.items())
     print(f"CPU ms a rollout; where not varied: {base} of routes a token")
     figures: dict[str, object] = {**run("bench", QUIET, lambda watch: measure(args.rounds))}
-    print("\nthe orchestrator in a step of " + ", ".join(f"{n:,} {name}" for name, n in STEP.items()))
+    print(
+        "\nthe orchestrator in a step of "
+        + ", ".join(f"{n:,} {name}" for name, n in STEP.items())
+    )
     rows = orchestrator((192, 384, 768, 1536) if args.full else (384, 768))
     table(rows, ("p99 ms", "max ms", "blocked s", "grew MB", "control p99", "control max"))
     finish("scaling", {**figures, "orchestrator": rows}, args.json)

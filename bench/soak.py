@@ -66,10 +66,14 @@ def _thirds(values: list[float]) -> tuple[float, float]:
     return statistics.median(values[:third]), statistics.median(values[-third:])
 
 
-async def drive(trainer: Started, samples: Samples, orchestrator: Part, until_s: float) -> int:
+async def drive(
+    trainer: Started, samples: Samples, orchestrator: Part, until_s: float
+) -> int:
     """Let the trainer publish step after step; the number of steps."""
     steps = 0
-    listening = asyncio.ensure_future(orchestrator.listen(lambda stats: None, lambda body: None))
+    listening = asyncio.ensure_future(
+        orchestrator.listen(lambda stats: None, lambda body: None)
+    )
     while time.monotonic() < until_s and not listening.done():
         await asyncio.to_thread(trainer.pipe.recv)
         samples.take()
@@ -83,7 +87,9 @@ async def drive(trainer: Started, samples: Samples, orchestrator: Part, until_s:
 async def soak(work: Workload, url: str, folder: Path, minutes: float) -> dict[str, object]:
     async with plane(work, url, folder, MAX_STEPS, lambda stats: None) as up:
         samples = Samples(up.pids, up.run)
-        steps = await drive(up.trainer, samples, up.orchestrator, time.monotonic() + minutes * 60)
+        steps = await drive(
+            up.trainer, samples, up.orchestrator, time.monotonic() + minutes * 60
+        )
     return {
         "steps": steps, "processes": samples.rows(),
         "segments": _thirds(samples.segments), "spares": _thirds(samples.spares),
@@ -113,9 +119,14 @@ def main() -> None:
         f"{steps * work.reply_gb:.0f} GB of replies"
     )
     table(rows, COLUMNS)
-    for name, what in (("segments", "segments with refs"), ("spares", "files that wait for the next")):
+    for name, what in (
+        ("segments", "segments with refs"),
+        ("spares", "files that wait for the next"),
+    ):
         early, late = figures[name]
-        print(f"{what}: early {early:g}, late {late:g} ({steps * args.rollouts} rollouts were written)")
+        print(
+            f"{what}: early {early:g}, late {late:g} ({steps * args.rollouts} rollouts were written)"
+        )
     finish("soak", figures, args.json)
 
 

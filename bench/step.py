@@ -105,13 +105,18 @@ class Workload:
         return EnvConfig(
             id=talk.__file__,
             args={"turns": self.turns, "chars": self.chars},
-            server=ServerConfig(workers=1, concurrency=self.rollouts, rollout_deadline_s=3600),
+            server=ServerConfig(
+                workers=1, concurrency=self.rollouts, rollout_deadline_s=3600
+            ),
         )
 
     @property
     def orchestrator(self) -> OrchestratorConfig:
         return OrchestratorConfig(
-            batch_size=self.rollouts, group_size=8, max_in_flight=self.rollouts, save_rollouts=False
+            batch_size=self.rollouts,
+            group_size=8,
+            max_in_flight=self.rollouts,
+            save_rollouts=False,
         )
 
     @property
@@ -133,7 +138,11 @@ def old(strategy: str, work: Workload, url: str, folder: Path) -> dict[str, Any]
         )  # fmt: skip
         with started(threads_worker, spec) as worker:
             worker.ask()
-            everyone = {"worker": worker.pid, "orchestrator": orchestrator.pid, "trainer": trainer.pid}
+            everyone = {
+                "worker": worker.pid,
+                "orchestrator": orchestrator.pid,
+                "trainer": trainer.pid,
+            }
             before = Before(everyone)
             while not orchestrator.pipe.poll(0.2):
                 worker.check()
@@ -179,7 +188,11 @@ class Plane(NamedTuple):
 
 @asynccontextmanager
 async def plane(
-    work: Workload, url: str, folder: Path, steps: int, on_stats: Callable[[ProcessStats], None]
+    work: Workload,
+    url: str,
+    folder: Path,
+    steps: int,
+    on_stats: Callable[[ProcessStats], None],
 ) -> AsyncIterator[Plane]:
     """The real router, worker and orchestrator. Leaving the block ends them."""
     run = RunDir(folder / "run")
@@ -188,14 +201,20 @@ async def plane(
         trainer.pipe.recv()
         part = router_spec(work, url, folder, run)
         async with start_part(
-            "talk.router", "rollway.envserver.router.router:main", part, log=run.logs / "router.log"
+            "talk.router",
+            "rollway.envserver.router.router:main",
+            part,
+            log=run.logs / "router.log",
         ) as router:
             listening = asyncio.ensure_future(router.listen(on_stats, lambda body: None))
             address = await router.ready()
             await worker_is_up(address)
             whole = orchestrator_spec(work, url, run, address, steps)
             async with start_part(
-                "orchestrator", "rollway.orchestrator.shell.main:main", whole, log=run.logs / "o.log"
+                "orchestrator",
+                "rollway.orchestrator.shell.main:main",
+                whole,
+                log=run.logs / "o.log",
             ) as orchestrator:
                 workers = {f"worker {n}": pid for n, pid in enumerate(children(router.pid))}
                 pids = {"worker": workers.pop("worker 0"), **workers, "router": router.pid,
@@ -286,7 +305,9 @@ def measure(strategy: str, work: Workload, url: str, control: Any) -> dict[str, 
     try:
         write_tokenizer(folder)
         os.sync()  # nobody pays for what another wrote
-        time.sleep(SETTLE_S + min(MOST_REST_S, work.reply_gb))  # nor for the memory it gives back
+        time.sleep(
+            SETTLE_S + min(MOST_REST_S, work.reply_gb)
+        )  # nor for the memory it gives back
         control.ask()
         if strategy == "rollway":
             figures = asyncio.run(rollway(work, url, folder))
@@ -311,12 +332,16 @@ def compare(figures: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
 
 
 def compare_one(threads: dict[str, Any], ours: dict[str, Any]) -> dict[str, float]:
-    their_lag, our_lag = threads["processes"]["orchestrator"], ours["processes"]["orchestrator"]
+    their_lag, our_lag = (
+        threads["processes"]["orchestrator"],
+        ours["processes"]["orchestrator"],
+    )
     control = ours["processes"]["control"]
     return {
         "boundary, threads / rollway": threads["boundary s"] / ours["boundary s"],
         "orchestrator max lag, threads / rollway": their_lag["max ms"] / our_lag["max ms"],
-        "CPU per rollout, threads / rollway": threads["CPU s/rollout"] / ours["CPU s/rollout"],
+        "CPU per rollout, threads / rollway": threads["CPU s/rollout"]
+        / ours["CPU s/rollout"],
         "orchestrator p99 over the control's, ms": our_lag["p99 ms"] - control["p99 ms"],
         "orchestrator max over the control's, ms": our_lag["max ms"] - control["max ms"],
         "orchestrator memory growth, MB": our_lag["grew MB"],

@@ -26,7 +26,11 @@ from rollway.records.rollout import RowSummary, Scored, Settled, Timing
 
 QUIET = WatchSpec(stall_ms=1e6, tick_ms=2, warn_p90_ms=0, warn_p99_ms=0, warn_max_ms=0)
 SWITCHES_MS = (5.0, 1.0, 0.5, 0.25)
-THRESHOLDS = {"default": (700, 10, 10), "20k, 5, 50": (20_000, 5, 50), "rollway": GC_THRESHOLDS}
+THRESHOLDS = {
+    "default": (700, 10, 10),
+    "20k, 5, 50": (20_000, 5, 50),
+    "rollway": GC_THRESHOLDS,
+}
 NUM_RECORDS = 100_000
 
 
@@ -64,7 +68,9 @@ def settled(number: int) -> Settled:
     return Settled(RolloutId(f"r{number}"), 1, WorkerName("w0"), scored)
 
 
-def records(pipe: Connection, thresholds: tuple[int, int, int], freeze: bool, seconds: float) -> None:
+def records(
+    pipe: Connection, thresholds: tuple[int, int, int], freeze: bool, seconds: float
+) -> None:
     """Lag while records come and go, and how many came."""
 
     async def main(watch: LoopWatch) -> None:

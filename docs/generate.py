@@ -75,10 +75,14 @@ def _metric_row(metric: Metric) -> tuple[str, ...]:
 
 def configuration_page() -> str:
     """Make a table of the top-level keys, then one table for each section, in the order of the file."""
-    return "\n".join([CONFIGURATION, *_tables("Top of the file", "", sections.RunConfig, _meanings())])
+    return "\n".join(
+        [CONFIGURATION, *_tables("Top of the file", "", sections.RunConfig, _meanings())]
+    )
 
 
-def _tables(title: str, path: str, kind: type, meanings: dict[str, dict[str, str]]) -> Iterator[str]:
+def _tables(
+    title: str, path: str, kind: type, meanings: dict[str, dict[str, str]]
+) -> Iterator[str]:
     """Yield the table of a section, then those of the sections in it."""
     info, meanings_here = type_info(kind), meanings[kind.__name__]
     assert isinstance(info, StructType)
@@ -92,7 +96,9 @@ def _tables(title: str, path: str, kind: type, meanings: dict[str, dict[str, str
         section = _section(field.type)
         if section is not None:
             name = f"{path}{field.name}"
-            header = f"`[[{name}]]`" if isinstance(field.type, VarTupleType) else f"`[{name}]`"
+            header = (
+                f"`[[{name}]]`" if isinstance(field.type, VarTupleType) else f"`[{name}]`"
+            )
             yield from _tables(header, f"{name}.", section.cls, meanings)
 
 
@@ -125,7 +131,9 @@ def _words(kind: Type) -> str:
         case VarTupleType(item_type=item):
             return f"list of: {_words(item)}"
         case UnionType(types=types):
-            return " or ".join(_words(option) for option in types if not isinstance(option, NoneType))
+            return " or ".join(
+                _words(option) for option in types if not isinstance(option, NoneType)
+            )
     raise TypeError(f"no words for {kind}")
 
 
@@ -134,7 +142,9 @@ def _range(kind: IntType | FloatType) -> str:
     if kind.ge is not None and kind.le is not None:
         return f", {kind.ge:g} to {kind.le:g}"
     bounds = {"above": kind.gt, "at least": kind.ge, "below": kind.lt, "at most": kind.le}
-    return "".join(f", {words} {bound:g}" for words, bound in bounds.items() if bound is not None)
+    return "".join(
+        f", {words} {bound:g}" for words, bound in bounds.items() if bound is not None
+    )
 
 
 def _default(key: Field) -> str:
@@ -149,21 +159,28 @@ def _meanings() -> dict[str, dict[str, str]]:
     """By class and key, the text under it; a class's own under ''. msgspec keeps none of them."""
     tree = ast.parse(inspect.getsource(sections))
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    return {node.name: {"": ast.get_docstring(node) or "", **_below_keys(node)} for node in classes}
+    return {
+        node.name: {"": ast.get_docstring(node) or "", **_below_keys(node)}
+        for node in classes
+    }
 
 
 def _below_keys(section: ast.ClassDef) -> dict[str, str]:
     found = {}
     for node, after in zip(section.body, section.body[1:], strict=False):
         match node, after:
-            case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(text))):
+            case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(
+                value=ast.Constant(value=str(text))
+            ):
                 found[key] = " ".join(text.split())
     return found
 
 
 def _titled(title: str, text: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
-    cells = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+    cells = [
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    ]
     return "\n".join([f"## {title}", *([text] * bool(text)), "", *cells, ""])
 
 

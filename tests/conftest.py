@@ -12,7 +12,9 @@ from tests.doubles.shared import build_once
 settings.register_profile("rollway", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("rollway")
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a shell's background job ignores it
 
 
 @pytest.fixture

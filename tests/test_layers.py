@@ -64,6 +64,7 @@ MAX_MODULES_IN_FOLDER = 12
 MAX_MODULES = 267
 MAX_LINES = 25_288
 MAX_FMT_SKIP = 117
+MAX_MEAN_CODE_LINE = 41.8
 SMALL_MODULE_LINES = 25
 
 GLOSSARY_WORDS = {"turn", "row", "segment", "step", "version", "group", "task"}
@@ -123,7 +124,9 @@ def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
 
 
 def test_every_package_has_its_place() -> None:
-    packages = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    packages = {
+        path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"
+    }
     assert packages | {"errors"} == set(MAY_IMPORT)
 
 
@@ -133,7 +136,9 @@ def test_imports_go_down_the_layers(path: Path) -> None:
         return
     package = path.relative_to(SOURCE).parts[0]
     used = {layer(module) for module in imported(path)} - {None, package}
-    assert used <= MAY_IMPORT[package], f"{package} must not import {used - MAY_IMPORT[package]}"
+    assert used <= MAY_IMPORT[package], (
+        f"{package} must not import {used - MAY_IMPORT[package]}"
+    )
 
 
 @pytest.mark.parametrize("folder", PURE)
@@ -150,7 +155,9 @@ def test_the_core_imports_only_records_and_config() -> None:
         assert not any("shell" in module for module in imported(path)), path
 
 
-@pytest.mark.parametrize("word", ["to_thread", "run_in_executor", "PoolExecutor", "time.sleep("])
+@pytest.mark.parametrize(
+    "word", ["to_thread", "run_in_executor", "PoolExecutor", "time.sleep("]
+)
 def test_only_the_loop_package_places_work(word: str) -> None:
     outside = [path for path in FILES if path.relative_to(SOURCE).parts[0] != "loop"]
     assert not [path for path in outside if word in path.read_text()]
@@ -160,7 +167,9 @@ def test_functions_fit_on_a_screen() -> None:
     for path in FILES:
         for function in functions(path):
             length = (function.end_lineno or 0) - function.lineno + 1
-            assert length <= MAX_FUNCTION_LINES, f"{relative(path)}: {function.name} has {length} lines"
+            assert length <= MAX_FUNCTION_LINES, (
+                f"{relative(path)}: {function.name} has {length} lines"
+            )
 
 
 def test_no_function_takes_many_parameters() -> None:
@@ -179,7 +188,10 @@ def test_no_function_takes_many_parameters() -> None:
 def is_command(path: Path, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """A command's function is registered in `cli/main.py` under its own name."""
     registered = f"{path.stem}.{function.name})"
-    return relative(path).startswith("cli/") and registered in (SOURCE / "cli" / "main.py").read_text()
+    return (
+        relative(path).startswith("cli/")
+        and registered in (SOURCE / "cli" / "main.py").read_text()
+    )
 
 
 def test_public_class_names_are_unique() -> None:
@@ -196,7 +208,9 @@ def test_glossary_words_are_not_used_for_another_idea() -> None:
     for path in FILES:
         names = [path.stem] if path.stem != "__init__" else [path.parent.name]
         names += [
-            node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)
+            node.name
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.ClassDef)
         ]
         for name in names:
             words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+", name)}
@@ -210,7 +224,9 @@ def test_no_folder_has_many_modules() -> None:
     """`cli` has one file for each command."""
     counts = Counter(path.parent for path in FILES if path.name != "__init__.py")
     crowded = {
-        relative(folder): count for folder, count in counts.items() if count > MAX_MODULES_IN_FOLDER
+        relative(folder): count
+        for folder, count in counts.items()
+        if count > MAX_MODULES_IN_FOLDER
     }
     assert set(crowded) <= {"cli"}
 
@@ -233,11 +249,28 @@ def test_the_tree_does_not_grow() -> None:
     assert len(texts) <= MAX_MODULES
     assert sum(len(text.splitlines()) for text in texts) <= MAX_LINES
     assert sum(text.count("# fmt: skip") for text in texts) <= MAX_FMT_SKIP
+    lengths = [length for text in texts for length in code_line_lengths(text)]
+    assert sum(lengths) / len(lengths) <= MAX_MEAN_CODE_LINE
+
+
+def code_line_lengths(text: str) -> Iterator[int]:
+    """Yield the length of each line that is not empty, a comment or part of a docstring."""
+    docstrings = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            docstrings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.lstrip().startswith("#") and number not in docstrings:
+            yield len(line)
 
 
 def strings_in(path: Path) -> Iterator[tuple[int, str]]:
     """Every string literal, docstring and comment of a Python file, with its line."""
-    kinds = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+    kinds = {
+        tokenize.STRING,
+        tokenize.COMMENT,
+        getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING),
+    }
     for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
         if token.type in kinds:
             yield token.start[0], " ".join(token.string.split())
@@ -248,7 +281,9 @@ def test_prose_is_plain(phrase: str) -> None:
     pattern, found = FORBIDDEN[phrase], []
     for path in PROSE_FILES:
         if path != THIS_FILE:
-            found += [f"{path}:{line}" for line, text in strings_in(path) if pattern.search(text)]
+            found += [
+                f"{path}:{line}" for line, text in strings_in(path) if pattern.search(text)
+            ]
     for path in PAGES:
         text = " ".join(path.read_text().split())
         found += [
@@ -278,5 +313,7 @@ def test_attribute_docstrings_are_whole_sentences() -> None:
 def test_importing_rollway_is_light() -> None:
     heavy = "{'torch', 'transformers', 'renderers', 'numpy', 'zmq', 'aiohttp'}"
     code = f"import sys, rollway; print(sorted(set(sys.modules) & {heavy}))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "[]"

@@ -41,7 +41,9 @@ _asked = msgspec.json.Decoder(Asked)
 
 @cache
 def reply(positions: int, layers: int, slots: int, drawn: int) -> bytes:
-    routes = np.arange(positions * layers * slots, dtype=np.uint8).reshape(positions, layers, slots)
+    routes = np.arange(positions * layers * slots, dtype=np.uint8).reshape(
+        positions, layers, slots
+    )
     choice = {
         "finish_reason": "length",
         "token_ids": [7] * drawn,
@@ -97,7 +99,9 @@ class Connected(asyncio.Protocol):
             return
         asked, spec = _asked.decode(body), self._spec
         start = 0 if spec.full else asked.routed_experts_prompt_start or 0
-        answer = reply(len(asked.prompt) + spec.drawn - 1 - start, spec.layers, spec.slots, spec.drawn)
+        answer = reply(
+            len(asked.prompt) + spec.drawn - 1 - start, spec.layers, spec.slots, spec.drawn
+        )
         asyncio.get_running_loop().call_later(spec.latency_s, self._send, answer)
 
     def _send(self, answer: bytes) -> None:
@@ -112,7 +116,9 @@ def serve(pipe: Connection, spec: EngineSpec) -> None:
 
     async def main(watch: LoopWatch) -> None:
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Connected(spec, served), "127.0.0.1", 0, backlog=4096)
+        server = await loop.create_server(
+            lambda: Connected(spec, served), "127.0.0.1", 0, backlog=4096
+        )
         pipe.send(server.sockets[0].getsockname()[1])
         while True:
             await asyncio.sleep(0.02)

@@ -51,7 +51,9 @@ def started(target: Callable[..., None], *args: Any) -> Iterator[Started]:
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [
+        int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    ]
 
 
 def cpu_s(pids: Iterable[int]) -> float:

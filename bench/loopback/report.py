@@ -18,12 +18,20 @@ LATE_S = 0.005
 
 def arguments(doc: str | None, **defaults: tuple[Any, str]) -> argparse.Namespace:
     """--full, --json, and one option per default."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="the full size, not a minute's worth")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the same figures as JSON")
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="the full size, not a minute's worth"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the same figures as JSON"
+    )
     for name, (value, help) in defaults.items():
         option = f"--{name.replace('_', '-')}"
-        parser.add_argument(option, type=type(value), default=value, help=f"{help} (default {value})")
+        parser.add_argument(
+            option, type=type(value), default=value, help=f"{help} (default {value})"
+        )
     return parser.parse_args()
 
 

@@ -31,7 +31,9 @@ async def env_server(
 ) -> AsyncIterator[Server]:
     part = RouterSpec(
         env=env,
-        model=ModelConfig(path=str(folder), renderer="qwen3", template={"enable_thinking": False}),
+        model=ModelConfig(
+            path=str(folder), renderer="qwen3", template={"enable_thinking": False}
+        ),
         engine=EngineConfig(request_deadline_s=600),
         engine_urls=(url,),
         payload=PayloadConfig(),
@@ -41,7 +43,9 @@ async def env_server(
         watch=watch,
     )
     async with start_part("bench.router", ROUTER, part, log=folder / LOG) as router:
-        listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
+        listening = asyncio.ensure_future(
+            router.listen(lambda stats: None, lambda body: None)
+        )
         address = await router.ready()
         async with envs.connect(address) as client:
             up: set[str] = set()

@@ -111,7 +111,9 @@ def _npy(raw: bytes) -> Any:
 class Worker:
     """Runs rollouts; `self._do` is `asyncio.to_thread`, or a plain call for *inline*."""
 
-    def __init__(self, spec: WorkerSpec, rendering: SyncRenderer, post: Post, sink: Any) -> None:
+    def __init__(
+        self, spec: WorkerSpec, rendering: SyncRenderer, post: Post, sink: Any
+    ) -> None:
         self._spec = spec
         self._rendering = rendering
         self._post = post
@@ -155,13 +157,17 @@ def threads_worker(pipe: Connection, spec: WorkerSpec) -> None:
 
     async def serve(watch: LoopWatch, post: Post) -> None:
         rendering = SyncRenderer(
-            ModelConfig(path=spec.model, renderer="qwen3", template={"enable_thinking": False})
+            ModelConfig(
+                path=spec.model, renderer="qwen3", template={"enable_thinking": False}
+            )
         )
         context = zmq.asyncio.Context()
         sink = context.socket(zmq.PUSH)
         sink.connect(spec.sink)
         worker = Worker(spec, rendering, post, sink)
-        turns = [spec.turns if spec.once else 1 + n % spec.turns for n in range(spec.rollouts)]
+        turns = [
+            spec.turns if spec.once else 1 + n % spec.turns for n in range(spec.rollouts)
+        ]
         tasks = [asyncio.create_task(worker.forever(first)) for first in turns]
         while True:
             await asyncio.sleep(0.02)

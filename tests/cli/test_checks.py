@@ -33,15 +33,27 @@ RUN = '[model]\npath = "{model}"\n[[env]]\nid = "reverse-text"\n'
 @pytest.mark.parametrize(
     ("package", "key", "value", "message"),
     [
-        ("wandb", "wandb_project", "mine", "'metrics.wandb_project' = 'mine' needs the package wandb"),
-        ("tensorboard", "tensorboard", "true", "'metrics.tensorboard' = true needs the package"),
+        (
+            "wandb",
+            "wandb_project",
+            "mine",
+            "'metrics.wandb_project' = 'mine' needs the package wandb",
+        ),
+        (
+            "tensorboard",
+            "tensorboard",
+            "true",
+            "'metrics.tensorboard' = true needs the package",
+        ),
     ],
 )
 def test_a_missing_package_is_named_with_the_extra_that_has_it(
     tmp_path: Path, tiny_moe: Path, package: str, key: str, value: str, message: str
 ) -> None:
     (tmp_path / "run.toml").write_text('name = "x"\n' + RUN.format(model=tiny_moe))
-    (tmp_path / package).mkdir()  # a folder of this name, such as an old log folder, is not the package
+    (
+        tmp_path / package
+    ).mkdir()  # a folder of this name, such as an old log folder, is not the package
     train = ["train", "run.toml", "--set", f"metrics.{key}={value}"]
     command = [sys.executable, "-c", WITHOUT, package, *train]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)

@@ -13,14 +13,18 @@ from rollway.cli.main import app
 from rollway.config.sections import EngineConfig
 
 
-def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def commands(
+    command: Any, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
     yield path, command
     for name, child in getattr(command, "commands", {}).items():
         yield from commands(child, (*path, name))
 
 
 COMMANDS = dict(commands(get_command(app)))
-LEAVES = {path: command for path, command in COMMANDS.items() if not hasattr(command, "commands")}
+LEAVES = {
+    path: command for path, command in COMMANDS.items() if not hasattr(command, "commands")
+}
 
 
 def squeeze(text: str) -> str:
@@ -34,14 +38,21 @@ def test_help_shows_every_text_as_written(path: tuple[str, ...]) -> None:
     shown = CliRunner().invoke(app, [*path, "--help"])
     assert shown.exit_code == 0
     command = COMMANDS[path]
-    texts = [command.help, *(parameter.help for parameter in command.params if parameter.name != "help")]
+    texts = [
+        command.help,
+        *(parameter.help for parameter in command.params if parameter.name != "help"),
+    ]
     for text in texts:
         assert squeeze(inspect.cleandoc(text)) in squeeze(shown.output)
 
 
 def test_brackets_are_in_some_help_text() -> None:
     """Otherwise the test above could not fail."""
-    assert [path for path, command in LEAVES.items() if re.search(r"\[[\w.]+\]", command.help or "")]
+    assert [
+        path
+        for path, command in LEAVES.items()
+        if re.search(r"\[[\w.]+\]", command.help or "")
+    ]
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
@@ -52,12 +63,19 @@ def test_every_option_has_a_help_text_that_is_a_sentence(path: tuple[str, ...]) 
 
 
 def options(*path: str) -> dict[str, Any]:
-    return {option: parameter for parameter in LEAVES[path].params for option in parameter.opts}
+    return {
+        option: parameter for parameter in LEAVES[path].params for option in parameter.opts
+    }
 
 
 def test_options_are_called_like_the_keys_of_a_run_file() -> None:
     evaluate, serve, engine = options("eval"), options("serve"), options("engine")
-    assert {"--correct-at", "--engine-url", "--rollout-deadline-s", "--key-var"} <= evaluate.keys()
+    assert {
+        "--correct-at",
+        "--engine-url",
+        "--rollout-deadline-s",
+        "--key-var",
+    } <= evaluate.keys()
     assert {"--engine-url", "--rollout-deadline-s"} <= serve.keys()
     for command in (evaluate, serve, engine):
         assert {"--model", "-m"} <= command.keys()

@@ -28,7 +28,9 @@ def test_a_new_environment_passes_its_own_test_and_can_be_loaded(tmp_path: Path)
     folder = tmp_path / "letters-env"
     output = init("letters-env", "--dir", str(folder))
     assert f"cd {folder} && python -m pytest" in output
-    written = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    written = sorted(
+        str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()
+    )
     assert written == [
         "README.md", "letters_env.py", "pyproject.toml", "run.toml", "tests/test_letters_env.py"
     ]  # fmt: skip
@@ -83,7 +85,9 @@ def test_names_that_would_not_work_are_refused(
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     existing = tmp_path / "README.md"
     existing.write_text("mine")
-    with pytest.raises(ConfigError, match=r"README.md exists; choose another folder with --dir"):
+    with pytest.raises(
+        ConfigError, match=r"README.md exists; choose another folder with --dir"
+    ):
         init("letters-env", "--dir", str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
     assert existing.read_text() == "mine"
@@ -101,7 +105,9 @@ def test_describing_an_environment_does_not_run_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "loud_env.py").write_text('"""loud: shouts.\n\nMore of it.\n"""\nraise SystemExit(3)\n')
+    (tmp_path / "loud_env.py").write_text(
+        '"""loud: shouts.\n\nMore of it.\n"""\nraise SystemExit(3)\n'
+    )
 
     def described(module: str) -> str:
         point = EntryPoint("loud", f"{module}:load_environment", "rollway.environments")
@@ -109,4 +115,7 @@ def test_describing_an_environment_does_not_run_it(
 
     assert described("loud_env") == "shouts."
     assert described("no_such_env") == "cannot be loaded: no module no_such_env"
-    assert described("no_such.env") == "cannot be loaded: ModuleNotFoundError: No module named 'no_such'"
+    assert (
+        described("no_such.env")
+        == "cannot be loaded: ModuleNotFoundError: No module named 'no_such'"
+    )

@@ -20,7 +20,9 @@ def test_new_never_overwrites_keys_and_show_prints_public_keys_only(
     assert made.code == 0, made.err
     assert f"--keys {folder}/server" in made.out
     shown = keys("show", folder)
-    secrets = [(folder / side / "secret.key").read_text().strip() for side in ("server", "client")]
+    secrets = [
+        (folder / side / "secret.key").read_text().strip() for side in ("server", "client")
+    ]
     assert not [secret for secret in secrets if secret in shown.out + made.out]
     server = (folder / "client" / "server.public").read_text().strip()
     client = (folder / "server" / "clients" / "client.public").read_text().strip()

@@ -67,7 +67,9 @@ def test_a_torn_tail_is_shown_and_recovered(
     assert payload("show", path, "--verify").code == 0
 
 
-def test_verify_finds_damage(tmp_path: Path, refs: list[PayloadRef], payload: Rollway) -> None:
+def test_verify_finds_damage(
+    tmp_path: Path, refs: list[PayloadRef], payload: Rollway
+) -> None:
     path = tmp_path / refs[0].segment
     raw = bytearray(path.read_bytes())
     raw[refs[0].length - 1] ^= 1
@@ -84,7 +86,9 @@ def test_verify_finds_damage(tmp_path: Path, refs: list[PayloadRef], payload: Ro
 
 
 @pytest.mark.anyio
-async def test_the_tail_of_a_live_segment_is_not_called_torn(tmp_path: Path, payload: Rollway) -> None:
+async def test_the_tail_of_a_live_segment_is_not_called_torn(
+    tmp_path: Path, payload: Rollway
+) -> None:
     with SegmentWriter(tmp_path, SegmentName("v", 0), 1 << 20) as writer:
         ref = await writer.append(build(rollout(3)))
         with (tmp_path / ref.segment).open("ab") as file:
@@ -117,7 +121,11 @@ def test_extract_writes_a_file_that_safetensors_opens(
     ],
 )
 def test_a_mistake_is_reported_in_one_line(
-    args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, payload: Rollway
+    args: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    payload: Rollway,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     failed = payload(*args)

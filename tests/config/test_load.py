@@ -21,9 +21,14 @@ def test_a_minimal_file_gets_defaults() -> None:
 
 def test_overrides_are_toml_values_or_bare_words() -> None:
     config = load(
-        EXAMPLE, ["trainer.lr=1e-3", "name=other", "env.0.server.workers=3", "model.template.x=true"]
+        EXAMPLE,
+        ["trainer.lr=1e-3", "name=other", "env.0.server.workers=3", "model.template.x=true"],
     )
-    assert (config.trainer and config.trainer.lr, config.name, config.env[0].local.workers) == (
+    assert (
+        config.trainer and config.trainer.lr,
+        config.name,
+        config.env[0].local.workers,
+    ) == (
         1e-3,
         "other",
         3,
@@ -34,15 +39,32 @@ def test_overrides_are_toml_values_or_bare_words() -> None:
 @pytest.mark.parametrize(
     ("section", "key", "value", "texts"),
     [
-        ("trainer", "learning_rate", 1, ["unknown key 'trainer.learning_rate'", "allowed: lr"]),
-        ("trainer", "max_grad_nrom", 1, ["'trainer.max_grad_nrom'", "did you mean 'max_grad_norm'?"]),
+        (
+            "trainer",
+            "learning_rate",
+            1,
+            ["unknown key 'trainer.learning_rate'", "allowed: lr"],
+        ),
+        (
+            "trainer",
+            "max_grad_nrom",
+            1,
+            ["'trainer.max_grad_nrom'", "did you mean 'max_grad_norm'?"],
+        ),
         ("trainer", "lr", "fast", ["'trainer.lr' = 'fast'", "float"]),
         ("trainer", "lr", -1.0, ["'trainer.lr' = -1.0", "> 0"]),
         ("orchestrator", "group_size", 1, ["'orchestrator.group_size' = 1", ">= 2"]),
-        ("metrics", "prometheus", {"port": 70000}, ["'metrics.prometheus.port' = 70000", "<= 65535"]),
+        (
+            "metrics",
+            "prometheus",
+            {"port": 70000},
+            ["'metrics.prometheus.port' = 70000", "<= 65535"],
+        ),
     ],
 )
-def test_wrong_keys_are_named(section: str, key: str, value: object, texts: list[str]) -> None:
+def test_wrong_keys_are_named(
+    section: str, key: str, value: object, texts: list[str]
+) -> None:
     tree = {**MINIMAL, section: {key: value}}
     with pytest.raises(ConfigError) as refused:
         check(tree, "run.toml")
@@ -55,7 +77,9 @@ def test_wrong_keys_are_named(section: str, key: str, value: object, texts: list
 
 def test_wrong_keys_inside_lists_are_named() -> None:
     misspelt = {**MINIMAL, "env": [{"id": "x", "server": {"worker": 2}}]}
-    with pytest.raises(ConfigError, match=r"unknown key 'env.0.server.worker' .*did you mean 'workers'"):
+    with pytest.raises(
+        ConfigError, match=r"unknown key 'env.0.server.worker' .*did you mean 'workers'"
+    ):
         check(misspelt, "run.toml")
     too_few = {**MINIMAL, "env": [{"id": "x"}, {"id": "y", "server": {"workers": 0}}]}
     with pytest.raises(ConfigError, match=r"'env.1.server.workers' = 0: .*>= 1"):
@@ -86,12 +110,18 @@ def test_a_key_of_a_deeper_section_is_found(tree: dict[str, object], hint: str) 
             "'engine.embedded' and 'engine.external'",
         ),
         (
-            {"env": [{"id": "x", "server": {}, "external": {"address": "tcp://127.0.0.1:1"}}]},
+            {
+                "env": [
+                    {"id": "x", "server": {}, "external": {"address": "tcp://127.0.0.1:1"}}
+                ]
+            },
             "'env.0.server' and 'env.0.external'",
         ),
     ],
 )
-def test_a_part_is_started_or_external_but_not_both(tree: dict[str, object], keys: str) -> None:
+def test_a_part_is_started_or_external_but_not_both(
+    tree: dict[str, object], keys: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         check({**MINIMAL, **tree}, "run.toml")
     assert f"the run has both {keys}" in str(refused.value)
@@ -109,7 +139,10 @@ def test_the_variant_that_a_run_starts_is_named() -> None:
     assert config.trainer is not None
     assert config.engine.embedded is not None
     assert config.env[0].server is not None
-    external = {"external_trainer": {"ranks": 2}, "engine": {"external": {"url": "http://a:1"}}}
+    external = {
+        "external_trainer": {"ranks": 2},
+        "engine": {"external": {"url": "http://a:1"}},
+    }
     config = check({**MINIMAL, **external}, "run.toml")
     assert config.trainer is None
     assert config.engine.embedded is None
@@ -165,8 +198,12 @@ def test_the_plan_refuses_what_cannot_train(overrides: dict[str, int], message: 
 SERVER = {"address": "tcp://10.0.0.5:5555", "keys": "keys/client"}
 
 
-def served(payload: str = "frames", args: object = None, **server: object) -> dict[str, object]:
-    external = {key: value for key, value in {**SERVER, **server}.items() if value is not None}
+def served(
+    payload: str = "frames", args: object = None, **server: object
+) -> dict[str, object]:
+    external = {
+        key: value for key, value in {**SERVER, **server}.items() if value is not None
+    }
     env = {"id": "reverse-text", "args": args or {}, "external": external}
     return {**MINIMAL, "env": [env], "payload": {"store": payload}}
 
@@ -191,7 +228,10 @@ def test_a_run_may_use_an_external_server() -> None:
             served("files"),
             r"'payload.store' = 'files', but .*--payload-dir outputs/run/payload.*shares_payload",
         ),
-        (served(address="10.0.0.5"), r"'env.0.external.address' = '10.0.0.5': expected tcp://HOST:PORT"),
+        (
+            served(address="10.0.0.5"),
+            r"'env.0.external.address' = '10.0.0.5': expected tcp://HOST:PORT",
+        ),
         (served(args={"a": 1}), r"'env.0.args' = .* 'rollway serve --args'"),
     ],
 )
@@ -207,14 +247,18 @@ def test_one_engine_or_several() -> None:
         assert config.engine.urls == (tuple(url) if urls is None else urls)
         assert plan(config).engine == ", ".join(config.engine.urls)
     twice = {"external": {"url": ["http://a:1", "http://a:1"]}}
-    with pytest.raises(ConfigError, match=r"'engine.external.url' = .* names an engine twice"):
+    with pytest.raises(
+        ConfigError, match=r"'engine.external.url' = .* names an engine twice"
+    ):
         plan(check({**MINIMAL, "engine": twice}, "run.toml"))
 
 
 def test_the_smallest_number_of_workers_is_not_above_the_largest() -> None:
     server = {"workers": 2, "min_workers": 3}
     config = check({**MINIMAL, "env": [{"id": "x", "server": server}]}, "run.toml")
-    with pytest.raises(ConfigError, match=r"'env.0.server.min_workers' = 3 is more than .*workers' = 2"):
+    with pytest.raises(
+        ConfigError, match=r"'env.0.server.min_workers' = 3 is more than .*workers' = 2"
+    ):
         plan(config)
 
 
@@ -227,7 +271,9 @@ def test_evaluations_must_fit_and_name_environments_of_the_run() -> None:
     ):
         plan(many)
     strange = check({**MINIMAL, "eval": {"every": 1, "envs": ["other"]}}, "run.toml")
-    with pytest.raises(ConfigError, match=r"'eval.envs' names 'other', but .* \['reverse-text'\]"):
+    with pytest.raises(
+        ConfigError, match=r"'eval.envs' names 'other', but .* \['reverse-text'\]"
+    ):
         plan(strange)
 
 

@@ -58,10 +58,14 @@ def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """A block that is not an environment is an advantage function."""
     (tmp_path / "my_credit.py").write_text(block.text)
     (name,) = [
-        name for name in runpy.run_path(str(tmp_path / "my_credit.py")) if not name.startswith("_")
+        name
+        for name in runpy.run_path(str(tmp_path / "my_credit.py"))
+        if not name.startswith("_")
     ]
     monkeypatch.chdir(tmp_path)
-    advantages = credit(f"my_credit.py:{name}", Credit(GroupId(0), (0.0, 1.0), (1000, 250), (1, 1)))
+    advantages = credit(
+        f"my_credit.py:{name}", Credit(GroupId(0), (0.0, 1.0), (1000, 250), (1, 1))
+    )
     assert advantages == (-0.25, 0.5)
 
 
@@ -79,7 +83,9 @@ def test_toml_is_a_run_file_or_a_package(block: Block) -> None:
 
 
 def differs(config: RunConfig) -> bool:
-    return msgspec.to_builtins(config) != msgspec.to_builtins(check(MINIMAL, source="minimal"))
+    return msgspec.to_builtins(config) != msgspec.to_builtins(
+        check(MINIMAL, source="minimal")
+    )
 
 
 def rollway_commands() -> list[Line]:
@@ -103,7 +109,9 @@ def test_options_of_a_command_exist(line: Line) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [line for line in commands() if line.program not in {"rollway", *SHELL}], ids=label
+    "line",
+    [line for line in commands() if line.program not in {"rollway", *SHELL}],
+    ids=label,
 )
 def test_a_command_that_cannot_run_here_says_what_it_needs(line: Line) -> None:
     assert line.block.needs, "say why with a comment '# needs …' in the block"
@@ -119,8 +127,12 @@ def test_make_has_the_targets_that_pages_name() -> None:
 def test_the_diff_for_a_new_key_applies_and_is_enough(tmp_path: Path) -> None:
     """CONTRIBUTING says that a key of the orchestrator touches two files: this is its example."""
     (block,) = blocks("diff")
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=block.text, text=True, check=True)
+    shutil.copytree(
+        ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    subprocess.run(
+        ["git", "apply", "-"], cwd=tmp_path, input=block.text, text=True, check=True
+    )
     assert len(re.findall(r"^\+\+\+ ", block.text, re.MULTILINE)) == 2
     code = (
         "from rollway.config.load import check;"

@@ -41,14 +41,18 @@ STOPPED_AFTER, STEPS = 2, 8
 
 
 def is_short_training(line: Line) -> bool:
-    return line.args[:2] == ["train", "run.toml"] and "engine.external.url" not in " ".join(line.args)
+    return line.args[:2] == ["train", "run.toml"] and "engine.external.url" not in " ".join(
+        line.args
+    )
 
 
 def command_lines() -> list[Line]:
     """Every command once; those that make what others use come first."""
     found: dict[tuple[str, ...], Line] = {}
     for line in commands():
-        if line.program == "tail" or (line.program == "rollway" and line.args[0] not in UNTIL_STOPPED):
+        if line.program == "tail" or (
+            line.program == "rollway" and line.args[0] not in UNTIL_STOPPED
+        ):
             found.setdefault(tuple(line.args), line)
     return list(found.values())
 
@@ -56,7 +60,9 @@ def command_lines() -> list[Line]:
 @pytest.fixture(scope="session")
 def stopped(tmp_path_factory: pytest.TempPathFactory, tiny_moe: Path) -> Path:
     """The folder of a reader: run files, environments, models, and a run that was stopped."""
-    return build_once(tmp_path_factory, "reader", lambda folder: fill_folder(folder, tiny_moe))
+    return build_once(
+        tmp_path_factory, "reader", lambda folder: fill_folder(folder, tiny_moe)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +73,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, stopped: Path) -> Path:
 
 def fill_folder(folder: Path, tiny_moe: Path) -> None:
     work = Workspace(folder, tiny_moe)
-    (run_file,) = [block.text for block in blocks("toml") if block.text.startswith("# run.toml\n")]
+    (run_file,) = [
+        block.text for block in blocks("toml") if block.text.startswith("# run.toml\n")
+    ]
     env = 'args = { kind = "Lengths" }\nid = "reverse-text.py"'  # where random weights earn something
     work.file.write_text(run_file.replace('id = "reverse-text"', env))
     shutil.copy(ENVS, folder / "reverse-text.py")
@@ -89,7 +97,9 @@ def fill_folder(folder: Path, tiny_moe: Path) -> None:
 def first_training() -> Line:
     """The command that makes the folder's run, with the most options that a printed one has."""
     lines = [
-        line for line in command_lines() if is_short_training(line) and not OTHER_WAYS & {*line.args}
+        line
+        for line in command_lines()
+        if is_short_training(line) and not OTHER_WAYS & {*line.args}
     ]
     return max(lines, key=lambda line: len(line.args))
 
@@ -129,7 +139,9 @@ def lines_of(*programs: str) -> list[Line]:
 
 
 @pytest.mark.parametrize("line", lines_of("eval"), ids=label)
-async def test_an_evaluation_does_what_it_says(line: Line, folder: Path, tiny_moe: Path) -> None:
+async def test_an_evaluation_does_what_it_says(
+    line: Line, folder: Path, tiny_moe: Path
+) -> None:
     async with served(tiny_moe) as servers:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "rollway", *servers.words(line.args), *FEWER["eval"], cwd=folder,
@@ -146,7 +158,8 @@ async def test_an_evaluation_does_what_it_says(line: Line, folder: Path, tiny_mo
     [
         line
         for line in command_lines()
-        if line.args[0] != "eval" and (not is_short_training(line) or "--dry-run" in line.args)
+        if line.args[0] != "eval"
+        and (not is_short_training(line) or "--dry-run" in line.args)
     ],
     ids=label,
 )

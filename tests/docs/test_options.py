@@ -73,10 +73,14 @@ KEYS = set(keys_of(msgspec.inspect.type_info(RunConfig)))
 
 def options(command: str) -> set[str]:
     commands: Any = get_command(app)
-    return {option for parameter in commands.commands[command].params for option in parameter.opts}
+    return {
+        option for parameter in commands.commands[command].params for option in parameter.opts
+    }
 
 
-@pytest.mark.parametrize("row", [*BY_RULE, *EXCEPTIONS], ids=lambda row: f"{row.key} {row.option}")
+@pytest.mark.parametrize(
+    "row", [*BY_RULE, *EXCEPTIONS], ids=lambda row: f"{row.key} {row.option}"
+)
 def test_the_key_and_the_option_exist(row: Row) -> None:
     assert row.key in KEYS
     assert row.commands

@@ -49,13 +49,26 @@ def test_both_bounds_of_a_number_are_on_the_page(meta: Meta, words: str) -> None
 
 
 def test_every_key_and_every_metric_is_on_its_page() -> None:
-    configuration, metrics = ((DOCS / name).read_text() for name in ("configuration.md", "metrics.md"))
-    for key in ("`[[env]]`", "`[warmup]`", "| `wandb_project` |", "| `max_off_policy_steps` |"):
+    configuration, metrics = (
+        (DOCS / name).read_text() for name in ("configuration.md", "metrics.md")
+    )
+    for key in (
+        "`[[env]]`",
+        "`[warmup]`",
+        "| `wandb_project` |",
+        "| `max_off_policy_steps` |",
+    ):
         assert key in configuration
-    for name in ("`reward/all/mean`", "`stop/{condition}`", "`event_loop_lag/{process}/{stat}`"):
+    for name in (
+        "`reward/all/mean`",
+        "`stop/{condition}`",
+        "`event_loop_lag/{process}/{stat}`",
+    ):
         assert name in metrics
     empty = [
-        line for line in configuration.splitlines() if line.startswith("| `") and line.endswith("|  |")
+        line
+        for line in configuration.splitlines()
+        if line.startswith("| `") and line.endswith("|  |")
     ]
     assert not empty, "a key without a meaning"
 
@@ -71,7 +84,8 @@ def texts_in_source() -> list[str]:
                     texts.append(text)
                 case ast.JoinedStr(values=values):
                     parts = [
-                        str(value.value) if isinstance(value, ast.Constant) else "…" for value in values
+                        str(value.value) if isinstance(value, ast.Constant) else "…"
+                        for value in values
                     ]
                     texts.append("".join(parts))
     return texts
@@ -124,6 +138,8 @@ def test_every_page_has_a_place_in_the_readme_and_starts_with_a_task() -> None:
     """The first block of a page comes early: a reader came to do something."""
     for page in DOCS.glob("*.md"):
         lines = page.read_text().splitlines()
-        first = next((at for at, line in enumerate(lines) if line.startswith(("```", "|"))), None)
+        first = next(
+            (at for at, line in enumerate(lines) if line.startswith(("```", "|"))), None
+        )
         assert first is not None, page.name
         assert first <= 20, f"{page.name} has its first block or table in line {first + 1}"

@@ -55,7 +55,9 @@ class ChatDouble:
             return refusal
         if not self._models:
             return web.Response(status=404)
-        return web.json_response({"object": "list", "data": [{"id": model} for model in self._models]})
+        return web.json_response(
+            {"object": "list", "data": [{"id": model} for model in self._models]}
+        )
 
     async def completions(self, request: web.Request) -> web.Response:
         if refusal := self._refuse(request):
@@ -70,7 +72,9 @@ class ChatDouble:
         answer = self._answer(text, num_before)
         if isinstance(answer, web.Response):
             return answer
-        message = answer if isinstance(answer, dict) else {"role": "assistant", "content": answer}
+        message = (
+            answer if isinstance(answer, dict) else {"role": "assistant", "content": answer}
+        )
         content = message.get("content") or ""
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         if message.get("tool_calls"):

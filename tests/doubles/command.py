@@ -26,7 +26,9 @@ def command(capsys: pytest.CaptureFixture[str]) -> Rollway:
         with pytest.raises(SystemExit) as ended:
             main([str(arg) for arg in args])
         code = ended.value.code
-        assert code is None or isinstance(code, int), "main prints errors, not the interpreter"
+        assert code is None or isinstance(code, int), (
+            "main prints errors, not the interpreter"
+        )
         return CommandResult(code or 0, *capsys.readouterr())
 
     return rollway

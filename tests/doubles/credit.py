@@ -14,9 +14,13 @@ def slow(rewards: list[float]) -> list[float]:
     return centred(rewards)
 
 
-def shorter(rewards: list[float], *, num_tokens: list[int], num_turns: list[int]) -> list[float]:
+def shorter(
+    rewards: list[float], *, num_tokens: list[int], num_turns: list[int]
+) -> list[float]:
     """The shortest right answer is worth most."""
-    return centred([r / (t + 10 * n) for r, t, n in zip(rewards, num_tokens, num_turns, strict=True)])
+    return centred(
+        [r / (t + 10 * n) for r, t, n in zip(rewards, num_tokens, num_turns, strict=True)]
+    )
 
 
 def raises(rewards: list[float]) -> list[float]:

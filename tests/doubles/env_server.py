@@ -11,7 +11,13 @@ import msgspec
 import psutil
 import zmq
 
-from rollway.config.sections import EngineConfig, EnvConfig, ModelConfig, PayloadConfig, ServerConfig
+from rollway.config.sections import (
+    EngineConfig,
+    EnvConfig,
+    ModelConfig,
+    PayloadConfig,
+    ServerConfig,
+)
 from rollway.config.specs import RouterSpec, ServerLimits, WatchSpec
 from rollway.envserver import client as envs
 from rollway.payload.reader import SegmentReader
@@ -39,10 +45,14 @@ def plus_one(text: str) -> str:
 
 def env_config(id: str, kind: str, **server: Any) -> EnvConfig:
     """An environment of one of these files, with one worker unless `server` says otherwise."""
-    return EnvConfig(id=id, args={"kind": kind}, server=ServerConfig(**{"workers": 1, **server}))
+    return EnvConfig(
+        id=id, args={"kind": kind}, server=ServerConfig(**{"workers": 1, **server})
+    )
 
 
-def router_spec(env: EnvConfig, model: Path | ModelConfig, url: str, folder: Path) -> RouterSpec:
+def router_spec(
+    env: EnvConfig, model: Path | ModelConfig, url: str, folder: Path
+) -> RouterSpec:
     if isinstance(model, Path):
         template = {"enable_thinking": False}
         model = ModelConfig(path=str(model), renderer="qwen3", template=template)
@@ -62,7 +72,9 @@ def router_spec(env: EnvConfig, model: Path | ModelConfig, url: str, folder: Pat
 class Server:
     """A running server and what its client has received."""
 
-    def __init__(self, client: envs.EnvClient, engine: EngineDouble, pid: int, folder: Path) -> None:
+    def __init__(
+        self, client: envs.EnvClient, engine: EngineDouble, pid: int, folder: Path
+    ) -> None:
         self.client = client
         self.engine = engine
         self.pid = pid
@@ -80,7 +92,9 @@ class Server:
         """Send a rollout of the task that asks for the number after this one."""
         task = Task(id=number, prompt=f"{number}?", answer=str(int(number) + 1))
         sampling = Sampling(max_tokens)
-        await self.client.send(Run(RolloutId(rollout_id), 1, task, sampling, PolicyVersion(0), 0))
+        await self.client.send(
+            Run(RolloutId(rollout_id), 1, task, sampling, PolicyVersion(0), 0)
+        )
 
     async def receive(self, kind: type[Any]) -> Any:
         """Receive everything up to the next message of a kind, and return that."""
@@ -136,14 +150,19 @@ async def serving(
         spec = router_spec(env, model, engine.url, folder)
         spec = msgspec.structs.replace(spec, payload=payload, limits=limits)
         async with (
-            serving_part("test.router", ROUTER, spec, folder / "router.log") as (router, address),
+            serving_part("test.router", ROUTER, spec, folder / "router.log") as (
+                router,
+                address,
+            ),
             envs.connect(address, landing) as client,
         ):
             yield Server(client, engine, router.pid, folder)
 
 
 @asynccontextmanager
-async def unruly(folder: Path, model: Path, kind: str, **options: Any) -> AsyncIterator[Server]:
+async def unruly(
+    folder: Path, model: Path, kind: str, **options: Any
+) -> AsyncIterator[Server]:
     """Serve an environment that misbehaves. All its workers are up."""
     async with serving(folder, model, kind, file=UNRULY, **options) as server:
         await server.until_up(options.get("workers", 1))

@@ -102,5 +102,7 @@ def ends_sent(commands: list[RouterCommand], client: bytes = CLIENT) -> list[Set
 
 def sent(commands: list[RouterCommand], kind: type[Any]) -> list[Any]:
     """Return the messages of one kind, to clients and to workers."""
-    sending = [command for command in commands if isinstance(command, SendToClient | SendToWorker)]
+    sending = [
+        command for command in commands if isinstance(command, SendToClient | SendToWorker)
+    ]
     return [command.message for command in sending if isinstance(command.message, kind)]

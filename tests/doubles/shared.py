@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 
-def build_once(factory: pytest.TempPathFactory, name: str, build: Callable[[Path], None]) -> Path:
+def build_once(
+    factory: pytest.TempPathFactory, name: str, build: Callable[[Path], None]
+) -> Path:
     """Return a folder that `build` has filled. The first test process to get here calls `build`, and the
     others wait until it is done. Tests must not change the folder."""
     root = factory.getbasetemp()

@@ -110,7 +110,11 @@ class VersionedEngine:
         if self.hangs_up_on(request_body["prompt"]):
             assert request.transport is not None
             request.transport.abort()
-        choice = {"finish_reason": "stop", "token_ids": [1], "logprobs": {"token_logprobs": [-0.5]}}
+        choice = {
+            "finish_reason": "stop",
+            "token_ids": [1],
+            "logprobs": {"token_logprobs": [-0.5]},
+        }
         return web.json_response({"choices": [choice]})
 
 

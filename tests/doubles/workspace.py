@@ -52,7 +52,9 @@ class Workspace:
     ) -> None:
         engine = "embedded = { max_batch = 16 }"
         if engines:
-            engine = f"external = {{ url = {json.dumps([*engines])} }}\n            routes = false"
+            engine = (
+                f"external = {{ url = {json.dumps([*engines])} }}\n            routes = false"
+            )
         self.trainer = trainer
         self.folder = folder
         self.run = folder / "outputs" / "test"
@@ -95,7 +97,9 @@ class Workspace:
         with self._started(*args) as process:
             lines = self._read_until(process, WAITS_FOR_TRAINER) if self.trainer else []
             out, err = process.communicate(timeout=DEADLINE_S)
-        return subprocess.CompletedProcess(args, process.returncode, "".join(lines) + out, err)
+        return subprocess.CompletedProcess(
+            args, process.returncode, "".join(lines) + out, err
+        )
 
     @contextmanager
     def training(self, *args: str) -> Iterator["subprocess.Popen[str]"]:
@@ -125,7 +129,9 @@ class Workspace:
         """Wait for a line with this pattern, and return what was printed up to it."""
         lines = self._read_until(process, pattern)
         found = lines and re.search(pattern, lines[-1])
-        assert found, f"no line {pattern!r}: {lines} {process.stderr and process.stderr.read()}"
+        assert found, (
+            f"no line {pattern!r}: {lines} {process.stderr and process.stderr.read()}"
+        )
         return lines
 
     def _read_until(self, process: "subprocess.Popen[str]", pattern: str) -> list[str]:
@@ -150,7 +156,9 @@ class Workspace:
 
     def find(self, entry: str) -> list[psutil.Process]:
         return [
-            process for process in self.processes() if any(entry in word for word in process.cmdline())
+            process
+            for process in self.processes()
+            if any(entry in word for word in process.cmdline())
         ]
 
     def assert_nothing_is_left(self) -> None:
@@ -168,7 +176,11 @@ class Workspace:
 
     def why(self) -> str:
         command = [sys.executable, "-m", "rollway", "why", str(self.run)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
 
     def metrics(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.run / "metrics.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line) for line in (self.run / "metrics.jsonl").read_text().splitlines()
+        ]

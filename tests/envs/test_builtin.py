@@ -44,12 +44,16 @@ def test_every_builtin_environment_is_registered_and_has_a_readme() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_seed_decides_the_order_and_evaluation_tasks_are_never_trained_on(name: str) -> None:
+def test_the_seed_decides_the_order_and_evaluation_tasks_are_never_trained_on(
+    name: str,
+) -> None:
     first = some_tasks(load(name), 300)
     assert first == some_tasks(load(name), 300)
     assert first != some_tasks(load(name, seed=1), 300)
     held_out = list(load(name).eval_tasks())
-    assert held_out == list(load(name, seed=1).eval_tasks()), "runs with different seeds compare"
+    assert held_out == list(load(name, seed=1).eval_tasks()), (
+        "runs with different seeds compare"
+    )
     assert 64 <= len(held_out) <= 128
     assert len({task.prompt for task in held_out}) == len(held_out)
     assert not {task.prompt for task in held_out} & {task.prompt for task in first}
@@ -75,14 +79,18 @@ async def test_a_policy_that_answers_nonsense_is_scored_too(name: str) -> None:
     env = load(name)
     for task in some_tasks(env, 2):
         for words in ("", "blah, blah", "<tool_call>what", "9" * 5000):
-            played = await testing.play(env, task, lambda prompt, words=words: words, max_tokens=6000)
+            played = await testing.play(
+                env, task, lambda prompt, words=words: words, max_tokens=6000
+            )
             assert 0 <= played.reward < 1
 
 
 async def test_reverse_text() -> None:
     env = load("reverse-text")
     for task in some_tasks(env):
-        played = await testing.play(env, task, lambda prompt: prompt.last_text.split()[-1][::-1])
+        played = await testing.play(
+            env, task, lambda prompt: prompt.last_text.split()[-1][::-1]
+        )
         assert (played.reward, played.metrics) == (1.0, {"letters_in_place": 1.0})
 
 
@@ -91,7 +99,9 @@ def halving(prompt: PolicyPrompt) -> str:
     low, high = map(int, re.findall(r"\d+", prompt.first_text))
     for guess, hint in zip(prompt.messages[1::2], prompt.messages[2::2], strict=True):
         low, high = (
-            (int(guess.content) + 1, high) if hint.content == "higher" else (low, int(guess.content) - 1)
+            (int(guess.content) + 1, high)
+            if hint.content == "higher"
+            else (low, int(guess.content) - 1)
         )
     return str((low + high) // 2)
 
@@ -144,14 +154,20 @@ async def test_calculator() -> None:
     wrong = await testing.play(
         env,
         task,
-        lambda prompt: prompt.last_text if prompt.results else call("multiply", a="x", b="1+1"),
+        lambda prompt: (
+            prompt.last_text if prompt.results else call("multiply", a="x", b="1+1")
+        ),
     )
     assert wrong.reward == 0.0
     assert "the arguments of multiply are wrong: Expected `int`" in wrong.last_text
 
 
 def sorting(prompt: PolicyPrompt) -> str:
-    lists = [message.content.partition(": ")[2] for message in prompt.messages if message.role == "user"]
+    lists = [
+        message.content.partition(": ")[2]
+        for message in prompt.messages
+        if message.role == "user"
+    ]
     return ", ".join(sorted(", ".join(lists).split(", ")))
 
 
@@ -161,7 +177,9 @@ async def test_alphabet_sort() -> None:
         played = await testing.play(env, task, sorting)
         assert (played.reward, played.metrics) == (1.0, {"last_list_right": 1.0})
         assert played.rollout.num_turns == 3
-        lazy = await testing.play(env, task, lambda prompt: prompt.last_text.partition(": ")[2])
+        lazy = await testing.play(
+            env, task, lambda prompt: prompt.last_text.partition(": ")[2]
+        )
         assert 0 < lazy.reward < 1
         assert lazy.metrics == {"last_list_right": 0.0}
 

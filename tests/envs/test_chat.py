@@ -23,7 +23,9 @@ class Parrot:
         self.heard: list[list[str]] = []
         self.tools: list[Sequence[dict[str, Any]]] = []
 
-    async def generate(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> rw.Reply:
+    async def generate(
+        self, messages: list[Message], tools: Sequence[dict[str, Any]]
+    ) -> rw.Reply:
         self.heard.append([message.content for message in messages])
         self.tools.append(tools)
         last = messages[-1].content
@@ -117,7 +119,9 @@ async def test_tools_have_a_schema_from_their_type_hints() -> None:
 async def test_several_calls_run_at_the_same_time_and_answer_in_order() -> None:
     sums = Sums()
     chat, parrot = chat_with(sums)
-    reply = await chat.act('call add {"a": 1, "b": 2}\ncall add {"a": 5}\ncall twice {"text": "x"}')
+    reply = await chat.act(
+        'call add {"a": 1, "b": 2}\ncall add {"a": 5}\ncall twice {"text": "x"}'
+    )
     assert [message.content for message in chat.messages if message.role == "tool"] == [
         "3",
         "6",
@@ -136,13 +140,19 @@ async def test_several_calls_run_at_the_same_time_and_answer_in_order() -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("call subtract {}", "no tool is called 'subtract'; the tools are: add, break_down, twice"),
+        (
+            "call subtract {}",
+            "no tool is called 'subtract'; the tools are: add, break_down, twice",
+        ),
         ('call add {"a": "one"}', "the arguments of add are wrong: Expected `int`"),
         ("call add {}", "missing required field `a`"),
         ('call add {"a": 1, "c": 2}', "unknown field `c`"),
         ("call add {", "the arguments of add are wrong: Input data was truncated"),
         ("call break_down {}", "error: KeyError: 'broken'"),
-        ("cal add", "this tool call cannot be read; write it again in the right format: cal add"),
+        (
+            "cal add",
+            "this tool call cannot be read; write it again in the right format: cal add",
+        ),
     ],
 )
 async def test_the_policy_reads_what_is_wrong_with_its_call(text: str, error: str) -> None:
@@ -166,7 +176,9 @@ async def test_a_tool_has_a_deadline() -> None:
     assert answer.content == "error: wait took longer than 0.05 s"
 
 
-async def test_a_reason_to_stop_is_asked_for_before_every_turn_of_the_chat_and_its_children() -> None:
+async def test_a_reason_to_stop_is_asked_for_before_every_turn_of_the_chat_and_its_children() -> (
+    None
+):
     seen: list[tuple[bool, int]] = []
 
     def stop_reason(chat: rw.Chat) -> str:
@@ -180,7 +192,9 @@ async def test_a_reason_to_stop_is_asked_for_before_every_turn_of_the_chat_and_i
     with pytest.raises(rw.Stopped, match="max_turns"):
         await chat.say("four")
     assert seen == [(False, 0), (True, 0), (False, 1), (False, 2)]
-    assert [message.content for message in chat.messages] == ["one", "ONE", "ONE"], "'four' is not said"
+    assert [message.content for message in chat.messages] == ["one", "ONE", "ONE"], (
+        "'four' is not said"
+    )
 
 
 async def test_an_aside_has_the_tools_and_a_copy_of_the_notes_but_no_reason_to_stop() -> None:
@@ -197,7 +211,10 @@ async def test_an_aside_has_the_tools_and_a_copy_of_the_notes_but_no_reason_to_s
 def test_a_stop_is_found_in_groups_of_nothing_else() -> None:
     first, second = rw.Stopped("max_turns"), rw.Stopped("max_rollout_tokens")
     assert stop_in(first) == "max_turns"
-    assert stop_in(ExceptionGroup("", [ExceptionGroup("", [second]), first])) == "max_rollout_tokens"
+    assert (
+        stop_in(ExceptionGroup("", [ExceptionGroup("", [second]), first]))
+        == "max_rollout_tokens"
+    )
     assert stop_in(ExceptionGroup("", [first, KeyError("broken")])) == ""
     assert stop_in(KeyError("broken")) == ""
 
@@ -243,7 +260,11 @@ def bad_toolset(kind: Literal["untyped", "star", "odd"]) -> rw.Toolset:
 
 @pytest.mark.parametrize(
     ("kind", "error"),
-    [("untyped", "'where' needs a type hint"), ("star", "name each argument"), ("odd", "tool Odd.go")],
+    [
+        ("untyped", "'where' needs a type hint"),
+        ("star", "name each argument"),
+        ("odd", "tool Odd.go"),
+    ],
 )
 def test_tools_without_a_schema_are_refused(kind: Any, error: str) -> None:
     with pytest.raises(EnvironmentInvalid, match=error):

@@ -31,7 +31,9 @@ def test_a_task_for_each_line(tmp_path: Path) -> None:
 
 
 def test_columns_may_have_other_names(tmp_path: Path) -> None:
-    path = write(tmp_path / "tasks.jsonl", '{"question": "?", "solution": "!", "answer": "x"}')
+    path = write(
+        tmp_path / "tasks.jsonl", '{"question": "?", "solution": "!", "answer": "x"}'
+    )
     assert list(rw.jsonl(path, prompt="question", answer="solution")) == [
         rw.Task("0", "?", "!", {"answer": "x"})
     ]
@@ -63,7 +65,9 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"cannot read tasks from .*/no.jsonl: No such file"):
+    with pytest.raises(
+        DatasetError, match=r"cannot read tasks from .*/no.jsonl: No such file"
+    ):
         list(rw.jsonl(tmp_path / "no.jsonl"))
 
 
@@ -92,11 +96,15 @@ def test_a_task_for_each_row_of_a_parquet_file(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(find_spec("pyarrow") is not None, reason="pyarrow is installed")
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"needs pyarrow: pip install 'rollway\[datasets\]'"):
+    with pytest.raises(
+        DatasetError, match=r"needs pyarrow: pip install 'rollway\[datasets\]'"
+    ):
         list(rw.parquet(tmp_path / "tasks.parquet"))
 
 
 @pytest.mark.skipif(find_spec("datasets") is not None, reason="datasets is installed")
 def test_the_hub_without_datasets_says_what_to_install() -> None:
-    with pytest.raises(DatasetError, match=r"needs the datasets package: pip install 'rollway"):
+    with pytest.raises(
+        DatasetError, match=r"needs the datasets package: pip install 'rollway"
+    ):
         list(rw.hub("some/dataset"))

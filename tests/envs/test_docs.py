@@ -34,15 +34,24 @@ def reviews(prompt: PolicyPrompt) -> str:
 
 
 POLICIES: dict[str, tuple[Answer, float]] = {
-    "SortLetters": (lambda prompt: "".join(sorted(prompt.last_text.removeprefix("Sort: "))), 1.0),
+    "SortLetters": (
+        lambda prompt: "".join(sorted(prompt.last_text.removeprefix("Sort: "))),
+        1.0,
+    ),
     "Questions": (lambda prompt: "Paris", 1.0),
     "Patient": (lambda prompt: "1" if "Look again" in prompt.last_text else "?", 0.5),
     "CountUp": (lambda prompt: str(len(prompt.messages)), 1.0),
     "Remember": (remembers, 1.0),
-    "Waiter": (lambda prompt: "Which flavour?" if "ice" in prompt.last_text else "Here.", 1.0),
+    "Waiter": (
+        lambda prompt: "Which flavour?" if "ice" in prompt.last_text else "Here.",
+        1.0,
+    ),
     "Reviewed": (reviews, 1.5),
     "Haiku": (lambda prompt: "a\nb\nc", 1.2),
-    "Judged": (lambda prompt: "Yes." if "right?" in prompt.last_text else "Air scatters it.", 1.0),
+    "Judged": (
+        lambda prompt: "Yes." if "right?" in prompt.last_text else "Air scatters it.",
+        1.0,
+    ),
     "Graded": (lambda prompt: "Air scatters it.", 0.75),
     "OldCode": (lambda prompt: "6", 0.5),
     "Sum": (lambda prompt: "5", 1.0),
@@ -62,7 +71,9 @@ def name_of(block: str) -> str:
     return re.findall(r"class (\w+)\(rw.Environment\)", block)[0]
 
 
-async def played_beside_a_judge(env: rw.Environment, task: rw.Task, answer: Answer) -> testing.Played:
+async def played_beside_a_judge(
+    env: rw.Environment, task: rw.Task, answer: Answer
+) -> testing.Played:
     """Play beside a chat endpoint, for the environment that asks one."""
     if not hasattr(env, "judge"):
         return await testing.play(env, task, answer)
@@ -83,7 +94,11 @@ def test_every_block_is_an_environment_that_can_be_played(block: str, folder: Pa
     played = asyncio.run(played_beside_a_judge(env, task, answer))
     assert played.reward == reward
     assert next(iter(env.eval_tasks())).id == task.id
-    tests = [function for name, function in vars(import_file(path)).items() if name.startswith("test_")]
+    tests = [
+        function
+        for name, function in vars(import_file(path)).items()
+        if name.startswith("test_")
+    ]
     for test in tests:
         test()
     assert len(tests) == block.count("\ndef test_")

@@ -72,7 +72,9 @@ def test_a_reward_with_a_chat_must_be_async() -> None:
     def judged(self: Any, task: Any, rollout: Any, chat: Any) -> float:
         return 1.0
 
-    with pytest.raises(TypeError, match="judged has an argument 'chat', so it must be 'async def'"):
+    with pytest.raises(
+        TypeError, match="judged has an argument 'chat', so it must be 'async def'"
+    ):
         rw.reward(judged)
 
 

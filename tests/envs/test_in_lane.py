@@ -71,7 +71,9 @@ def test_tasks_come_in_the_same_order_for_the_same_seed() -> None:
 
 def test_tasks_can_be_taken_from_any_position() -> None:
     everything = take_tasks(REVERSE, 0, 30)
-    assert take_tasks(REVERSE, 30, 5) == tuple(itertools.islice(REVERSE.build().tasks(), 30, 35))
+    assert take_tasks(REVERSE, 30, 5) == tuple(
+        itertools.islice(REVERSE.build().tasks(), 30, 35)
+    )
     assert take_tasks(REVERSE, 10, 20) == everything[10:], "going back starts over"
 
 
@@ -95,7 +97,9 @@ def test_a_file_is_an_environment(tmp_path: Path) -> None:
         ("id='0', prompt='?', answer=object()", "unsupported"),
     ],
 )
-def test_a_task_that_cannot_be_sent_is_named(tmp_path: Path, fields: str, message: str) -> None:
+def test_a_task_that_cannot_be_sent_is_named(
+    tmp_path: Path, fields: str, message: str
+) -> None:
     path = tmp_path / "bad.py"
     path.write_text(FILE.replace('id=str(n), prompt=f"{n}?", answer=str(n + 1)', fields))
     with pytest.raises(TypeError, match=message):

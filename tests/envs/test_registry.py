@@ -20,7 +20,8 @@ class {name}(rw.Environment):
 
 def test_an_unknown_environment_gets_a_hint() -> None:
     with pytest.raises(
-        EnvironmentNotFound, match=r"no environment 'revers-text'; did you mean 'reverse-text'\?"
+        EnvironmentNotFound,
+        match=r"no environment 'revers-text'; did you mean 'reverse-text'\?",
     ):
         rw.load_environment("revers-text")
     with pytest.raises(EnvironmentNotFound, match="no environment file at"):
@@ -33,7 +34,9 @@ def test_an_argument_that_an_environment_does_not_take_is_refused() -> None:
 
 
 @pytest.mark.parametrize("names", [(), ("First", "Second")])
-def test_a_file_must_say_which_class_is_the_environment(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_a_file_must_say_which_class_is_the_environment(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
     classes = "".join(CLASS.format(name=name) for name in names)
     path = tmp_path / "env.py"
     path.write_text(f"import rollway as rw\n{classes}")

@@ -59,7 +59,12 @@ def test_a_rollout_whose_code_was_not_running_is_not_blamed(loss: Loss) -> None:
 def test_a_crash_is_believed_the_second_time_a_kill_the_third() -> None:
     crash = WorkerDied(W, "exited with 9", mark=HERE)
     kill = WorkerDied(W, "was killed by SIGKILL", by_sigkill=True, mark=HERE)
-    for losses in ([crash, crash], [kill, kill, kill], [kill, crash, kill], [kill, crash, crash]):
+    for losses in (
+        [crash, crash],
+        [kill, kill, kill],
+        [kill, crash, kill],
+        [kill, crash, crash],
+    ):
         *moved, failed = verdicts(open_run(), losses)
         assert moved == [None] * len(moved), losses
         assert failed is not None

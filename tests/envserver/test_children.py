@@ -78,7 +78,8 @@ class Library(rw.Environment):
 
     async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
         await asyncio.gather(
-            chat.act(f"parent of {task.id}"), chat.child(f"early of {task.id}", tools=chat.tools)
+            chat.act(f"parent of {task.id}"),
+            chat.child(f"early of {task.id}", tools=chat.tools),
         )
 
     @rw.update
@@ -93,7 +94,8 @@ class Library(rw.Environment):
     @rw.reward
     async def judged(self, task: rw.Task, rollout: rw.Rollout, chat: rw.Chat) -> float:
         child, reply = await asyncio.gather(
-            chat.child(f"judge of {task.id}", tools=chat.tools), chat.act(f"jury of {task.id}")
+            chat.child(f"judge of {task.id}", tools=chat.tools),
+            chat.act(f"jury of {task.id}"),
         )
         return float("was here" in child.last_text and "was here" in reply.text)
 
@@ -134,7 +136,9 @@ class InProcess:
         )
 
 
-def check(env: Library, task: rw.Task, played: Played, drawn: list[tuple[list[int], list[int]]]) -> None:
+def check(
+    env: Library, task: rw.Task, played: Played, drawn: list[tuple[list[int], list[int]]]
+) -> None:
     """Check one rollout against the prompts and replies of its engine."""
     shelf = env.shelves[task.id]
     assert (shelf.num_opened, shelf.num_closed) == (1, 1)
@@ -147,7 +151,9 @@ def check(env: Library, task: rw.Task, played: Played, drawn: list[tuple[list[in
     kept = [turn for turn in drawn if not spoken_by(REWARD, turn[0])]
     assert len(kept) == played.rollout.num_turns == 2 * len(ROLLOUT)
     assert len(drawn) == 2 * len(ROLLOUT + REWARD)
-    assert Counter(spans(played)) == Counter((tuple(prompt), tuple(reply)) for prompt, reply in kept)
+    assert Counter(spans(played)) == Counter(
+        (tuple(prompt), tuple(reply)) for prompt, reply in kept
+    )
     assert len(played.rows) == len(ROLLOUT), "one row for each conversation"
 
 
@@ -180,7 +186,10 @@ async def test_no_call_of_a_child_is_lost_in_any_schedule(seed: int) -> None:
     engines = [InProcess(pause) for _ in range(50)]
     async with Stage(env) as stage:
         played = await asyncio.gather(
-            *(stage.play(task_of(n), cast(Engine, engine)) for n, engine in enumerate(engines))
+            *(
+                stage.play(task_of(n), cast(Engine, engine))
+                for n, engine in enumerate(engines)
+            )
         )
     for number, (rollout, engine) in enumerate(zip(played, engines, strict=True)):
         check(env, task_of(number), rollout, engine.drawn)

@@ -97,10 +97,12 @@ def test_a_client_is_welcomed_once_the_first_worker_is_up() -> None:
     assert router.last == []
     welcomed = router.on(WorkerMessage(A, Hello("a", 2, whole_groups=True)))
     assert SendToClient(CLIENT, Welcome("env", 1, whole_groups=True)) in welcomed
-    assert router.send(Hello("d"), OTHER) == [SendToClient(OTHER, Welcome("env", 1, whole_groups=True))]
-    assert sent(router.on(WorkerMessage(B, Hello("b", 2, whole_groups=True))), Welcome) == [], (
-        "once each"
-    )
+    assert router.send(Hello("d"), OTHER) == [
+        SendToClient(OTHER, Welcome("env", 1, whole_groups=True))
+    ]
+    assert (
+        sent(router.on(WorkerMessage(B, Hello("b", 2, whole_groups=True))), Welcome) == []
+    ), "once each"
 
 
 def test_another_protocol_is_refused() -> None:
@@ -164,7 +166,9 @@ def test_a_client_may_not_fill_the_queue() -> None:
     assert failed.outcome.boundary == "worker"
     assert "2 rollouts waiting already" in failed.outcome.error
     router.send(Hello("d"), OTHER)
-    assert ends_sent(router.send(a_run("r"), OTHER), OTHER) == [], "another client has its own room"
+    assert ends_sent(router.send(a_run("r"), OTHER), OTHER) == [], (
+        "another client has its own room"
+    )
     assert len(ends_sent(router.send(a_group("a", "b", "c")))) == 3
 
 
@@ -177,7 +181,9 @@ def test_a_silent_clients_rollouts_are_cancelled_in_workers_and_in_the_queue() -
     assert all(isinstance(end.outcome, Cancelled) for end in ends_sent(commands))
     assert [cancel.rollout_id for cancel in sent(commands, Cancel)] == [running.rollout_id]
     assert router.core.num_open == 0
-    assert router.settle(running, A) == [], "no client hears of it, and its credit is free again"
+    assert router.settle(running, A) == [], (
+        "no client hears of it, and its credit is free again"
+    )
     assert router.core.num_late == 0
     assert runs_sent(router.send(a_run("again"))).keys() == {A}, (
         "the client was still there, and needs no new Hello"

@@ -92,7 +92,9 @@ def test_a_run_sent_twice_is_answered_once() -> None:
     assert router.core.num_dropped == 1
     assert len(ends_sent(router.settle(run, A))) == 1
     (again,) = runs_sent(router.send(a_run("r")))[A]
-    assert again.rollout_id != run.rollout_id, "the id may be used again, and is another rollout"
+    assert again.rollout_id != run.rollout_id, (
+        "the id may be used again, and is another rollout"
+    )
 
 
 def test_a_dead_workers_rollouts_move_without_blame() -> None:
@@ -140,9 +142,9 @@ def test_a_cancel_reaches_waiting_running_and_moving_rollouts() -> None:
     router = CoreRouter("a", credits=1)
     (run,) = runs_sent(router.send(a_run("runs")))[A]
     router.send(a_run("waits"))
-    assert [end.outcome for end in ends_sent(router.send(Cancel(RolloutId("waits"), "why")))] == [
-        Cancelled("why")
-    ]
+    assert [
+        end.outcome for end in ends_sent(router.send(Cancel(RolloutId("waits"), "why")))
+    ] == [Cancelled("why")]
     assert router.send(Cancel(RolloutId("runs"), "why")) == [
         SendToWorker(A, Cancel(run.rollout_id, "why"))
     ]
@@ -150,9 +152,9 @@ def test_a_cancel_reaches_waiting_running_and_moving_rollouts() -> None:
     router.on(WorkerMessage(B, Hello("b", 1)))
     router.send(a_run("moves"))
     router.on(WorkerDied(B))
-    assert [end.outcome for end in ends_sent(router.send(Cancel(RolloutId("moves"), "why")))] == [
-        Cancelled("why")
-    ]
+    assert [
+        end.outcome for end in ends_sent(router.send(Cancel(RolloutId("moves"), "why")))
+    ] == [Cancelled("why")]
     assert router.send(Cancel(RolloutId("unknown"), "why")) == []
     assert router.core.num_open == 0
 
@@ -186,7 +188,9 @@ def test_a_waiting_group_loses_a_cancelled_member() -> None:
     router.send(a_group("r0", "r1"))
     router.send(Cancel(RolloutId("r0"), "x"))
     commands = router.on(WorkerMessage(A, Hello("a", 2, whole_groups=True)))
-    assert [[run.rollout_id for run in group.runs] for group in sent(commands, RunGroup)] == [["r1#2"]]
+    assert [[run.rollout_id for run in group.runs] for group in sent(commands, RunGroup)] == [
+        ["r1#2"]
+    ]
 
 
 def test_a_frame_is_passed_on_and_its_bytes_return_to_the_worker() -> None:
@@ -196,7 +200,9 @@ def test_a_frame_is_passed_on_and_its_bytes_return_to_the_worker() -> None:
     (passed,) = router.settle(run, A, frame, 100)
     assert passed == SendToClient(CLIENT, Settled(RolloutId("r"), 1, A, FAILED), frame)
     again = router.settle(run, A, frame, 100)
-    assert again == [SendToWorker(A, FrameTaken(A, 100))], "no client waits for it: taken at once"
+    assert again == [SendToWorker(A, FrameTaken(A, 100))], (
+        "no client waits for it: taken at once"
+    )
     assert router.core.num_late == 1
     given_back = [router.send(FrameTaken(A, 60)) for _ in range(3)]
     assert given_back == [[SendToWorker(A, FrameTaken(A, size))] for size in (60, 40)] + [[]]
@@ -209,8 +215,12 @@ def test_frames_on_their_way_to_a_lost_client_are_given_back_to_the_worker() -> 
     assert SendToWorker(A, FrameTaken(A, 100)) in router.wait(6.0, A)
 
 
-WAYS = st.tuples(st.sampled_from([b"c", b"d"]), st.sampled_from([WorkerName("v"), WorkerName("w")]))
-ACTS = st.tuples(st.sampled_from(["sent", "taken", "lost", "forget"]), WAYS, st.integers(0, 50))
+WAYS = st.tuples(
+    st.sampled_from([b"c", b"d"]), st.sampled_from([WorkerName("v"), WorkerName("w")])
+)
+ACTS = st.tuples(
+    st.sampled_from(["sent", "taken", "lost", "forget"]), WAYS, st.integers(0, 50)
+)
 
 
 @given(st.lists(ACTS, max_size=40))
@@ -227,9 +237,17 @@ def test_every_byte_sent_is_given_back_at_most_once(acts: list[Any]) -> None:
                 assert taken == min(size, on_their_way[client, worker])
                 on_their_way[client, worker] -= taken
             case "lost":
-                lost = {way[1]: num for way, num in on_their_way.items() if way[0] == client and num}
+                lost = {
+                    way[1]: num
+                    for way, num in on_their_way.items()
+                    if way[0] == client and num
+                }
                 assert dict(frames.lost_with(client)) == lost
-                on_their_way = Counter({way: n for way, n in on_their_way.items() if way[0] != client})
+                on_their_way = Counter(
+                    {way: n for way, n in on_their_way.items() if way[0] != client}
+                )
             case "forget":
                 frames.forget(worker)
-                on_their_way = Counter({way: n for way, n in on_their_way.items() if way[1] != worker})
+                on_their_way = Counter(
+                    {way: n for way, n in on_their_way.items() if way[1] != worker}
+                )

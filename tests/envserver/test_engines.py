@@ -46,8 +46,12 @@ async def test_a_worker_waits_for_an_engine_also_when_it_has_just_started(
     async with versioned_engine() as engine:
         part = router_spec(ENV, tiny_moe, engine.url, tmp_path)
         part = msgspec.structs.replace(part, engine=ENGINE)
-        async with start_part("test.router", ROUTER, part, log=tmp_path / "router.log") as router:
-            listening = asyncio.ensure_future(router.listen(lambda stats: None, lambda body: None))
+        async with start_part(
+            "test.router", ROUTER, part, log=tmp_path / "router.log"
+        ) as router:
+            listening = asyncio.ensure_future(
+                router.listen(lambda stats: None, lambda body: None)
+            )
             async with envs.connect(await router.ready()) as client:
                 await ask(client, "g0.0", 0)
                 assert isinstance(await outcome(client), Scored)
@@ -73,5 +77,7 @@ async def test_an_engine_that_is_not_there_when_a_server_starts_is_a_mistake(
 ) -> None:
     part = router_spec(ENV, tiny_moe, "http://127.0.0.1:9", tmp_path)
     async with start_part("test.router", ROUTER, part, log=tmp_path / "router.log") as router:
-        with pytest.raises(PartDied, match=r"no engine at http://127\.0\.0\.1:9: cannot connect"):
+        with pytest.raises(
+            PartDied, match=r"no engine at http://127\.0\.0\.1:9: cannot connect"
+        ):
             await router.listen(lambda stats: None, lambda body: None)

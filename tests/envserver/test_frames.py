@@ -22,7 +22,15 @@ from rollway.payload.writer import SegmentWriter
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
 from rollway.records.payload import PayloadRef, SegmentName, frame_ref
 from rollway.records.rollout import Failed, RowSummary, Scored, Settled, Timing
-from rollway.wire.messages import FrameTaken, Hello, Ping, ServerStats, Welcome, encode, from_client
+from rollway.wire.messages import (
+    FrameTaken,
+    Hello,
+    Ping,
+    ServerStats,
+    Welcome,
+    encode,
+    from_client,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -45,13 +53,17 @@ def raw(folder: Path, ref: PayloadRef) -> bytes:
     return b"".join(relabel(memoryview(blob), ""))
 
 
-async def test_the_trainer_maps_the_same_bytes_either_way(tmp_path: Path, tiny_moe: Path) -> None:
+async def test_the_trainer_maps_the_same_bytes_either_way(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
     files, remote, here = folders(tmp_path, "files", "remote", "here")
     async with serving(files, tiny_moe, "ThreeTurns") as server:
         await server.run("r", "5")
         by_file = await server.outcome("r")
     with SegmentWriter(here, SegmentName("env.in", 0), 1 << 20) as landing:
-        async with serving(remote, tiny_moe, "ThreeTurns", landing=landing, **FRAMES) as server:
+        async with serving(
+            remote, tiny_moe, "ThreeTurns", landing=landing, **FRAMES
+        ) as server:
             await server.run("r", "5")
             by_frame = await server.outcome("r")
     assert isinstance(by_file, Scored)
@@ -97,7 +109,9 @@ async def wait_for_steady_load(watcher: envs.EnvClient) -> int:
 def settled(rollout_id: str, length: int) -> Settled:
     timing = Timing(0.0, 0.0, 0.0, 0.0)
     rows, ref = (RowSummary(1, 1),), frame_ref(length)
-    scored = Scored(1.0, {}, {}, rows, ref, 1, "stop", PolicyVersion(0), PolicyVersion(0), timing)
+    scored = Scored(
+        1.0, {}, {}, rows, ref, 1, "stop", PolicyVersion(0), PolicyVersion(0), timing
+    )
     return Settled(RolloutId(rollout_id), 1, WorkerName("w0.0"), scored)
 
 

@@ -96,7 +96,9 @@ def hostile(count: int, seed: int) -> Iterator[list[bytes]]:
             case 2:
                 yield [mutated(chance.choice(valid), chance)]
             case 3:
-                yield [mutated(chance.choice(valid), chance) for _ in range(chance.randint(2, 5))]
+                yield [
+                    mutated(chance.choice(valid), chance) for _ in range(chance.randint(2, 5))
+                ]
 
 
 async def attack(address: str, count: int) -> None:
@@ -125,7 +127,9 @@ async def test_hostile_frames_are_dropped_and_real_rollouts_continue(
         await server.run("after", "7")
         outcomes.append(await server.outcome("after"))
         assert all(isinstance(outcome, Scored) for outcome in outcomes), outcomes
-        assert all(outcome.first_version == 0 for outcome in outcomes if isinstance(outcome, Scored))
+        assert all(
+            outcome.first_version == 0 for outcome in outcomes if isinstance(outcome, Scored)
+        )
         assert set(server.settled) == {"warm", "after", *(f"r{n}" for n in range(60))}
         assert all(len(ends) == 1 for ends in server.settled.values())
         assert not [stats for stats in server.stats if stats.process == "evil"]
@@ -149,7 +153,9 @@ async def test_a_message_that_is_too_large_costs_its_sender_the_connection(
                 await monitor.recv_multipart()
                 wire.disable_monitor()
         large = msgspec.structs.replace(RUN, task=Task("1", "x" * (MAX_CLIENT_BYTES + 1)))
-        with pytest.raises(ProtocolError, match=r"a Run of 16\.8 MB .* servers take up to 16 MB"):
+        with pytest.raises(
+            ProtocolError, match=r"a Run of 16\.8 MB .* servers take up to 16 MB"
+        ):
             await server.client.send(large)
         await server.run("r", "0")
         assert isinstance(await server.outcome("r"), Scored)
@@ -170,7 +176,12 @@ async def test_a_task_that_cannot_be_read_fails_its_rollout_and_nothing_else(
         for name, info in BAD_INFO.items():
             rollout_id = name.replace(" ", "-")
             tree = msgspec.to_builtins(RUN) | {"rollout_id": rollout_id}
-            tree["task"] = {"id": "1", "prompt": "1?", "answer": "2", "info": msgspec.Raw(info)}
+            tree["task"] = {
+                "id": "1",
+                "prompt": "1?",
+                "answer": "2",
+                "info": msgspec.Raw(info),
+            }
             await server.client._wire.send(msgspec.msgpack.encode(tree))
             outcome = await server.outcome(rollout_id)
             assert isinstance(outcome, Failed | Scored)
@@ -185,7 +196,13 @@ async def test_a_task_that_cannot_be_read_fails_its_rollout_and_nothing_else(
 async def test_a_client_drops_messages_that_a_server_must_not_send(tmp_path: Path) -> None:
     """Malformed headers, messages of workers and extra frames are counted, and the next one arrives."""
     async with fake_server(None) as (client, send):
-        bad = [[b""], [b"\x91" * 200_000], [encode(RUN)], [encode(Ping()), b"raw"], [b"a", b"b", b"c"]]
+        bad = [
+            [b""],
+            [b"\x91" * 200_000],
+            [encode(RUN)],
+            [encode(Ping()), b"raw"],
+            [b"a", b"b", b"c"],
+        ]
         hostile_ref = msgspec.to_builtins(settled("r", 1))
         hostile_ref["outcome"]["ref"]["segment"] = "../../run.db"
         bad.append([msgspec.msgpack.encode(hostile_ref)])
@@ -198,10 +215,13 @@ async def test_a_client_drops_messages_that_a_server_must_not_send(tmp_path: Pat
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from([b"known", b"stranger"]), st.integers(), st.booleans()), max_size=30
+        st.tuples(st.sampled_from([b"known", b"stranger"]), st.integers(), st.booleans()),
+        max_size=30,
     )
 )
-def test_the_core_survives_every_message_that_decodes(messages: list[tuple[bytes, int, bool]]) -> None:
+def test_the_core_survives_every_message_that_decodes(
+    messages: list[tuple[bytes, int, bool]],
+) -> None:
     """No message raises, and strangers leave nothing behind."""
     core = Routing("env", ServerConfig(), ServerLimits())
     core.on_event(ClientMessage(b"known", Hello("client")))
@@ -225,12 +245,23 @@ async def test_ids_never_become_paths_or_commands(tmp_path: Path, tiny_moe: Path
     """Clients choose the ids of tasks and rollouts, so the server must not trust them."""
     home = tmp_path / "a" / "b" / "server"
     home.mkdir(parents=True)
-    odd = ["../../../x", "/etc/x", "$(touch${IFS}x)", "`id`;touch\tx", "-rf", "%s%n", "a\x00b", "ü\n"]
+    odd = [
+        "../../../x",
+        "/etc/x",
+        "$(touch${IFS}x)",
+        "`id`;touch\tx",
+        "-rf",
+        "%s%n",
+        "a\x00b",
+        "ü\n",
+    ]
     async with serving(home, tiny_moe, "Counting") as server:
         for n, task_id in enumerate(odd):
             task = Task(id=task_id, prompt="1?", answer="2")
             rollout_id = RolloutId(f"../../{n};$(touch${{IFS}}y)")
-            await server.client.send(Run(rollout_id, 1, task, Sampling(8), PolicyVersion(0), 0))
+            await server.client.send(
+                Run(rollout_id, 1, task, Sampling(8), PolicyVersion(0), 0)
+            )
             assert isinstance(await server.outcome(rollout_id), Scored)
     written = {"router.log", "envs.w0.log", "envs.w0.0-0000.seg"}
     assert names_below(tmp_path) == {"a", "b", "server"} | written

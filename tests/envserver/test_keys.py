@@ -36,7 +36,9 @@ pytestmark = pytest.mark.anyio
 class Keyed:
     """A server that requires keys, the right keys, and keys of another server."""
 
-    def __init__(self, address: str, engine: EngineDouble, folder: Path, client: Path, pid: int) -> None:
+    def __init__(
+        self, address: str, engine: EngineDouble, folder: Path, client: Path, pid: int
+    ) -> None:
         self.address = address
         self.engine = engine
         self.log = folder / "router.log"
@@ -53,7 +55,9 @@ async def keyed(folder: Path, model: Path, latency_s: float = 0.0) -> AsyncItera
     server, client = make_keys(folder / "keys")
     async with engine_double(model, plus_one, latency_s) as engine:
         env = env_config(ENVS, "Counting", concurrency=8)
-        part = msgspec.structs.replace(router_spec(env, model, engine.url, folder), keys=str(server))
+        part = msgspec.structs.replace(
+            router_spec(env, model, engine.url, folder), keys=str(server)
+        )
         started = serving_part("test.router", ROUTER, part, folder / "router.log")
         async with started as (router, address):
             yield Keyed(address, engine, folder, client, router.pid)
@@ -90,7 +94,9 @@ async def stranger(address: str, keys: ClientKeys | None) -> AsyncIterator[Any]:
         yield wire
 
 
-async def test_a_client_with_the_right_key_runs_rollouts(tmp_path: Path, tiny_moe: Path) -> None:
+async def test_a_client_with_the_right_key_runs_rollouts(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
     async with (
         keyed(tmp_path, tiny_moe) as server,
         envs.connect(server.address, keys=server.right) as client,
@@ -136,11 +142,15 @@ async def test_a_refused_client_learns_why(tmp_path: Path, tiny_moe: Path) -> No
         assert await error(server.unknown, server.address) == at + NOT_ACCEPTED
         assert await error(server.misled, server.address) == at + NOT_ITS_KEY
         gone = server.address
-    assert f"no env server at {gone}: nothing listens there" in await error(server.right, gone, 1.0)
+    assert f"no env server at {gone}: nothing listens there" in await error(
+        server.right, gone, 1.0
+    )
     with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as silent:
         silent.setsockopt(zmq.LINGER, 0)
         port = silent.bind_to_random_port("tcp://127.0.0.1")
-        assert "something else answers there" in await error(None, f"tcp://127.0.0.1:{port}", 1.0)
+        assert "something else answers there" in await error(
+            None, f"tcp://127.0.0.1:{port}", 1.0
+        )
         assert NOT_ITS_KEY in await error(server.right, f"tcp://127.0.0.1:{port}")
 
 
@@ -152,7 +162,9 @@ async def test_an_address_that_other_machines_reach_requires_keys(
     for bind in ("tcp://0.0.0.0:*", "tcp://*:*", "tcp://192.0.2.1:5555", "tcp://eth0:5555"):
         open_to_all = msgspec.structs.replace(part, bind=bind)
         async with start_part("test.router", ROUTER, open_to_all) as router:
-            with pytest.raises(PartDied, match=r"--keys is required; run 'rollway keys new keys'"):
+            with pytest.raises(
+                PartDied, match=r"--keys is required; run 'rollway keys new keys'"
+            ):
                 await router.listen(lambda stats: None, lambda body: None)
 
 

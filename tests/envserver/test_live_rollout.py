@@ -46,7 +46,9 @@ class SevenTokens(rw.Environment):
      (SevenTokens(), ["", "", "max_rollout_tokens"])],
     ids=lambda value: type(value).__name__ if isinstance(value, rw.Environment) else None,
 )  # fmt: skip
-def test_a_limit_is_reached_by_the_turn_that_exhausts_it(env: Any, expected: list[str]) -> None:
+def test_a_limit_is_reached_by_the_turn_that_exhausts_it(
+    env: Any, expected: list[str]
+) -> None:
     rollout = live()
     assert rollout.limit_reached(env) == ""
     for limit in expected:
@@ -71,5 +73,9 @@ def test_progress_reports_the_rollouts_that_are_longest_in_their_phase() -> None
     reported = progress(rollouts)
     assert len(reported) == MAX_REPORTED
     assert reported[0].rollout_id == str(MAX_REPORTED + 49)
-    assert (reported[0].phase, reported[0].num_turns, reported[0].num_tokens) == ("starting", 1, 5)
+    assert (reported[0].phase, reported[0].num_turns, reported[0].num_tokens) == (
+        "starting",
+        1,
+        5,
+    )
     assert reported[0].since_s > reported[1].since_s > reported[-1].since_s

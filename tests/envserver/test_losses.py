@@ -55,7 +55,9 @@ async def test_a_stopped_workers_rollouts_move_and_none_is_blamed(
         assert not victim.is_running(), "SIGKILL reaches a stopped process"
 
 
-async def test_a_router_that_was_stopped_itself_blames_no_worker(tmp_path: Path, tiny_moe: Path) -> None:
+async def test_a_router_that_was_stopped_itself_blames_no_worker(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
     async with unruly(tmp_path, tiny_moe, "Patient", lease_s=2.0) as server:
         replies = server.hold_replies()
         for n in range(8):
@@ -85,7 +87,9 @@ async def test_a_rollout_that_holds_the_loop_fails_alone(
     assert "held the event loop" in (tmp_path / "router.log").read_text()
 
 
-@pytest.mark.parametrize(("kind", "how"), [("Exits", "exited with 9"), ("Quits", "exited with 1")])
+@pytest.mark.parametrize(
+    ("kind", "how"), [("Exits", "exited with 9"), ("Quits", "exited with 1")]
+)
 async def test_a_rollout_that_ends_its_worker_is_blamed_and_the_others_succeed(
     kind: str, how: str, tmp_path: Path, tiny_moe: Path
 ) -> None:
@@ -97,9 +101,13 @@ async def test_a_rollout_that_ends_its_worker_is_blamed_and_the_others_succeed(
         assert server.settled["r1"][0].attempt == 2
 
 
-async def test_errors_name_the_rewards_that_spin_hoard_or_exit(tmp_path: Path, tiny_moe: Path) -> None:
+async def test_errors_name_the_rewards_that_spin_hoard_or_exit(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
     limits = ServerLimits(scoring_memory_mb=256)
-    async with unruly(tmp_path, tiny_moe, "Scorers", limits=limits, scoring_deadline_s=3.0) as server:
+    async with unruly(
+        tmp_path, tiny_moe, "Scorers", limits=limits, scoring_deadline_s=3.0
+    ) as server:
         ends = await outcomes(server, 8)
         expected = {
             1: f"longer than 3 s and was killed; it was at {UNRULY}:.* in spin",
@@ -110,7 +118,9 @@ async def test_errors_name_the_rewards_that_spin_hoard_or_exit(tmp_path: Path, t
             if number in expected:
                 assert isinstance(end, Failed), end
                 assert end.boundary == "scorer"
-                assert re.search(f"task '{number}': .*{expected[number]}", end.error), end.error
+                assert re.search(f"task '{number}': .*{expected[number]}", end.error), (
+                    end.error
+                )
             else:
                 assert isinstance(end, Scored), end
         assert not server.lost

@@ -66,18 +66,34 @@ async def outcome(client: envs.EnvClient, number: int) -> Outcome:
     return message.outcome
 
 
-async def test_rollouts_are_scored_without_rows_and_keep_their_transcript(tmp_path: Path) -> None:
+async def test_rollouts_are_scored_without_rows_and_keep_their_transcript(
+    tmp_path: Path,
+) -> None:
     async with serving(tmp_path) as (client, double):
         scored = await outcome(client, 5)
         assert isinstance(scored, Scored), scored
-        assert (scored.reward, scored.num_turns, scored.stop, scored.rows) == (1.0, 3, "stop", ())
+        assert (scored.reward, scored.num_turns, scored.stop, scored.rows) == (
+            1.0,
+            3,
+            "stop",
+            (),
+        )
         assert scored.num_sampled == 3, "as many as the endpoint counted"
         columns = SegmentReader(tmp_path).open(scored.ref)
         assert list(columns) == ["transcript"]
         transcript = msgspec.json.decode(columns["transcript"].tobytes())
-        assert [message["content"] for message in transcript] == ["5?", "6", "6?", "7", "7?", "8"]
+        assert [message["content"] for message in transcript] == [
+            "5?",
+            "6",
+            "6?",
+            "7",
+            "7?",
+            "8",
+        ]
         assert [len(request["messages"]) for request in double.requests] == [1, 3, 5]
-        assert {request["model"] for request in double.requests} == {"double"}, "the only model it lists"
+        assert {request["model"] for request in double.requests} == {"double"}, (
+            "the only model it lists"
+        )
         later = await outcome(client, 80)
         assert isinstance(later, Scored), "the endpoint was asked again"
         failed = await outcome(client, 90)
@@ -85,7 +101,9 @@ async def test_rollouts_are_scored_without_rows_and_keep_their_transcript(tmp_pa
         assert (failed.boundary, "HTTP 500: out of order" in failed.error) == ("engine", True)
 
 
-async def test_an_orchestrator_refuses_rollouts_that_cannot_be_trained(tmp_path: Path) -> None:
+async def test_an_orchestrator_refuses_rollouts_that_cannot_be_trained(
+    tmp_path: Path,
+) -> None:
     child_end, parent_end = socket.socketpair()
     with parent_end:
         pipe = await AsyncPipe.open(child_end)

@@ -27,7 +27,9 @@ PLAIN = str(Path(__file__).parents[1] / "doubles" / "plain.py")
 
 
 @asynccontextmanager
-async def serving(folder: Path, env: EnvConfig, answer: Answer) -> AsyncIterator[envs.EnvClient]:
+async def serving(
+    folder: Path, env: EnvConfig, answer: Answer
+) -> AsyncIterator[envs.EnvClient]:
     async with scripted_engine(answer) as engine:
         part = router_spec(env, model(), engine.url, folder)
         async with (
@@ -54,7 +56,9 @@ def adding(prompt: PolicyPrompt) -> str:
     raise ValueError(f"no task says {prompt.last_text!r}")
 
 
-async def test_plain_code_runs_in_another_process_and_speaks_through_its_worker(tmp_path: Path) -> None:
+async def test_plain_code_runs_in_another_process_and_speaks_through_its_worker(
+    tmp_path: Path,
+) -> None:
     env = EnvConfig(id=PLAIN, server=ServerConfig(workers=1, rollout_deadline_s=8.0))
     async with serving(tmp_path, env, adding) as client:
         scored = await outcome(client, Task("0", "add 1 2"))
@@ -63,7 +67,12 @@ async def test_plain_code_runs_in_another_process_and_speaks_through_its_worker(
         assert (scored.num_turns, len(scored.rows)) == (4, 2), "the child's row is there"
         columns = SegmentReader(tmp_path).open(scored.ref)
         transcript = msgspec.json.decode(columns["transcript"].tobytes())
-        assert [message["role"] for message in transcript] == ["user", "assistant", "tool", "assistant"]
+        assert [message["role"] for message in transcript] == [
+            "user",
+            "assistant",
+            "tool",
+            "assistant",
+        ]
         endless = await outcome(client, Task("endless", "add 1 2"))
         assert isinstance(endless, Scored), endless
         assert (endless.stop, endless.num_turns) == ("max_turns", 7)
@@ -80,7 +89,9 @@ async def test_a_built_in_environment_with_tools_is_served(tmp_path: Path) -> No
         return prompt.last_text if prompt.results else call("multiply", a=6, b=7)
 
     server = ServerConfig(workers=1)
-    env = EnvConfig(id="rollway.envs.builtin.calculator", args={"num_operations": 1}, server=server)
+    env = EnvConfig(
+        id="rollway.envs.builtin.calculator", args={"num_operations": 1}, server=server
+    )
     async with serving(tmp_path, env, computing) as client:
         scored = await outcome(client, Task("0", "6 * 7", answer=42))
         assert isinstance(scored, Scored), scored

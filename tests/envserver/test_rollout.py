@@ -48,7 +48,9 @@ def answer(prompt: PolicyPrompt) -> str:
     if text.startswith("call "):
         name, *numbers = text.split()[1:]
         arguments = ", ".join(f'"{key}": {n}' for key, n in zip("ab", numbers, strict=False))
-        return f'<tool_call>\n{{"name": "{name}", "arguments": {{{arguments}}}}}\n</tool_call>'
+        return (
+            f'<tool_call>\n{{"name": "{name}", "arguments": {{{arguments}}}}}\n</tool_call>'
+        )
     return str(int(text.removeprefix("slow ").rstrip("?")) + 1)
 
 
@@ -65,7 +67,9 @@ class Bench(Struct):
     def order(self, prompt: str = "1?") -> Run:
         self.num_runs += 1
         task = Task(id="0", prompt=prompt, answer="2")
-        return Run(RolloutId(f"r{self.num_runs}"), 1, task, Sampling(200), PolicyVersion(0), 0)
+        return Run(
+            RolloutId(f"r{self.num_runs}"), 1, task, Sampling(200), PolicyVersion(0), 0
+        )
 
     async def run(self, prompt: str = "1?") -> Outcome:
         return await self.outcome(self.order(prompt))
@@ -89,7 +93,9 @@ class Bench(Struct):
 
 
 @asynccontextmanager
-async def bench(folder: Path, kind: str, latency_s: float = 0.0, **env: Any) -> AsyncIterator[Bench]:
+async def bench(
+    folder: Path, kind: str, latency_s: float = 0.0, **env: Any
+) -> AsyncIterator[Bench]:
     keep_track(asyncio.get_running_loop())
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(scripted_engine(answer, latency_s=latency_s))
@@ -122,15 +128,24 @@ async def test_a_rollout_calls_async_and_plain_tools(tmp_path: Path) -> None:
             assert len(end.rows) == 1, "the tool's answer extends the row"
 
 
-async def test_a_plain_tool_that_hangs_is_killed_and_the_policy_hears_of_it(tmp_path: Path) -> None:
+async def test_a_plain_tool_that_hangs_is_killed_and_the_policy_hears_of_it(
+    tmp_path: Path,
+) -> None:
     async with bench(tmp_path, "WithTools", tool_deadline_s=1.0) as worker:
         end = scored(await worker.run("call sleep"))
-        assert "ran longer than 1 s" in worker.reader.open(end.ref)["transcript"].tobytes().decode()
+        assert (
+            "ran longer than 1 s"
+            in worker.reader.open(end.ref)["transcript"].tobytes().decode()
+        )
 
 
-async def test_plain_rollouts_and_updates_have_turns_tools_and_children(tmp_path: Path) -> None:
+async def test_plain_rollouts_and_updates_have_turns_tools_and_children(
+    tmp_path: Path,
+) -> None:
     async with bench(tmp_path, "PlainCode") as worker:
-        ends = [scored(end) for end in await asyncio.gather(*(worker.run() for _ in range(3)))]
+        ends = [
+            scored(end) for end in await asyncio.gather(*(worker.run() for _ in range(3)))
+        ]
         assert [end.reward for end in ends] == [1.0] * 3
         assert {(end.num_turns, len(end.rows)) for end in ends} == {(4, 2)}
 
@@ -206,10 +221,14 @@ async def test_limits_count_the_turns_and_tokens_of_children() -> None:
     assert (turns.stop, turns.rollout.num_turns) == ("max_turns", 4)
     assert len([reply for reply in turns.messages if reply.role == "assistant"]) == 3
     tokens = await testing.play(LimitedTokens(), TASK, answer)
-    assert (tokens.stop, tokens.rollout.num_turns) == ("max_rollout_tokens", 3), "two tokens each"
+    assert (tokens.stop, tokens.rollout.num_turns) == ("max_rollout_tokens", 3), (
+        "two tokens each"
+    )
 
 
-async def test_a_stop_condition_is_asked_before_all_turns_but_the_first_and_before_limits() -> None:
+async def test_a_stop_condition_is_asked_before_all_turns_but_the_first_and_before_limits() -> (
+    None
+):
     played = await testing.play(StopsAtLimit(), TASK, answer)
     assert (played.stop, played.rollout.num_turns) == ("at_third_reply", 4)
     assert StopsAtLimit.asked_at == [1, 2, 3]
@@ -221,7 +240,9 @@ async def test_a_simulated_user_speaks_until_it_returns_none(tmp_path: Path) -> 
         assert (end.num_turns, len(end.rows), end.reward) == (3, 1, 0.0)
 
 
-async def test_a_group_is_scored_together_once_all_have_arrived_or_failed(tmp_path: Path) -> None:
+async def test_a_group_is_scored_together_once_all_have_arrived_or_failed(
+    tmp_path: Path,
+) -> None:
     async with bench(tmp_path, "Ranked") as worker:
         assert needs_whole_groups(worker.prepared.env)
         ends = await worker.run_group("1?", "2?", "not a number", "3?")
@@ -266,7 +287,9 @@ async def test_a_reward_may_start_children_with_the_rollouts_tools(tmp_path: Pat
     async with bench(tmp_path, "Judged") as worker:
         end = scored(await worker.run())
         assert end.rewards == {"right": 1.0, "judged": 22.0}
-        assert (end.num_turns, len(end.rows)) == (1, 1), "what a reward says is not trained on"
+        assert (end.num_turns, len(end.rows)) == (1, 1), (
+            "what a reward says is not trained on"
+        )
 
 
 async def test_evaluation_takes_its_tasks_from_eval_tasks(tmp_path: Path) -> None:

@@ -67,7 +67,9 @@ def test_a_silent_worker_is_killed_and_only_the_rollout_that_held_it_fails() -> 
     (kill,) = [command for command in commands if isinstance(command, KillWorker)]
     assert kill.worker == A
     assert kill.silent_s > 4.0
-    assert runs_sent(router.send(a_run("late"))) == {}, "a worker that is being killed gets nothing"
+    assert runs_sent(router.send(a_run("late"))) == {}, (
+        "a worker that is being killed gets nothing"
+    )
     mark = RunningCode(given[0].serial, 4.5, "env.py:3 in rollout")
     lost = router.on(WorkerSilent(A, kill.silent_s, mark=mark))
     (end,) = ends_sent(lost)
@@ -82,7 +84,9 @@ def test_a_silent_worker_is_killed_and_only_the_rollout_that_held_it_fails() -> 
 
 def test_workers_that_send_statistics_keep_their_lease() -> None:
     router = CoreRouter("a", server=SHORT_LEASE)
-    assert not [command for command in router.wait(60.0, A) if isinstance(command, KillWorker)]
+    assert not [
+        command for command in router.wait(60.0, A) if isinstance(command, KillWorker)
+    ]
 
 
 def test_a_new_worker_gets_the_current_policy_version() -> None:
@@ -108,7 +112,9 @@ def test_workers_are_started_under_load_and_drained_when_idle() -> None:
     assert commands.count(StartWorker()) == 2
     assert StartWorker() not in router.wait(10.0, A, pings=(CLIENT,)), "they are starting"
     (moved,) = runs_sent(router.on(WorkerMessage(B, Hello("b", 1))))[B]
-    (third,) = runs_sent(router.on(WorkerMessage(WorkerName("c"), Hello("c", 1))))[WorkerName("c")]
+    (third,) = runs_sent(router.on(WorkerMessage(WorkerName("c"), Hello("c", 1))))[
+        WorkerName("c")
+    ]
     for run, worker in ((given[0][A][0], A), (moved, B), (third, WorkerName("c"))):
         router.settle(run, worker)
     commands = router.wait(6.0, A, B, WorkerName("c"), pings=(CLIENT,))
@@ -211,7 +217,9 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(target=sent_runs, client=st.sampled_from([CLIENT, OTHER]), size=st.integers(1, 3))
     def send(self, client: bytes, size: int) -> tuple[bytes, str]:
         self.count += 1
-        ids = [f"r{self.count // 2}.{member}" for member in range(size)]  # clients share some of them
+        ids = [
+            f"r{self.count // 2}.{member}" for member in range(size)
+        ]  # clients share some of them
         for rollout_id in ids:
             if self.sent[client, rollout_id] == self.answered[client, rollout_id]:
                 self.sent[client, rollout_id] += 1
@@ -245,7 +253,9 @@ class AnyOrder(RuleBasedStateMachine):
         client, rollout_id = sent_run
         self.do(ClientMessage(client, Cancel(RolloutId(rollout_id), "x")))
 
-    @rule(seconds=st.sampled_from([0.2, 0.9]), pings=st.sampled_from([CLIENT, OTHER, b"both"]))
+    @rule(
+        seconds=st.sampled_from([0.2, 0.9]), pings=st.sampled_from([CLIENT, OTHER, b"both"])
+    )
     def tick(self, seconds: float, pings: bytes) -> None:
         for _ in range(8):
             self.now_s += seconds
@@ -255,7 +265,9 @@ class AnyOrder(RuleBasedStateMachine):
             self.do(RouterTick(self.now_s))
 
     @rule(
-        worker=workers, p99_s=st.sampled_from([0.0, 0.0, 1.0]), rss=st.sampled_from([1 << 28, 1 << 32])
+        worker=workers,
+        p99_s=st.sampled_from([0.0, 0.0, 1.0]),
+        rss=st.sampled_from([1 << 28, 1 << 32]),
     )
     def send_stats(self, worker: str, p99_s: float, rss: int) -> None:
         if worker in self.running:

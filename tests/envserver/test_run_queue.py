@@ -45,7 +45,9 @@ def test_a_group_shrinks_and_disappears_as_its_members_are_removed() -> None:
 
 
 ACTS = st.tuples(
-    st.sampled_from(["add", "first", "remove", "take"]), st.sampled_from([b"a", b"b"]), st.integers(0, 9)
+    st.sampled_from(["add", "first", "remove", "take"]),
+    st.sampled_from([b"a", b"b"]),
+    st.integers(0, 9),
 )
 
 
@@ -63,7 +65,9 @@ def test_it_agrees_with_plain_lists(acts: list[Any]) -> None:
             there = [key for unit in queues[client] for key in unit]
             key = there[at % len(there)] if there else RolloutId("unknown")
             assert queue.remove(key) == bool(there)
-            queues[client] = [left for unit in queues[client] if (left := [k for k in unit if k != key])]
+            queues[client] = [
+                left for unit in queues[client] if (left := [k for k in unit if k != key])
+            ]
         elif order:
             first = order.pop(0)
             assert queue.next_size() == len(queues[first][0])

@@ -9,7 +9,9 @@ from rollway.envserver.core.scaling import PRESSED_S, Scaling, WorkerLoad
 from rollway.records.ids import WorkerName
 
 
-def load(waiting: int = 0, *, full: bool = False, up: int = 1, idle: tuple[str, ...] = ()) -> WorkerLoad:
+def load(
+    waiting: int = 0, *, full: bool = False, up: int = 1, idle: tuple[str, ...] = ()
+) -> WorkerLoad:
     return WorkerLoad(waiting, full, up, 4, tuple(WorkerName(name) for name in idle))
 
 
@@ -57,7 +59,8 @@ def test_a_worker_that_worked_in_between_is_not_idle() -> None:
 
 
 SECONDS = st.lists(
-    st.tuples(st.integers(0, 50), st.booleans(), st.integers(0, 5), st.integers(0, 5)), max_size=60
+    st.tuples(st.integers(0, 50), st.booleans(), st.integers(0, 5), st.integers(0, 5)),
+    max_size=60,
 )
 
 

@@ -43,10 +43,19 @@ async def test_a_rollout_is_scored_and_its_row_is_what_the_engine_saw_and_drew(
         drawn = sum(len(reply) for reply in server.engine.replies)
         assert int(columns["row0.loss_mask"].sum()) == drawn == outcome.num_trainable
         transcript = msgspec.json.decode(columns["transcript"].tobytes())
-        assert [message["content"] for message in transcript] == ["5?", "6", "6?", "7", "7?", "8"]
+        assert [message["content"] for message in transcript] == [
+            "5?",
+            "6",
+            "6?",
+            "7",
+            "7?",
+            "8",
+        ]
 
 
-async def test_tasks_come_in_order_and_rollouts_run_at_once(tmp_path: Path, tiny_moe: Path) -> None:
+async def test_tasks_come_in_order_and_rollouts_run_at_once(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
     async with serving(tmp_path, tiny_moe, "Counting", workers=2, latency_s=0.05) as server:
         await server.client.send(NextTasks(3, 5))
         tasks = await server.receive(Tasks)
@@ -54,14 +63,20 @@ async def test_tasks_come_in_order_and_rollouts_run_at_once(tmp_path: Path, tiny
         for n in range(40):
             await server.run(f"r{n}", str(n))
         outcomes = [await server.outcome(f"r{n}") for n in range(40)]
-        assert all(isinstance(outcome, Scored) and outcome.reward == 1.0 for outcome in outcomes)
+        assert all(
+            isinstance(outcome, Scored) and outcome.reward == 1.0 for outcome in outcomes
+        )
         assert all(len(ends) == 1 for ends in server.settled.values())
         while not {"test.router"} < {stats.process for stats in server.stats}:
             await server.receive(ServerStats)
 
 
-async def test_a_rollout_says_how_long_it_waited_for_a_worker(tmp_path: Path, tiny_moe: Path) -> None:
-    async with serving(tmp_path, tiny_moe, "Counting", concurrency=1, latency_s=0.2) as server:
+async def test_a_rollout_says_how_long_it_waited_for_a_worker(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
+    async with serving(
+        tmp_path, tiny_moe, "Counting", concurrency=1, latency_s=0.2
+    ) as server:
         await server.run("first", "1")
         await server.run("second", "2")
         first, second = await server.outcome("first"), await server.outcome("second")
@@ -149,7 +164,9 @@ async def test_cancel_reaches_the_engine(tmp_path: Path, tiny_moe: Path) -> None
         for n in range(20):  # 8 run, 12 wait in the router
             await server.run(f"r{n}", str(n))
         await server.engine.until_running(8)
-        for n in reversed(range(20)):  # the waiting ones first, so that none of them gets a credit
+        for n in reversed(
+            range(20)
+        ):  # the waiting ones first, so that none of them gets a credit
             await server.client.send(Cancel(RolloutId(f"r{n}"), "no longer needed"))
         for n in range(20):
             assert await server.outcome(f"r{n}") == Cancelled("no longer needed")
@@ -157,8 +174,12 @@ async def test_cancel_reaches_the_engine(tmp_path: Path, tiny_moe: Path) -> None
         assert server.engine.num_aborted == 8
 
 
-async def test_a_rollout_cancelled_before_it_begins_settles_too(tmp_path: Path, tiny_moe: Path) -> None:
-    async with serving(tmp_path, tiny_moe, "Counting", latency_s=30, concurrency=64) as server:
+async def test_a_rollout_cancelled_before_it_begins_settles_too(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
+    async with serving(
+        tmp_path, tiny_moe, "Counting", latency_s=30, concurrency=64
+    ) as server:
         await server.until_up(1)
         for n in range(50):
             await server.run(f"r{n}", str(n))
@@ -167,7 +188,9 @@ async def test_a_rollout_cancelled_before_it_begins_settles_too(tmp_path: Path, 
             assert await server.outcome(f"r{n}") == Cancelled("at once")
 
 
-async def test_a_killed_workers_rollouts_move_and_settle_once(tmp_path: Path, tiny_moe: Path) -> None:
+async def test_a_killed_workers_rollouts_move_and_settle_once(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
     async with serving(tmp_path, tiny_moe, "Counting", workers=2) as server:
         await server.until_up(2)
         replies = server.hold_replies()
@@ -228,7 +251,10 @@ async def test_a_slow_reward_is_named_and_does_not_block_the_loop(
         assert stall.function == "ponder"
         assert stall.longest_s >= 0.3
         log = (tmp_path / "envs.w0.log").read_text()
-        assert f"reward `Ponders.right` took {stall.longest_s * 1000:.0f} ms in its process" in log
+        assert (
+            f"reward `Ponders.right` took {stall.longest_s * 1000:.0f} ms in its process"
+            in log
+        )
 
 
 async def test_bad_frames_do_not_end_the_router(tmp_path: Path, tiny_moe: Path) -> None:
@@ -248,5 +274,7 @@ async def test_an_unknown_environment_ends_the_server_with_one_line(
 ) -> None:
     part = router_spec(EnvConfig(id="revers-text"), tiny_moe, "http://127.0.0.1:9", tmp_path)
     async with start_part("test.router", ROUTER, part, log=tmp_path / "router.log") as router:
-        with pytest.raises(PartDied, match=r"no environment 'revers-text'; did you mean 'reverse-text'"):
+        with pytest.raises(
+            PartDied, match=r"no environment 'revers-text'; did you mean 'reverse-text'"
+        ):
             await router.listen(lambda stats: None, lambda body: None)

@@ -50,7 +50,9 @@ async def test_two_clients_use_the_same_ids(tmp_path: Path, tiny_moe: Path) -> N
             assert all(len(ends) == 1 for ends in server.settled.values())
 
 
-async def test_a_client_that_vanishes_leaves_nothing_running(tmp_path: Path, tiny_moe: Path) -> None:
+async def test_a_client_that_vanishes_leaves_nothing_running(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
     async with unruly(tmp_path, tiny_moe, "Patient", latency_s=300, limits=LEASE) as server:
         async with envs.connect(server.address) as client:
             gone = Server(client, server.engine, server.pid, tmp_path)
@@ -66,7 +68,9 @@ async def test_a_client_that_vanishes_leaves_nothing_running(tmp_path: Path, tin
 async def test_a_hundred_cancelled_rollouts_leave_nothing_running(
     tmp_path: Path, tiny_moe: Path
 ) -> None:
-    async with unruly(tmp_path, tiny_moe, "Patient", latency_s=300, concurrency=100) as server:
+    async with unruly(
+        tmp_path, tiny_moe, "Patient", latency_s=300, concurrency=100
+    ) as server:
         for n in range(100):
             await server.run(f"r{n}", "0")
         await server.engine.until_running(100)
@@ -78,7 +82,9 @@ async def test_a_hundred_cancelled_rollouts_leave_nothing_running(
             await server.engine.until_running(0)
         assert server.engine.num_aborted == 100
         server.stats.clear()
-        while not any(stats.in_flight == 0 and ".w" in stats.process for stats in server.stats):
+        while not any(
+            stats.in_flight == 0 and ".w" in stats.process for stats in server.stats
+        ):
             await server.receive(ServerStats)
 
 
@@ -87,7 +93,9 @@ async def test_workers_are_started_under_load_and_ended_when_idle(
 ) -> None:
     limits = ServerLimits(idle_s=2.0)
     size = {"workers": 3, "min_workers": 1, "concurrency": 1, "limits": limits}
-    async with serving(tmp_path, tiny_moe, "Patient", file=UNRULY, latency_s=30, **size) as server:
+    async with serving(
+        tmp_path, tiny_moe, "Patient", file=UNRULY, latency_s=30, **size
+    ) as server:
         await server.until_up(1)
         assert len(server.workers()) == 1
         for n in range(3):
@@ -137,7 +145,9 @@ async def test_a_drain_ends_after_its_limit(tmp_path: Path, tiny_moe: Path) -> N
         await server.engine.until_running(0)
 
 
-async def test_a_client_notices_that_its_server_is_gone(tmp_path: Path, tiny_moe: Path) -> None:
+async def test_a_client_notices_that_its_server_is_gone(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
     async with (
         unruly(tmp_path, tiny_moe, "Patient") as server,
         envs.connect(server.address, silent_s=2.0) as client,
@@ -150,7 +160,9 @@ async def test_a_client_notices_that_its_server_is_gone(tmp_path: Path, tiny_moe
             os.kill(server.pid, signal.SIGCONT)
 
 
-async def test_an_error_says_why_a_client_cannot_connect(tmp_path: Path, tiny_moe: Path) -> None:
+async def test_an_error_says_why_a_client_cannot_connect(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
     with pytest.raises(
         ProtocolError, match=r"no env server at tcp://127\.0\.0\.1:9: nothing listens there"
     ):

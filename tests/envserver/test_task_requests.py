@@ -44,7 +44,9 @@ def test_splits_and_clients_get_their_own_tasks() -> None:
     few, many = Tasks(0, (TASK,)), Tasks(0, (TASK, TASK))
     held_out = Tasks(0, (TASK,), split="eval")
     assert router.on(WorkerMessage(A, held_out)) == [SendToClient(CLIENT, held_out)]
-    assert router.on(WorkerMessage(A, many)) == [SendToClient(CLIENT, many)], "answers come in order"
+    assert router.on(WorkerMessage(A, many)) == [SendToClient(CLIENT, many)], (
+        "answers come in order"
+    )
     assert router.on(WorkerMessage(A, few)) == [SendToClient(OTHER, few)]
 
 
@@ -57,6 +59,8 @@ def test_a_client_may_have_a_limited_number_of_open_requests() -> None:
     (refused,) = sent(router.send(NextTasks(MAX_OPEN, 1, split="eval")), Tasks)
     assert (refused.start, refused.split) == (MAX_OPEN, "eval")
     assert "the most a client may have" in refused.error
-    assert sent(router.send(NextTasks(0, 1), OTHER), NextTasks), "another client has its own limit"
+    assert sent(router.send(NextTasks(0, 1), OTHER), NextTasks), (
+        "another client has its own limit"
+    )
     router.on(WorkerMessage(A, Tasks(0, (TASK,))))
     assert sent(router.send(NextTasks(MAX_OPEN, 1)), NextTasks)

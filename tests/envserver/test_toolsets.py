@@ -34,6 +34,9 @@ class BackDoor(Door):
 async def test_a_toolset_that_cannot_be_closed_keeps_no_other_open() -> None:
     front, jammed, back = Door(), Jammed(), BackDoor()
     with pytest.raises(KeyError, match="jammed"):
-        async with OpenToolsets() as toolsets, toolsets.opened([front, jammed, back], None) as opened:
+        async with (
+            OpenToolsets() as toolsets,
+            toolsets.opened([front, jammed, back], None) as opened,
+        ):
             assert all(door.is_open for door in opened if isinstance(door, Door))
     assert (front.is_open, jammed.is_open, back.is_open) == (False, True, False)

@@ -22,7 +22,9 @@ def fill(pool: WorkerPool, name: WorkerName, count: int) -> None:
         pool.give(name, RolloutId(f"{name}{n}"))
 
 
-def note(pool: WorkerPool, name: WorkerName, p99_s: float = 0.001, rss: int = 100 << 20) -> None:
+def note(
+    pool: WorkerPool, name: WorkerName, p99_s: float = 0.001, rss: int = 100 << 20
+) -> None:
     for _ in range(8):
         pool.note(name, ProcessStats(name, LagStats(p99=p99_s), rss))
 
@@ -85,7 +87,9 @@ def test_a_group_larger_than_any_worker_goes_to_an_empty_one() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 6), st.integers(0, 8), st.booleans()), min_size=1, max_size=6),
+    st.lists(
+        st.tuples(st.integers(1, 6), st.integers(0, 8), st.booleans()), min_size=1, max_size=6
+    ),
     st.integers(1, 8),
 )
 def test_the_chosen_worker_has_room_and_no_other_has_more(

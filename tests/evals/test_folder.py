@@ -130,7 +130,10 @@ def test_a_broken_line_is_named_and_the_last_line_of_a_rollout_counts(tmp_path: 
 
 
 def test_missing_and_failed_rollouts_run_and_groups_run_whole() -> None:
-    previous: dict[ResultKey, EvalResult] = {(0, 0): result(0, 0), (0, 1): result(0, 1, ok=False)}
+    previous: dict[ResultKey, EvalResult] = {
+        (0, 0): result(0, 0),
+        (0, 1): result(0, 1, ok=False),
+    }
     assert missing_rollouts(0, 3, previous, whole_groups=False) == [(1,), (2,)]
     assert missing_rollouts(0, 3, previous, whole_groups=True) == [(0, 1, 2)]
     assert missing_rollouts(0, 1, previous, whole_groups=True) == []

@@ -75,13 +75,18 @@ def scored(position: int, rollout: int, reward: float, **more: object) -> EvalRe
 
 def failed(position: int, rollout: int, boundary: str) -> EvalResult:
     return EvalResult(
-        position=position, task=str(position), rollout=rollout, error=EvalFailure(boundary, "no")
+        position=position,
+        task=str(position),
+        rollout=rollout,
+        error=EvalFailure(boundary, "no"),
     )
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), REWARDS), unique_by=lambda r: r[:2]),
        st.randoms(use_true_random=False))  # fmt: skip
-def test_the_order_of_results_does_not_matter(rows: list[tuple[int, int, float]], rng: object) -> None:
+def test_the_order_of_results_does_not_matter(
+    rows: list[tuple[int, int, float]], rng: object
+) -> None:
     results = [scored(*row) for row in rows]
     shuffled = list(results)
     rng.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -108,7 +113,9 @@ def test_a_summary_of_everything() -> None:
     assert found.rewards["exact"] == found.reward
     assert (found.metrics["len"].mean, found.metrics["len"].num_tasks) == (4.0, 1)
     assert (found.pass_at[1].mean, found.pass_at[1].num_tasks) == (0.25, 2)
-    assert (found.pass_at[2].mean, found.pass_at[2].num_tasks) == (1.0, 1), "task 1 has one sample only"
+    assert (found.pass_at[2].mean, found.pass_at[2].num_tasks) == (1.0, 1), (
+        "task 1 has one sample only"
+    )
     assert (found.truncated, found.turns, found.tokens) == (
         pytest.approx(1 / 3),
         pytest.approx(4 / 3),
@@ -118,7 +125,12 @@ def test_a_summary_of_everything() -> None:
 
 def test_a_summary_of_nothing() -> None:
     found = summarise([], 1.0, 4)
-    assert (found.reward, found.pass_at, found.num_settled, found.truncated) == (None, {}, 0, 0.0)
+    assert (found.reward, found.pass_at, found.num_settled, found.truncated) == (
+        None,
+        {},
+        0,
+        0.0,
+    )
     assert summarise([failed(0, 0, "env")], 1.0, 4).errors == {"env": 1}
 
 
@@ -135,7 +147,9 @@ def test_powers_of_two(limit: int) -> None:
     assert powers[-1] <= limit < 2 * powers[-1]
 
 
-def closed(env: str, *rewards: float, num_failed: int = 0, num_cancelled: int = 0) -> ClosedGroup:
+def closed(
+    env: str, *rewards: float, num_failed: int = 0, num_cancelled: int = 0
+) -> ClosedGroup:
     """A group of an evaluation between steps; the rollout with reward r sampled 10 + r tokens."""
     members = tuple(
         Member(
@@ -160,7 +174,9 @@ def test_an_evaluation_between_steps() -> None:
         closed("path/words.py", num_cancelled=2),
         closed("sums", -2.0, 3.0, 1.0),
     ]
-    metrics = eval_metrics(groups, 1.0, lambda env: env.removeprefix("path/").removesuffix(".py"))
+    metrics = eval_metrics(
+        groups, 1.0, lambda env: env.removeprefix("path/").removesuffix(".py")
+    )
     assert metrics == {
         "eval/sums/avg@3": pytest.approx((0.5 + 2 / 3) / 2),
         "eval/sums/pass@1": pytest.approx((0.5 + 2 / 3) / 2),

@@ -32,8 +32,16 @@ def test_bulks_are_cut_out_and_the_rest_stays_valid_json(
     reply_bulk: str | None, prompt_bulk: str | None, prompt_first: bool, text: str, spaced: bool,
     cuts: list[int],
 ) -> None:  # fmt: skip
-    choice: dict[str, Any] = {"text": text, "routed_experts": reply_bulk, "finish_reason": "stop"}
-    fields: dict[str, Any] = {"choices": [choice], "prompt_routed_experts": prompt_bulk, "usage": {}}
+    choice: dict[str, Any] = {
+        "text": text,
+        "routed_experts": reply_bulk,
+        "finish_reason": "stop",
+    }
+    fields: dict[str, Any] = {
+        "choices": [choice],
+        "prompt_routed_experts": prompt_bulk,
+        "usage": {},
+    }
     if prompt_first:
         fields = dict(reversed(fields.items()))
     body = json.dumps(fields, separators=None if spaced else (",", ":")).encode()
@@ -59,7 +67,9 @@ def test_bulks_are_cut_out_and_the_rest_stays_valid_json(
     skip=st.integers(0, 1800).map(lambda n: 4 * n),
     cuts=st.lists(st.integers(0, 6100), max_size=20),
 )
-def test_unneeded_characters_are_dropped_as_they_arrive(length: int, skip: int, cuts: list[int]) -> None:
+def test_unneeded_characters_are_dropped_as_they_arrive(
+    length: int, skip: int, cuts: list[int]
+) -> None:
     skip = min(skip, length // 4 * 4)
     text = "".join(BASE64[n % 64] for n in range(length))
     body = json.dumps({"routed_experts": text, "usage": 1}).encode()

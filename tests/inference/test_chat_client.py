@@ -28,7 +28,10 @@ def shout(text: str, num_before: int) -> str:
 async def error_of(answer: Any, **client: Any) -> str:
     """Return the client's error for an endpoint that gives this answer."""
     async with chat_double(answer) as double:
-        with ChatClient(double.url, "double", **client) as chat, pytest.raises(EngineError) as caught:
+        with (
+            ChatClient(double.url, "double", **client) as chat,
+            pytest.raises(EngineError) as caught,
+        ):
             await chat.complete(HI, HOT)
         assert str(caught.value).startswith(f"{double.url}/chat/completions: ")
         return str(caught.value)
@@ -54,7 +57,9 @@ async def test_the_client_sends_messages_and_returns_a_reply() -> None:
 async def test_the_reasoning_of_earlier_replies_is_sent_back() -> None:
     async with chat_double(shout) as double:
         with ChatClient(double.url, "double") as chat:
-            await chat.complete([*HI, Message("assistant", "so", "hm"), Message("user", "why?")], HOT)
+            await chat.complete(
+                [*HI, Message("assistant", "so", "hm"), Message("user", "why?")], HOT
+            )
         assert double.requests[0]["messages"][2:] == [
             {"role": "assistant", "content": "so", "reasoning_content": "hm"},
             {"role": "user", "content": "why?"},
@@ -69,9 +74,18 @@ async def test_v1_is_added_to_a_url_without_a_path() -> None:
 
 
 async def test_a_reply_may_have_tool_calls_and_reasoning_and_no_content() -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "add", "arguments": '{"a": 1}'},
+    }
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-    message = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]}
+    message = {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "hm",
+        "tool_calls": [call],
+    }
     async with chat_double(lambda *_: message) as double:
         with ChatClient(double.url, "double") as chat:
             reply = await chat.complete(HI, HOT, [tool])
@@ -102,7 +116,9 @@ async def test_a_model_that_the_endpoint_does_not_list_is_an_error() -> None:
     async with chat_double(shout, models=("qwen3-8b", "qwen3-32b")) as double:
         with (
             ChatClient(double.url, "qwen-8b") as chat,
-            pytest.raises(EngineError, match=r"no model 'qwen-8b' at .*; did you mean 'qwen3-8b'\?"),
+            pytest.raises(
+                EngineError, match=r"no model 'qwen-8b' at .*; did you mean 'qwen3-8b'\?"
+            ),
         ):
             await chat.check()
 
@@ -143,7 +159,9 @@ async def test_a_busy_endpoint_is_asked_again(after: str | None) -> None:
 
 
 async def test_a_pause_beyond_the_deadline_is_an_error_at_once() -> None:
-    full = web.json_response({"error": {"message": "full"}}, status=429, headers={"Retry-After": "99"})
+    full = web.json_response(
+        {"error": {"message": "full"}}, status=429, headers={"Retry-After": "99"}
+    )
     error = await error_of(lambda *_: full, deadline_s=30)
     assert "HTTP 429: full; asking again in 99.0 s would pass the deadline of 30 s" in error
 
@@ -169,7 +187,10 @@ async def test_at_the_deadline_the_client_closes_the_connection_to_a_slow_endpoi
             lambda: web.Response(body=b'{"choices": [{"message": {"content": "\x80"}}]}'),
             "not a chat completion",
         ),
-        (lambda: web.json_response({"error": {"message": "no credit left"}}), "no credit left"),
+        (
+            lambda: web.json_response({"error": {"message": "no credit left"}}),
+            "no credit left",
+        ),
         (
             lambda: web.json_response({"error": {"message": "too long"}}, status=400),
             "HTTP 400: too long",

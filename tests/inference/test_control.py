@@ -45,7 +45,10 @@ async def controlled(answer: Answer, owner: str = "vllm") -> AsyncIterator[Serve
     app = web.Application()
     app.router.add_get("/v1/models", models)
     app.router.add_route("*", "/{path:.*}", handle)
-    async with served(app) as url, open_control(EngineAccess(url, deadline_s=30)) as server.control:
+    async with (
+        served(app) as url,
+        open_control(EngineAccess(url, deadline_s=30)) as server.control,
+    ):
         yield server
 
 
@@ -60,7 +63,11 @@ def refuse(request: web.Request) -> web.Response:
 async def test_weights_are_loaded_while_decoding_is_paused() -> None:
     async with controlled(accept, owner="sglang") as server:
         await server.control.update_weights("/weights/v3", 3)
-    assert server.paths == ["/pause_generation", "/update_weights_from_disk", "/continue_generation"]
+    assert server.paths == [
+        "/pause_generation",
+        "/update_weights_from_disk",
+        "/continue_generation",
+    ]
     assert server.calls[1][1] == {
         "model_path": "/weights/v3",
         "weight_version": "3",
@@ -85,7 +92,9 @@ async def test_only_the_status_of_an_answer_decides_that_the_path_is_unknown() -
     """The text of another error may mention HTTP 404, for example that of a server behind a proxy."""
     broken = "the backend answered HTTP 404: not found"
     async with controlled(lambda request: web.Response(status=500, text=broken)) as server:
-        with pytest.raises(EngineAway, match="HTTP 500: the backend answered HTTP 404") as caught:
+        with pytest.raises(
+            EngineAway, match="HTTP 500: the backend answered HTTP 404"
+        ) as caught:
             await server.control.load()
         assert caught.value.status == 500
         with pytest.raises(EngineAway):

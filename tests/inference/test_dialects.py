@@ -32,7 +32,9 @@ def reply(name: str) -> bytes:
 def read(dialect: Dialect, body: bytes, start: int = 0) -> tuple[ReplyColumns, Routes | None]:
     """Read a whole reply the way the engine client does."""
     wanted = WantedRoutes(start, len(PROMPT), SAMPLING.max_tokens)
-    cutter = BodyCutter(BodyBuffer(), lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted))
+    cutter = BodyCutter(
+        BodyBuffer(), lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted)
+    )
     cutter.feed(body, 0, len(body))
     drawn = dialect.parse_columns(cutter.rest)
     return drawn, dialect.decode_routes(cutter.bulks, wanted, len(drawn.token_ids))
@@ -118,7 +120,10 @@ def spoiled(**changes: Any) -> bytes:
         (spoiled(token_ids=[]), "no tokens"),
         (spoiled(routed_experts="%%%"), "cannot be read"),
         (spoiled(routed_experts="AAAA"), "cannot be read"),
-        (reply("completions").replace(b"-6.884614944458008", b"-1e999"), "not finite|not a completion"),
+        (
+            reply("completions").replace(b"-6.884614944458008", b"-1e999"),
+            "not finite|not a completion",
+        ),
     ],
 )
 def test_wrong_vllm_replies_are_refused(body: bytes, message: str) -> None:

@@ -30,8 +30,12 @@ pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
 def make_spec(folder: Path, port: int | None = None) -> EngineSpec:
     return EngineSpec(
-        model=ModelConfig(path=str(folder), renderer="qwen3", template={"enable_thinking": False}),
-        engine=EngineConfig(max_context=128, embedded=EmbeddedEngineConfig(port=port, max_batch=8)),
+        model=ModelConfig(
+            path=str(folder), renderer="qwen3", template={"enable_thinking": False}
+        ),
+        engine=EngineConfig(
+            max_context=128, embedded=EmbeddedEngineConfig(port=port, max_batch=8)
+        ),
         weights=str(folder),
         version=2,
         seed=0,
@@ -80,7 +84,9 @@ async def test_every_request_of_a_client_is_answered(tiny_moe: Path) -> None:
         assert (await post(f"{url}/resume"))[0] == 200
         async with open_engine(EngineAccess(url, deadline_s=60), routes=False) as engine:
             prompt = make_prompt(np.arange(5, dtype=np.int32))
-            assert len((await engine.complete(prompt, Sampling(3), [], 0)).completion_ids) == 3
+            assert (
+                len((await engine.complete(prompt, Sampling(3), [], 0)).completion_ids) == 3
+            )
 
 
 async def check_abort(url: str, name: str) -> None:
@@ -143,7 +149,9 @@ async def check_errors(url: str, name: str) -> None:
     assert "no model folder '/none'" in reply["error"]["message"]
 
 
-async def test_weights_change_under_requests_in_flight(tiny_moe: Path, tmp_path: Path) -> None:
+async def test_weights_change_under_requests_in_flight(
+    tiny_moe: Path, tmp_path: Path
+) -> None:
     """Long requests continue with the new weights, and every token has the version that drew it."""
     other = load_model(str(tiny_moe))
     with torch.no_grad():
@@ -157,7 +165,9 @@ async def test_weights_change_under_requests_in_flight(tiny_moe: Path, tmp_path:
     ):
         prompt = np.arange(5, dtype=np.int32)
         requests = [
-            asyncio.create_task(engine.complete(make_prompt(prompt), Sampling(100), [], routes_start=0))
+            asyncio.create_task(
+                engine.complete(make_prompt(prompt), Sampling(100), [], routes_start=0)
+            )
             for _ in range(8)
         ]
         while not (load := await control.load()) or not load.running:  # noqa: ASYNC110
@@ -178,7 +188,9 @@ async def test_weights_change_under_requests_in_flight(tiny_moe: Path, tmp_path:
     np.testing.assert_allclose(later.logprobs, expected, atol=1e-4)
 
 
-async def test_a_busy_port_is_an_error_and_a_dead_decoder_ends_the_engine(tiny_moe: Path) -> None:
+async def test_a_busy_port_is_an_error_and_a_dead_decoder_ends_the_engine(
+    tiny_moe: Path,
+) -> None:
     async with start_part("engine", ENGINE, make_spec(tiny_moe)) as engine:
         listening = asyncio.create_task(engine.listen(lambda stats: None, lambda body: None))
         url = await engine.ready()
@@ -194,7 +206,9 @@ async def test_a_busy_port_is_an_error_and_a_dead_decoder_ends_the_engine(tiny_m
 
 async def check_busy_port(model: Path, port: int) -> None:
     async with start_part("engine", ENGINE, make_spec(model, port)) as second:
-        with pytest.raises(PartDied, match=rf"'engine\.embedded\.port' = {port} cannot be bound"):
+        with pytest.raises(
+            PartDied, match=rf"'engine\.embedded\.port' = {port} cannot be bound"
+        ):
             await second.listen(lambda stats: None, lambda body: None)
 
 

@@ -6,11 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollway.inference.http.endpoint import LONGEST_PAUSE_S, back_off_s, describe_error, retry_after_s
+from rollway.inference.http.endpoint import (
+    LONGEST_PAUSE_S,
+    back_off_s,
+    describe_error,
+    retry_after_s,
+)
 
 
 def test_an_error_is_described_in_the_words_of_the_engine() -> None:
-    body = b'{"error": {"message": "prompt too long", "type": "BadRequestError", "code": 400}}'
+    body = (
+        b'{"error": {"message": "prompt too long", "type": "BadRequestError", "code": 400}}'
+    )
     assert describe_error(400, body) == "HTTP 400: prompt too long"
     assert describe_error(502, b"Bad Gateway") == "HTTP 502: Bad Gateway"
 

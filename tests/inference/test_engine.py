@@ -14,7 +14,12 @@ from tests.doubles.chat import chat_double
 
 from rollway.errors import EngineError
 from rollway.inference.engines.dialect import Prompt, make_prompt
-from rollway.inference.engines.engine import INLINE_JSON_BYTES, INLINE_ROUTES_BYTES, Engine, open_engine
+from rollway.inference.engines.engine import (
+    INLINE_JSON_BYTES,
+    INLINE_ROUTES_BYTES,
+    Engine,
+    open_engine,
+)
 from rollway.inference.engines.link import EngineAccess
 from rollway.inference.replies.columns import SAFETENSORS, encode_reply
 from rollway.inference.replies.long_replies import LongReplies
@@ -48,7 +53,11 @@ async def serving(answer: Answer, owner: str = "vllm") -> AsyncIterator[str]:
 
 
 def routes_of(positions: int) -> Any:
-    return (np.arange(positions * LAYERS * TOPK) % 251).astype(np.uint8).reshape(-1, LAYERS, TOPK)
+    return (
+        (np.arange(positions * LAYERS * TOPK) % 251)
+        .astype(np.uint8)
+        .reshape(-1, LAYERS, TOPK)
+    )
 
 
 def vllm_answer(num_drawn: int, *, binary: bool) -> Answer:
@@ -71,7 +80,9 @@ def vllm_answer(num_drawn: int, *, binary: bool) -> Answer:
 
 
 async def draw_turn(url: str, num_prompt: int, start: int, **options: Any) -> Turn:
-    async with open_engine(EngineAccess(url, deadline_s=30), routes=True, **options) as engine:
+    async with open_engine(
+        EngineAccess(url, deadline_s=30), routes=True, **options
+    ) as engine:
         return await engine.complete(prompt_of(num_prompt), Sampling(1 << 20), [], start)
 
 
@@ -112,7 +123,10 @@ async def test_the_error_of_a_long_reply_says_what_is_wrong() -> None:
         return web.json_response({"choices": [choice]})
 
     async with serving(answer) as url, ProcessLane("t", 1) as lane:
-        with LongReplies(lane) as long_replies, pytest.raises(EngineError, match="has no logprobs"):
+        with (
+            LongReplies(lane) as long_replies,
+            pytest.raises(EngineError, match="has no logprobs"),
+        ):
             await draw_turn(url, 5, start=0, long_replies=long_replies)
 
 
@@ -142,7 +156,11 @@ async def test_an_error_says_what_is_wrong_with_the_answer() -> None:
             await draw_turn(url, 5, start=0)
 
     async def without_routes(request: web.Request, body: dict[str, Any]) -> web.Response:
-        choice = {"finish_reason": "stop", "token_ids": [1], "logprobs": {"token_logprobs": [0.0]}}
+        choice = {
+            "finish_reason": "stop",
+            "token_ids": [1],
+            "logprobs": {"token_logprobs": [0.0]},
+        }
         return web.json_response({"choices": [choice]})
 
     async with serving(without_routes) as url:
@@ -192,12 +210,16 @@ async def complete(engine: Engine, num_prompt: int) -> Turn:
 
 
 async def test_the_model_is_chosen_by_name_and_the_key_is_sent() -> None:
-    async with chat_double(lambda text, num_before: text, key="sesame", models=("a", "b")) as double:
+    async with chat_double(
+        lambda text, num_before: text, key="sesame", models=("a", "b")
+    ) as double:
         for name, expected in (("", "a"), ("b", "b")):
             access = EngineAccess(double.url, 5, name, "sesame")
             async with open_engine(access, routes=False) as engine:
                 assert engine.model == expected
         with pytest.raises(EngineError, match=r"no model 'c' at .* \(it serves a, b\)"):
-            await open_engine(EngineAccess(double.url, 5, "c", "sesame"), routes=False).__aenter__()
+            await open_engine(
+                EngineAccess(double.url, 5, "c", "sesame"), routes=False
+            ).__aenter__()
         with pytest.raises(EngineError, match="HTTP 401: who are you"):
             await open_engine(EngineAccess(double.url, 5), routes=False).__aenter__()

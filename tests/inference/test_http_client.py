@@ -139,7 +139,9 @@ async def test_broken_replies_are_errors(reply: bytes, message: str) -> None:
                 await read_text(answer)
 
 
-async def test_a_connection_is_not_used_again_if_the_server_sends_more_than_it_announced() -> None:
+async def test_a_connection_is_not_used_again_if_the_server_sends_more_than_it_announced() -> (
+    None
+):
     reply = OK + b"Content-Length: 2\r\n\r\nhi"
     junk = reply + b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n"
     for first in (junk, CHUNKED + b"2\r\nhi\r\n0\r\n\r\nmore"):
@@ -192,12 +194,20 @@ async def test_an_address_without_a_server_is_an_error() -> None:
     with pytest.raises(HttpError, match="cannot connect"):
         async with HttpClient("http://127.0.0.1:1").request("GET", "/"):
             pass
-    for url in ("ftp://host", "http://", "http://host:99999", "http://host:no", "http://[::1"):
+    for url in (
+        "ftp://host",
+        "http://",
+        "http://host:99999",
+        "http://host:no",
+        "http://[::1",
+    ):
         with pytest.raises(HttpError, match="not the address of an HTTP server"):
             HttpClient(url)
 
 
-@given(chunks=st.lists(st.binary(min_size=1, max_size=40), max_size=8), size=st.integers(1, 50))
+@given(
+    chunks=st.lists(st.binary(min_size=1, max_size=40), max_size=8), size=st.integers(1, 50)
+)
 def test_chunks_may_arrive_in_pieces_of_any_size(chunks: list[bytes], size: int) -> None:
     wire = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
     received = bytearray()
@@ -209,7 +219,9 @@ def test_chunks_may_arrive_in_pieces_of_any_size(chunks: list[bytes], size: int)
 
 
 def test_a_head_is_parsed_into_status_and_headers() -> None:
-    head = parse_head(b"HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\nConnection: close")
+    head = parse_head(
+        b"HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\nConnection: close"
+    )
     assert head.status == 404
     assert head.headers["content-type"] == "text/plain"
     assert head.closes
@@ -238,7 +250,9 @@ class SinkWithGap:
 
 
 @pytest.mark.parametrize("num_pieces", [1, 7])
-async def test_bytes_that_a_sink_does_not_need_are_thrown_away_in_the_kernel(num_pieces: int) -> None:
+async def test_bytes_that_a_sink_does_not_need_are_thrown_away_in_the_kernel(
+    num_pieces: int,
+) -> None:
     body = b"a" * 1000 + b"-" * (9 << 20) + b"z" * 1000
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -252,7 +266,9 @@ async def test_bytes_that_a_sink_does_not_need_are_thrown_away_in_the_kernel(num
                 await asyncio.sleep(0.01)
 
     async with client_of(serve) as client:
-        for _ in range(2):  # the second time on the same connection, which must work as before
+        for _ in range(
+            2
+        ):  # the second time on the same connection, which must work as before
             sink = SinkWithGap(1000, 9 << 20)
             async with client.request("GET", "/") as reply:
                 await reply.read(sink.feed, sink)
@@ -274,7 +290,9 @@ async def test_a_body_that_filled_the_kernels_buffer_can_be_thrown_away(length: 
     async def read_late(client: HttpClient) -> int:
         sink = SinkWithGap(1000, 1 << 30)
         async with client.request("GET", "/") as reply:
-            await asyncio.sleep(0.3)  # until the kernel's buffer is full, which nothing reports
+            await asyncio.sleep(
+                0.3
+            )  # until the kernel's buffer is full, which nothing reports
             await reply.read(sink.feed, sink)
         return len(sink.kept) + sink.num_skipped
 
@@ -283,7 +301,9 @@ async def test_a_body_that_filled_the_kernels_buffer_can_be_thrown_away(length: 
 
 
 @pytest.mark.parametrize("ends", [True, False])
-async def test_a_server_may_close_the_connection_while_its_bytes_are_thrown_away(ends: bool) -> None:
+async def test_a_server_may_close_the_connection_while_its_bytes_are_thrown_away(
+    ends: bool,
+) -> None:
     body = b"a" * 1000 + b"-" * (4 << 20)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -33,7 +33,9 @@ async def pool_of(
 
 
 async def ask(engine: PinnedEngine, number: int) -> Turn:
-    return await engine.complete(make_prompt(np.array([number], np.int32)), Sampling(4), [], 0)
+    return await engine.complete(
+        make_prompt(np.array([number], np.int32)), Sampling(4), [], 0
+    )
 
 
 def prompts(engine: VersionedEngine) -> list[int]:
@@ -77,11 +79,15 @@ async def test_rollouts_wait_while_no_engine_answers() -> None:
 async def test_an_engine_that_never_comes_back_fails_the_request_with_its_url() -> None:
     async with versioned_engine() as engine, pool_of(engine, patience_s=0.5) as pool:
         await engine.stop()
-        with pytest.raises(EngineError, match=rf"{engine.url}.*cannot connect.*; waited [\d.]+ s"):
+        with pytest.raises(
+            EngineError, match=rf"{engine.url}.*cannot connect.*; waited [\d.]+ s"
+        ):
             await ask(pool.pin(0), 0)
 
 
-async def test_an_engine_that_comes_back_with_old_weights_gets_no_request_until_it_is_updated() -> None:
+async def test_an_engine_that_comes_back_with_old_weights_gets_no_request_until_it_is_updated() -> (
+    None
+):
     async with versioned_engine() as engine, pool_of(engine) as pool:
         engine.version, pool.policy.version = "3", 3
         pinned = pool.pin(0)
@@ -130,15 +136,23 @@ async def test_an_engine_that_does_not_report_its_version_gets_requests() -> Non
 async def test_a_request_during_which_engines_keep_going_away_fails() -> None:
     async with versioned_engine() as engine, pool_of(engine) as pool:
         engine.hangs_up_on = lambda prompt: prompt == [13]
-        with pytest.raises(EngineError, match="engines went away 5 times during this request"):
+        with pytest.raises(
+            EngineError, match="engines went away 5 times during this request"
+        ):
             await ask(pool.pin(0), 13)
         await ask(pool.pin(0), 14)
     assert prompts(engine)[-1] == 14
 
 
 async def test_at_the_start_every_engine_must_answer_and_serve_the_same_model() -> None:
-    async with versioned_engine() as a, versioned_engine(model="other") as b, versioned_engine() as c:
-        with pytest.raises(EngineError, match=f"the engine at {a.url} serves 'm' .* {b.url} 'other'"):
+    async with (
+        versioned_engine() as a,
+        versioned_engine(model="other") as b,
+        versioned_engine() as c,
+    ):
+        with pytest.raises(
+            EngineError, match=f"the engine at {a.url} serves 'm' .* {b.url} 'other'"
+        ):
             await pool_of(a, b).__aenter__()
         await c.stop()
         with pytest.raises(EngineAway, match=f"no engine at {c.url}"):

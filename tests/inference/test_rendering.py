@@ -7,19 +7,31 @@ import pytest
 
 from rollway.config.sections import ModelConfig
 from rollway.errors import ConfigError, ModelError
-from rollway.inference.rendering.rendering import INLINE_CHARS, TAIL_TOKENS, Renderer, SyncRenderer
+from rollway.inference.rendering.rendering import (
+    INLINE_CHARS,
+    TAIL_TOKENS,
+    Renderer,
+    SyncRenderer,
+)
 from rollway.inference.rendering.tokenizer import Tokenizer
 from rollway.loop.lanes.lanes import ProcessLane
 from rollway.records.task import Message
 
 
 def qwen3(folder: Path) -> ModelConfig:
-    return ModelConfig(path=str(folder), renderer="qwen3", template={"enable_thinking": False})
+    return ModelConfig(
+        path=str(folder), renderer="qwen3", template={"enable_thinking": False}
+    )
 
 
 def test_a_prompt_ends_where_the_policy_starts_to_speak(tiny_moe: Path) -> None:
-    text = Tokenizer(str(tiny_moe)).decode(SyncRenderer(qwen3(tiny_moe)).prompt([Message("user", "hi")]))
-    assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    text = Tokenizer(str(tiny_moe)).decode(
+        SyncRenderer(qwen3(tiny_moe)).prompt([Message("user", "hi")])
+    )
+    assert (
+        text
+        == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -48,7 +60,9 @@ def test_the_default_renderer_runs_the_chat_template(tiny_moe: Path) -> None:
     messages = [Message("system", "be brief"), Message("user", "hi")]
     default = SyncRenderer(ModelConfig(path=str(tiny_moe), renderer="default"))
     assert default.prompt(messages) == SyncRenderer(qwen3(tiny_moe)).prompt(messages)
-    assert default.extend([1], [2], messages) is None, "a chat template cannot extend a prompt"
+    assert default.extend([1], [2], messages) is None, (
+        "a chat template cannot extend a prompt"
+    )
 
 
 @pytest.mark.anyio
@@ -72,7 +86,9 @@ def test_an_error_names_the_wrong_renderer_or_option(tiny_moe: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"model.template.enable_thinkin.*did you mean 'enable_thinking'"
     ):
-        SyncRenderer(ModelConfig(path=path, renderer="qwen3", template={"enable_thinkin": True}))
+        SyncRenderer(
+            ModelConfig(path=path, renderer="qwen3", template={"enable_thinkin": True})
+        )
     with pytest.raises(ModelError, match="does not fit the tokenizer"):
         SyncRenderer(ModelConfig(path=path, renderer="glm-5"))
     with pytest.raises(ModelError, match="cannot read the tokenizer"):

@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from rollway.inference.embedded.scheduler import GenerationRequest, Scheduler, TokenSequence, draw
+from rollway.inference.embedded.scheduler import (
+    GenerationRequest,
+    Scheduler,
+    TokenSequence,
+    draw,
+)
 from rollway.inference.embedded.slots import SlotModel
 from rollway.model.load import load_model
 from rollway.model.routers import capture, find_routers
@@ -61,7 +66,10 @@ def test_many_requests_decode_like_the_plain_model(model: Any) -> None:
     for request_id, prompt in enumerate(random_prompts(17)):
         scheduler.add(
             make_request(
-                request_id, prompt, max_tokens=1 + request_id % 7, temperature=0.5 + 0.1 * request_id
+                request_id,
+                prompt,
+                max_tokens=1 + request_id % 7,
+                temperature=0.5 + 0.1 * request_id,
             )
         )
     done = finish(scheduler)
@@ -86,7 +94,9 @@ def test_a_seeded_reply_does_not_depend_on_other_requests(model: Any) -> None:
     scheduler = Scheduler(SlotModel(model, 6, 64), seed=9)
     for request_id, prompt in enumerate(random_prompts(6)):
         scheduler.add(make_request(request_id, prompt))
-    together = {sequence.request.id: sequence.tokens for sequence in finish(scheduler).values()}
+    together = {
+        sequence.request.id: sequence.tokens for sequence in finish(scheduler).values()
+    }
     assert together == alone
 
 
@@ -132,7 +142,9 @@ def test_a_paused_request_continues_and_each_token_has_its_version(model: Any) -
 def test_drawn_tokens_follow_the_distribution() -> None:
     logits = torch.tensor([[1.0, 2.0, 0.5, -1.0]]).repeat(4000, 1)
     rng = np.random.default_rng(0)
-    sequences = [TokenSequence(make_request(0, [1], temperature=0.8), rng) for _ in range(4000)]
+    sequences = [
+        TokenSequence(make_request(0, [1], temperature=0.8), rng) for _ in range(4000)
+    ]
     tokens, logprobs = draw(logits, sequences)
     expected = torch.softmax(logits[0] / 0.8, -1)
     counts = np.bincount(tokens, minlength=4) / 4000
@@ -149,6 +161,7 @@ def test_top_p_excludes_unlikely_tokens_and_temperature_0_is_greedy() -> None:
     assert set(tokens) == {0}
     assert logprobs[0] == pytest.approx(0.0, abs=1e-6)
     tokens, _ = draw(
-        logits, [TokenSequence(make_request(0, [1], temperature=0.0), rng) for _ in range(200)]
+        logits,
+        [TokenSequence(make_request(0, [1], temperature=0.0), rng) for _ in range(200)],
     )
     assert set(tokens) == {0}

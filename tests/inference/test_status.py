@@ -40,7 +40,9 @@ sglang:num_running_reqs_offline_batch{model_name="a } b"} 5.0
 
 
 def test_the_loads_of_an_engines_ranks_are_added_up() -> None:
-    assert parse_load(VLLM, Vllm.gauges) == EngineLoad(running=31, waiting=4, cache_use=0.9375)
+    assert parse_load(VLLM, Vllm.gauges) == EngineLoad(
+        running=31, waiting=4, cache_use=0.9375
+    )
     assert parse_load(bytearray(SGLANG), Sglang.gauges) == EngineLoad(162, 2826, 0.28)
 
 
@@ -50,7 +52,9 @@ def test_metrics_without_a_load_give_none(text: bytes) -> None:
 
 
 def test_values_that_are_not_finite_do_not_count() -> None:
-    assert parse_load(VLLM.replace(b" 4.0", b" NaN"), Vllm.gauges) == EngineLoad(31, 0, 0.9375)
+    assert parse_load(VLLM.replace(b" 4.0", b" NaN"), Vllm.gauges) == EngineLoad(
+        31, 0, 0.9375
+    )
 
 
 @pytest.mark.parametrize("line", [b"run", b"run ", b"run{a=", b"run x", b"run -", b"run inf"])

@@ -52,7 +52,9 @@ async def test_a_restartable_part_that_is_killed_is_started_again(tmp_path: Path
         assert await lives.reported.get() == 0
         os.kill(part.pid, signal.SIGKILL)
         assert await lives.reported.get() == 1
-    assert lives.lines == [f"mortal (pid {part.pid}) was killed by SIGKILL and is started again"]
+    assert lives.lines == [
+        f"mortal (pid {part.pid}) was killed by SIGKILL and is started again"
+    ]
 
 
 async def test_a_part_that_dies_too_often_ends_the_run(tmp_path: Path) -> None:
@@ -70,7 +72,9 @@ async def test_a_part_that_dies_too_often_ends_the_run(tmp_path: Path) -> None:
         await run()
     error = first_cause(raised.value)
     assert isinstance(error, PartDied)
-    assert str(error).startswith(f"mortal died {MAX_DEATHS} times within 300 s; the last time mortal (")
+    assert str(error).startswith(
+        f"mortal died {MAX_DEATHS} times within 300 s; the last time mortal ("
+    )
     assert "exited with 4" in str(error)
     assert len(lives.lines) == MAX_DEATHS - 1
 

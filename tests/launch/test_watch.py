@@ -19,7 +19,9 @@ def test_the_last_lines_of_a_run_sum_it_up() -> None:
         watch.on_message(encode(StepDone(step, {"reward/all/mean": step / 10}, {})))
     for place in range(MAX_CULPRITS + 3):
         stall = Stall(f"env.py:{place}", "rollout", 1, 1.0 + place, 1.0)
-        watch.health.hear(ProcessStats("w0", LagStats(p99=0.002, max=0.05), 1, stalls=(stall,)))
+        watch.health.hear(
+            ProcessStats("w0", LagStats(p99=0.002, max=0.05), 1, stalls=(stall,))
+        )
     reward, lag, *culprits = watch.summary()
     assert reward == "Reward: 0.3000 (first 5 steps) → 1.0000 (last 5)"
     assert lag.startswith("Lag p99/max ms, whole run: w0 ")
@@ -35,4 +37,6 @@ def test_the_status_of_a_server_counts_the_workers_that_reported() -> None:
     watch.health.hear(ProcessStats("sums.router", LagStats(max=0.001), 10_000_000))
     for worker in ("sums.w0.0", "sums.w1.0"):
         watch.health.hear(ProcessStats(worker, LagStats(), 20_000_000, in_flight=4))
-    assert watch.status().startswith("2/3 workers · 8 rollouts running · 50 MB · lag p99/max ms: sums.")
+    assert watch.status().startswith(
+        "2/3 workers · 8 rollouts running · 50 MB · lag p99/max ms: sums."
+    )

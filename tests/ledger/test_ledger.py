@@ -57,7 +57,9 @@ async def test_everything_queued_is_committed_when_the_run_fails(tmp_path: Path)
 async def test_a_file_that_is_not_a_database_is_refused_at_once(tmp_path: Path) -> None:
     path = tmp_path / "run.db"
     path.write_bytes(b"not a database " * 100)
-    with pytest.raises(RunDirError, match=r"the ledger .*run\.db cannot be used: .*not a database"):
+    with pytest.raises(
+        RunDirError, match=r"the ledger .*run\.db cannot be used: .*not a database"
+    ):
         async with open_ledger(path):
             pytest.fail("the file was opened")
     with pytest.raises(RunDirError, match=r"cannot be used: .*--clean"):
@@ -67,7 +69,9 @@ async def test_a_file_that_is_not_a_database_is_refused_at_once(tmp_path: Path) 
 
 
 @pytest.mark.anyio
-async def test_a_flush_after_a_bad_statement_raises_and_so_does_every_later_call(tmp_path: Path) -> None:
+async def test_a_flush_after_a_bad_statement_raises_and_so_does_every_later_call(
+    tmp_path: Path,
+) -> None:
     async def failing_run() -> None:
         async with open_ledger(tmp_path / "run.db") as ledger:
             await ledger.write("INSERT INTO nowhere VALUES (1)")

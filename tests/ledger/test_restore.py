@@ -12,9 +12,24 @@ from hypothesis import strategies as st
 from rollway.ledger.ledger import open_ledger
 from rollway.ledger.restore import read_reports, restore
 from rollway.records.batch import BatchManifest, BatchRow
-from rollway.records.ids import GroupId, PolicyVersion, RolloutId, Step, WorkerName, make_rollout_id
+from rollway.records.ids import (
+    GroupId,
+    PolicyVersion,
+    RolloutId,
+    Step,
+    WorkerName,
+    make_rollout_id,
+)
 from rollway.records.payload import PayloadRef
-from rollway.records.rollout import Cancelled, Failed, Outcome, RowSummary, Scored, Settled, Timing
+from rollway.records.rollout import (
+    Cancelled,
+    Failed,
+    Outcome,
+    RowSummary,
+    Scored,
+    Settled,
+    Timing,
+)
 from rollway.records.task import Task
 
 SIZE = 3
@@ -31,7 +46,9 @@ def scored(number: int) -> Scored:
 
 def manifest(step: int, names: list[str], refs: dict[str, PayloadRef]) -> BatchManifest:
     rows = tuple(BatchRow(RolloutId(name), refs[name], 0, 10, 5, 0.5) for name in names)
-    return BatchManifest(Step(step), PolicyVersion(step - 1), rows, ((tuple(range(len(rows))),),))
+    return BatchManifest(
+        Step(step), PolicyVersion(step - 1), rows, ((tuple(range(len(rows))),),)
+    )
 
 
 class Story:
@@ -63,7 +80,11 @@ class Story:
     def members(self, fate: str) -> list[str]:
         """Return the scored rollouts of the groups with this fate."""
         groups = [group for group, found in enumerate(self.fates) if found == fate]
-        names = [make_rollout_id(GroupId(group), member) for group in groups for member in range(SIZE)]
+        names = [
+            make_rollout_id(GroupId(group), member)
+            for group in groups
+            for member in range(SIZE)
+        ]
         return [name for name in names if name in self.refs]
 
     async def write(self, path: Path, *, records_batches: bool) -> None:
@@ -71,19 +92,27 @@ class Story:
         async with open_ledger(path) as ledger:
             for group, kinds in enumerate(self.ends):
                 group_id, task = GroupId(group), Task(id=str(group), prompt="?")
-                await ledger.record_group(group_id, "env", task, PolicyVersion(0), group + 1, "train")
+                await ledger.record_group(
+                    group_id, "env", task, PolicyVersion(0), group + 1, "train"
+                )
                 for member in range(len(kinds)):
                     name = make_rollout_id(group_id, member)
-                    await ledger.record_dispatch(name, group_id, "env", str(group), PolicyVersion(0))
+                    await ledger.record_dispatch(
+                        name, group_id, "env", str(group), PolicyVersion(0)
+                    )
                     if name in self.outcomes:
                         settled = Settled(name, 1, WorkerName("w"), self.outcomes[name])
                         await ledger.record_settled(settled)
                 if self.fates[group] == "discarded":
                     await ledger.record_fate(group_id, "zero_advantage")
             if records_batches:
-                await ledger.record_shipped(Step(1), map(RolloutId, self.members("trained")), {})
+                await ledger.record_shipped(
+                    Step(1), map(RolloutId, self.members("trained")), {}
+                )
                 await ledger.record_published(Step(1))
-                await ledger.record_shipped(Step(2), map(RolloutId, self.members("shipped")), METRICS)
+                await ledger.record_shipped(
+                    Step(2), map(RolloutId, self.members("shipped")), METRICS
+                )
 
 
 kinds = st.sampled_from(["scored", "scored", "torn", "failed", "cancelled", "running"])
@@ -98,7 +127,11 @@ groups = st.lists(
 
 
 @pytest.mark.anyio
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(drawn=groups, records_batches=st.booleans())
 async def test_every_rollout_is_trained_or_restored_or_runs_again(
     tmp_path_factory: Any, drawn: list[tuple[list[str], str]], records_batches: bool
@@ -107,19 +140,30 @@ async def test_every_rollout_is_trained_or_restored_or_runs_again(
     story = Story([kinds for kinds, _ in drawn], [fate for _, fate in drawn])
     await story.write(path, records_batches=records_batches)
     trained = [manifest(1, story.members("trained"), story.refs)]
-    shipped = [manifest(2, story.members("shipped"), story.refs)] if story.members("shipped") else []
+    shipped = (
+        [manifest(2, story.members("shipped"), story.refs)]
+        if story.members("shipped")
+        else []
+    )
     if not story.members("trained"):
         trained = []
     found = restore(path, trained, shipped, lambda ref: ref not in story.torn)
     again = restore(path, trained, shipped, lambda ref: ref not in story.torn)
     assert again == found, "restoring twice is the same as once"
     with closing(sqlite3.connect(path)) as db:
-        published = [step for (step,) in db.execute("SELECT step FROM steps WHERE published_s NOT NULL")]
+        published = [
+            step
+            for (step,) in db.execute("SELECT step FROM steps WHERE published_s NOT NULL")
+        ]
     assert published == ([1] if trained or records_batches else [])
 
-    batch_is_intact = not any(story.refs[name] in story.torn for name in story.members("shipped"))
+    batch_is_intact = not any(
+        story.refs[name] in story.torn for name in story.members("shipped")
+    )
     assert len(found.batches) == bool(shipped and batch_is_intact)
-    in_batches = {m.rollout_id for b in found.batches for c in b.closed for m in c.group.members}
+    in_batches = {
+        m.rollout_id for b in found.batches for c in b.closed for m in c.group.members
+    }
     assert in_batches == (set(story.members("shipped")) if found.batches else set())
 
     for batch in found.batches:

@@ -37,7 +37,9 @@ def waits_for_end(name: str, sock: socket.socket) -> None:
 
 
 def test_killing_a_parent_also_ends_its_busy_child() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True
+    )
     assert parent.stdout is not None
     grandchild = psutil.Process(int(parent.stdout.readline()))
     os.kill(parent.pid, signal.SIGKILL)

@@ -53,7 +53,10 @@ async def test_too_many_callers_are_refused() -> None:
 
 async def test_an_item_given_to_a_cancelled_caller_goes_to_the_next() -> None:
     queue: FairQueue[int] = FairQueue("test", 10)
-    cancelled, next_caller = asyncio.create_task(queue.take()), asyncio.create_task(queue.take())
+    cancelled, next_caller = (
+        asyncio.create_task(queue.take()),
+        asyncio.create_task(queue.take()),
+    )
     await settle()
     queue.free(1)
     cancelled.cancel()  # before the task that got the item has run

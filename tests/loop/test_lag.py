@@ -18,7 +18,9 @@ def test_merged_windows_equal_one_window(a: list[float], b: list[float]) -> None
 
 
 @given(lags)
-def test_quantiles_are_never_too_low_and_at_most_one_bucket_too_high(values: list[float]) -> None:
+def test_quantiles_are_never_too_low_and_at_most_one_bucket_too_high(
+    values: list[float],
+) -> None:
     stats = summarise(values)
     ordered = sorted(values)
     true_p90 = ordered[-(-9 * len(ordered) // 10) - 1]

@@ -20,7 +20,14 @@ import psutil
 import pytest
 
 from rollway.config.specs import WatchSpec
-from rollway.errors import LaneClosed, LaneCrashed, LaneError, LaneFull, LaneRaised, LaneTimeout
+from rollway.errors import (
+    LaneClosed,
+    LaneCrashed,
+    LaneError,
+    LaneFull,
+    LaneRaised,
+    LaneTimeout,
+)
 from rollway.loop.lanes.lanes import ProcessLane, thread
 from rollway.loop.watch.lag import LagMonitor
 from rollway.loop.watch.run import LoopWatch
@@ -142,7 +149,9 @@ async def test_calls_run_elsewhere_in_a_warm_process() -> None:
     assert not psutil.pid_exists(first)
 
 
-async def test_warm_processes_start_before_the_first_call_and_are_warmed_once(tmp_path: Path) -> None:
+async def test_warm_processes_start_before_the_first_call_and_are_warmed_once(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "warmed"
     async with ProcessLane("test", size=2, warm=(warm_up, str(path))) as lane:
         await asyncio.gather(*(slot.begin() for slot in lane._slots))
@@ -171,20 +180,26 @@ async def test_an_exception_carries_its_class_and_traceback_and_the_process_live
         assert raised.value.where == line_of(fail, "raise")
         with pytest.raises(LaneRaised, match="lambda"):
             await lane.call(unpicklable, deadline_s=30)
-        with pytest.raises(LaneRaised, match="private_class returned a value that this process cannot"):
+        with pytest.raises(
+            LaneRaised, match="private_class returned a value that this process cannot"
+        ):
             await lane.call(private_class, deadline_s=30)
         assert await lane.call(pid, deadline_s=30) == before
 
 
 @pytest.mark.parametrize("stuck", [spin, hold_the_gil])
-async def test_a_deadline_kills_the_call_names_its_line_and_the_next_call_works(stuck: Any) -> None:
+async def test_a_deadline_kills_the_call_names_its_line_and_the_next_call_works(
+    stuck: Any,
+) -> None:
     async with ProcessLane("test", size=1) as lane:
         before = await lane.call(pid, deadline_s=30)
         with pytest.raises(LaneTimeout) as raised:
             await lane.call(stuck, deadline_s=0.2)
         name = stuck.__name__
         message = str(raised.value)
-        assert f"{name} ran longer than 0.2 s and was killed; it was at {__file__}:" in message
+        assert (
+            f"{name} ran longer than 0.2 s and was killed; it was at {__file__}:" in message
+        )
         assert message.endswith(f" in {name}")
         assert not psutil.pid_exists(before)
         assert await lane.call(double, [1], deadline_s=30) == [2]
@@ -207,7 +222,9 @@ async def test_a_deadline_also_kills_processes_the_call_started(tmp_path: Path) 
     ],
     ids=["exit", "kill", "segfault"],
 )
-async def test_a_crash_is_described_and_hurts_no_other_call(call: tuple[Any, ...], message: str) -> None:
+async def test_a_crash_is_described_and_hurts_no_other_call(
+    call: tuple[Any, ...], message: str
+) -> None:
     async with ProcessLane("test", size=2) as lane:
         crash = asyncio.create_task(lane.call(*call, deadline_s=30))
         others = [lane.call(double, [n], deadline_s=30) for n in range(5)]
@@ -216,10 +233,14 @@ async def test_a_crash_is_described_and_hurts_no_other_call(call: tuple[Any, ...
             await crash
         if call[0] is segfault:
             assert line_of(segfault, "string_at") in str(raised.value)
-        assert await asyncio.gather(*(lane.call(double, [n], deadline_s=30) for n in range(4)))
+        assert await asyncio.gather(
+            *(lane.call(double, [n], deadline_s=30) for n in range(4))
+        )
 
 
-async def test_a_crash_is_noticed_though_a_forked_child_holds_the_pipe(tmp_path: Path) -> None:
+async def test_a_crash_is_noticed_though_a_forked_child_holds_the_pipe(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "pid"
     async with ProcessLane("test", size=1) as lane:
         with pytest.raises(LaneCrashed, match="exit code 5"):
@@ -260,7 +281,9 @@ async def test_while_the_machine_is_out_of_files_only_those_calls_fail() -> None
     async with ProcessLane("test", size=1) as lane:
         resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds() + 1, limit[1]))
         try:
-            with pytest.raises(LaneCrashed, match=r"test0 could not start: .*Too many open files"):
+            with pytest.raises(
+                LaneCrashed, match=r"test0 could not start: .*Too many open files"
+            ):
                 await lane.call(pid, deadline_s=30)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limit)
@@ -286,7 +309,9 @@ async def test_callers_cancelled_at_any_moment_leave_nothing_behind(seed: int) -
     before = set(me.children())
     async with ProcessLane("test", size=2) as lane:
         for _ in range(8):
-            calls = [asyncio.create_task(lane.call(nap, 0.05, deadline_s=30)) for _ in range(4)]
+            calls = [
+                asyncio.create_task(lane.call(nap, 0.05, deadline_s=30)) for _ in range(4)
+            ]
             await asyncio.sleep(chance.random() * 0.3)
             for call in chance.sample(calls, 3):
                 call.cancel()
@@ -300,7 +325,9 @@ async def test_callers_cancelled_at_any_moment_leave_nothing_behind(seed: int) -
     assert set(me.children()) <= before
 
 
-async def test_callers_beyond_the_bound_are_refused_and_the_others_are_served_in_order() -> None:
+async def test_callers_beyond_the_bound_are_refused_and_the_others_are_served_in_order() -> (
+    None
+):
     async with ProcessLane("scores", size=1, max_waiting=3) as lane:
         done: list[int] = []
 
@@ -350,7 +377,13 @@ async def test_a_slow_call_is_named_with_its_line() -> None:
                 await lane.call(nap, 0.4, deadline_s=30)
             (stall,) = watch.take().stalls
             assert stall == Stall(
-                line_of(nap, "sleep"), "nap", 3, stall.total_s, stall.longest_s, "lane", "reward `nap`"
+                line_of(nap, "sleep"),
+                "nap",
+                3,
+                stall.total_s,
+                stall.longest_s,
+                "lane",
+                "reward `nap`",
             )
             assert stall.total_s >= 1.2
             assert 0.4 <= stall.longest_s < stall.total_s

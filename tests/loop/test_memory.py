@@ -35,7 +35,9 @@ async def test_a_process_that_passes_its_limit_fails_the_call_and_is_replaced() 
     warm = (load_and_limit, 64, nothing)
     async with ProcessLane("m", 1, warm=warm) as lane:
         first = await lane.call(take, 16, deadline_s=60)
-        with pytest.raises(LaneRaised, match=r"64 MB more.*test_memory.py:\d+ in take") as raised:
+        with pytest.raises(
+            LaneRaised, match=r"64 MB more.*test_memory.py:\d+ in take"
+        ) as raised:
             await lane.call(take, 60, deadline_s=60)
         assert raised.value.kind == "MemoryError"
         second = await lane.call(take, 60, deadline_s=60)

@@ -9,7 +9,9 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_part_that_dies_before_it_reads_its_spec_is_reported_as_dead() -> None:
-    spec = {"large": bytes(32 << 20)}  # more than a pipe holds: the child dies while it is sent
+    spec = {
+        "large": bytes(32 << 20)
+    }  # more than a pipe holds: the child dies while it is sent
     async with start_part("gone", "rollway.no_such_module:main", spec) as part:
         with pytest.raises(PartDied, match=r"gone .* exited with 1"):
             await part.listen(lambda stats: None, lambda body: None)

@@ -9,7 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollway.loop.processes.running_code import SIZE, RunningCodePage, RunningOwner, new_page, owned_by
+from rollway.loop.processes.running_code import (
+    SIZE,
+    RunningCodePage,
+    RunningOwner,
+    new_page,
+    owned_by,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -86,7 +92,9 @@ async def test_errors_and_cancellation_pass_through(marked_page: RunningCodePage
     assert owner(marked_page) == 0
 
 
-async def test_a_marked_coroutine_looks_like_a_coroutine(marked_page: RunningCodePage) -> None:
+async def test_a_marked_coroutine_looks_like_a_coroutine(
+    marked_page: RunningCodePage,
+) -> None:
     async def work() -> None:
         await asyncio.sleep(0)
 
@@ -100,7 +108,9 @@ async def test_a_marked_coroutine_looks_like_a_coroutine(marked_page: RunningCod
     await task
 
 
-async def test_a_line_is_shown_only_until_the_task_waits(marked_page: RunningCodePage) -> None:
+async def test_a_line_is_shown_only_until_the_task_waits(
+    marked_page: RunningCodePage,
+) -> None:
     seen: list[RunningOwner | None] = []
 
     async def work() -> None:
@@ -112,7 +122,10 @@ async def test_a_line_is_shown_only_until_the_task_waits(marked_page: RunningCod
         seen.append(marked_page.read())
 
     await asyncio.create_task(work(), context=owned_by(5))
-    assert [running.where if running else None for running in seen[:2]] == ["file.py:3 in work", ""]
+    assert [running.where if running else None for running in seen[:2]] == [
+        "file.py:3 in work",
+        "",
+    ]
     assert seen[2] is not None
     assert 0 < len(seen[2].where) < SIZE, "a long line is cut"
 
@@ -135,7 +148,8 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize(
-    "bad", ["os._exit(4)", "os.kill(os.getpid(), 9)", "os.kill(os.getpid(), 11)", "sys.exit(0)"]
+    "bad",
+    ["os._exit(4)", "os.kill(os.getpid(), 9)", "os.kill(os.getpid(), 11)", "sys.exit(0)"],
 )
 def test_the_page_shows_who_ran_when_the_process_died(bad: str) -> None:
     with new_page() as (page, fd):
@@ -149,6 +163,8 @@ def test_the_page_shows_who_ran_when_the_process_died(bad: str) -> None:
 def test_the_page_is_empty_when_no_code_ran_as_the_process_ended() -> None:
     with new_page() as (page, fd):
         subprocess.run(
-            [sys.executable, "-c", CHILD.format(bad="pass"), str(fd)], pass_fds=[fd], check=True
+            [sys.executable, "-c", CHILD.format(bad="pass"), str(fd)],
+            pass_fds=[fd],
+            check=True,
         )
         assert page.read() is None

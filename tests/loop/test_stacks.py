@@ -49,7 +49,9 @@ def test_rollways_code_is_named_when_no_other_is_on_the_stack() -> None:
 def test_a_waiting_loop_is_recognised() -> None:
     runner = StackLine(f"{STDLIB}/asyncio/runners.py", 118, "Runner.run")
     assert is_waiting([runner, RUNNER])
-    assert is_waiting([StackLine(f"{STDLIB}/selectors.py", 468, "EpollSelector.select"), LOOP, runner])
+    assert is_waiting(
+        [StackLine(f"{STDLIB}/selectors.py", 468, "EpollSelector.select"), LOOP, runner]
+    )
     assert not is_waiting([USER, runner, RUNNER])
 
 

@@ -36,7 +36,9 @@ def test_stalls_are_summed_by_place(caplog: pytest.LogCaptureFixture) -> None:
         assert stats.lag.max >= 0.25
         assert stats.lag.med < 0.1
         stalls = list(stats.stalls)
-        while sum(stall.count for stall in stalls) < 3:  # the thread that watches may be late itself
+        while (
+            sum(stall.count for stall in stalls) < 3
+        ):  # the thread that watches may be late itself
             await asyncio.sleep(0.05)
             stalls += watch.take().stalls
         assert sum(stall.count for stall in stalls) == 3
@@ -93,7 +95,9 @@ def test_warnings_become_rare_and_say_how_often_it_happened() -> None:
     assert [late.num_windows for late in warnings if late] == [1, 2, 4, 8, 16]
     assert {late.stat for late in warnings if late} == {"p90"}
     worst = Stall("a.py:1", "f", 7, 0.3, 0.05)
-    late = Lateness(WatchSpec()).judge(LagStats(max=5.0), (Stall("b.py:1", "g", 1, 0.1, 0.1), worst))
+    late = Lateness(WatchSpec()).judge(
+        LagStats(max=5.0), (Stall("b.py:1", "g", 1, 0.1, 0.1), worst)
+    )
     assert late is not None
     assert late.longest_hold == worst
 

@@ -22,7 +22,14 @@ def test_a_reported_name_leads_to_its_declaration_only(metric: Metric) -> None:
 
 
 def test_a_name_that_was_never_declared_leads_nowhere() -> None:
-    for name in ("rewards/all/mean", "reward/all", "event_loop_lag/a/b/p99", "filters", "Step", ""):
+    for name in (
+        "rewards/all/mean",
+        "reward/all",
+        "event_loop_lag/a/b/p99",
+        "filters",
+        "Step",
+        "",
+    ):
         assert declarations_of(name) == [], name
 
 

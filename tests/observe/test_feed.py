@@ -29,7 +29,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     run = RunDir(tmp_path / "outputs" / "my-run")
-    run.create(RunConfig(name="my-run", model=ModelConfig(path="m"), env=(EnvConfig(id="e"),)))
+    run.create(
+        RunConfig(name="my-run", model=ModelConfig(path="m"), env=(EnvConfig(id="e"),))
+    )
     return run
 
 
@@ -68,7 +70,10 @@ async def test_tensorboard_reads_back_every_step(run: RunDir) -> None:
     assert scalars(run) == [
         (1, "loss", 0.125), (1, "reward/all/mean", 0.5), (2, "loss", 0.25), (2, "reward/all/mean", 0.5)
     ]  # fmt: skip
-    assert [event.wall_time for event in events(run) if event.summary.value] == [1001.0, 1002.0]
+    assert [event.wall_time for event in events(run) if event.summary.value] == [
+        1001.0,
+        1002.0,
+    ]
 
 
 async def test_a_resumed_run_sends_new_steps_and_missed_ones(run: RunDir) -> None:
@@ -123,9 +128,14 @@ async def test_wandb_continues_a_resumed_run_under_the_same_id(run: RunDir) -> N
     assert {(run.run_id, run.entity, run.project, run.display_name) for run in runs} == {
         (wandb_id, "team", "tests", "my-run")
     }
-    history = [record.history for record in records if record.WhichOneof("record_type") == "history"]
+    history = [
+        record.history for record in records if record.WhichOneof("record_type") == "history"
+    ]
     logged = [
-        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in line.item}
+        {
+            item.key or "/".join(item.nested_key): json.loads(item.value_json)
+            for item in line.item
+        }
         for line in history
     ]
     assert [(line["_step"], line["loss"], line["reward/all/mean"]) for line in logged] == [

@@ -12,7 +12,9 @@ from rollway.observe.health import ProcessHealth
 from rollway.records.lag import LagStats, LateWindow, ProcessStats, Stall
 
 
-def report(process: str, lag_s: float, *stalls: Stall, late: LateWindow | None = None) -> ProcessStats:
+def report(
+    process: str, lag_s: float, *stalls: Stall, late: LateWindow | None = None
+) -> ProcessStats:
     lag = LagStats(max=lag_s, num_ticks=1, buckets={0: 1})
     return ProcessStats(process, lag, rss_bytes=1, stalls=stalls, late=late)
 
@@ -24,8 +26,14 @@ def test_the_last_report_and_the_lag_of_the_whole_run_are_kept() -> None:
     for stats in reports:
         health.hear(stats)
     assert health.latest == {"engine": reports[2], "trainer": reports[1]}
-    assert {name: lag.max for name, lag in health.now.items()} == {"engine": 0.25, "trainer": 0.1}
-    assert {name: lag.max for name, lag in health.whole_run.items()} == {"engine": 0.5, "trainer": 0.1}
+    assert {name: lag.max for name, lag in health.now.items()} == {
+        "engine": 0.25,
+        "trainer": 0.1,
+    }
+    assert {name: lag.max for name, lag in health.whole_run.items()} == {
+        "engine": 0.5,
+        "trainer": 0.1,
+    }
     assert health.whole_run["engine"].num_ticks == 2
     assert passed_on == reports
 

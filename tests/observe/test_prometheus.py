@@ -37,7 +37,9 @@ async def scrape(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], floa
         text = await response.text()
     families = text_string_to_metric_families(text)
     samples = [sample for family in families for sample in family.samples]
-    return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value for sample in samples
+    }
 
 
 async def test_a_run_is_scraped() -> None:
@@ -76,7 +78,9 @@ async def test_a_run_is_scraped() -> None:
 async def test_a_label_that_the_last_step_lacks_disappears() -> None:
     exporter, port = PrometheusExporter(), free_port()
     async with serve_metrics(PrometheusConfig(port=port), exporter.render):
-        exporter.on_step(StepDone(1, {"stop/found": 0.5, "stop/length": 0.5, "loss": 1.0}, {}))
+        exporter.on_step(
+            StepDone(1, {"stop/found": 0.5, "stop/length": 0.5, "loss": 1.0}, {})
+        )
         exporter.on_step(StepDone(2, {"stop/length": 1.0, "loss": 2.0}, {}))
         scraped = await scrape(port)
     stops = {key: value for key, value in scraped.items() if key[0] == "rollway_stop_ratio"}
@@ -85,7 +89,11 @@ async def test_a_label_that_the_last_step_lacks_disappears() -> None:
 
 
 def test_exported_names_are_unique_and_carry_their_unit() -> None:
-    names = [exported_name(metric) for metric in DECLARED if metric.is_exported and not metric.is_summed]
+    names = [
+        exported_name(metric)
+        for metric in DECLARED
+        if metric.is_exported and not metric.is_summed
+    ]
     assert len(names) == len(set(names))
     assert all(name.replace("_", "").isalnum() for name in names)
     for metric in DECLARED:
@@ -98,7 +106,9 @@ async def test_a_port_that_is_taken_names_its_key() -> None:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
         port = busy.getsockname()[1]
-        with pytest.raises(PortError, match=rf"metrics\.prometheus\.port\' = {port} cannot be bound"):
+        with pytest.raises(
+            PortError, match=rf"metrics\.prometheus\.port\' = {port} cannot be bound"
+        ):
             async with serve_metrics(PrometheusConfig(port=port), lambda: b""):
                 pass
 

@@ -7,7 +7,13 @@ import msgspec
 from tests.doubles.declared import declarations_of
 
 from rollway.observe.health import Lags
-from rollway.observe.step_metrics import StepTally, lag_metrics, speed, stall_metrics, stall_records
+from rollway.observe.step_metrics import (
+    StepTally,
+    lag_metrics,
+    speed,
+    stall_metrics,
+    stall_records,
+)
 from rollway.records.batch import BatchManifest
 from rollway.records.group import ClosedGroup, Fate, Group, Member
 from rollway.records.ids import GroupId, PolicyVersion, RolloutId, Step
@@ -52,7 +58,12 @@ def step_metrics(closed: Iterable[ClosedGroup], correct_at: float = 1.0) -> dict
 
 
 CLOSED = [
-    group(scored(0.0, stop="length"), scored(1.0, stop="found", tokens=16), failed=2, cancelled=1),
+    group(
+        scored(0.0, stop="length"),
+        scored(1.0, stop="found", tokens=16),
+        failed=2,
+        cancelled=1,
+    ),
     group(scored(1.0), scored(1.0), fate="zero_advantage", env="path/to/words.py", failed=1),
 ]
 
@@ -67,7 +78,11 @@ def test_rewards_count_every_scored_rollout_not_only_the_trained() -> None:
 
 
 def test_a_rollout_is_right_from_the_reward_that_the_run_file_names() -> None:
-    half = [group(scored(0.0), scored(0.5)), group(scored(0.5), scored(0.75)), group(scored(0.0))]
+    half = [
+        group(scored(0.0), scored(0.5)),
+        group(scored(0.5), scored(0.75)),
+        group(scored(0.0)),
+    ]
     strict, lenient = step_metrics(half), step_metrics(half, correct_at=0.5)
     names = ("solve_rate", "solve_all", "solve_none")
     assert [strict[name] for name in names] == [0.0, 0.0, 1.0]
@@ -167,7 +182,11 @@ def test_stalls_of_a_step_are_counted_by_kind_and_listed() -> None:
         "process": "w0", "kind": "loop", "where": "env.py:9", "function": "rollout", "call": "",
         "count": 6, "total_s": 1.5, "longest_s": 0.375,
     }  # fmt: skip
-    assert (slow["kind"], slow["call"], slow["where"]) == ("lane", "reward `exact`", "env.py:12")
+    assert (slow["kind"], slow["call"], slow["where"]) == (
+        "lane",
+        "reward `exact`",
+        "env.py:12",
+    )
     assert lags.take_stalls() == {}
 
 

@@ -10,7 +10,13 @@ from rollway.cli.main import app
 from rollway.observe.why import first_line, lines
 from rollway.records.engine import EngineLoad
 from rollway.records.ids import GroupId, RolloutId, WorkerName
-from rollway.records.situation import CoreView, EngineState, EnvState, Situation, WaitingRollout
+from rollway.records.situation import (
+    CoreView,
+    EngineState,
+    EnvState,
+    Situation,
+    WaitingRollout,
+)
 
 
 def waiting(number: int, env: str = "dead") -> WaitingRollout:

@@ -32,7 +32,9 @@ def config(advantage: str) -> OrchestratorConfig:
 
 
 async def credit(lane: ProcessLane, function: str) -> tuple[float, ...]:
-    return await CreditLane(f"{FILE}:{function}", lane, max_groups=4, deadline_s=2.0).credit(ORDER)
+    return await CreditLane(f"{FILE}:{function}", lane, max_groups=4, deadline_s=2.0).credit(
+        ORDER
+    )
 
 
 async def test_functions_get_rewards_and_the_counts_they_ask_for() -> None:
@@ -49,7 +51,10 @@ async def test_functions_get_rewards_and_the_counts_they_ask_for() -> None:
     ("function", "said"),
     [
         ("raises", f"failed at {line_in(doubles.raises)}: KeyError: 'no baseline'"),
-        ("sticks", f"ran longer than 2 s and was killed; it was at {line_in(doubles.sticks)} in sticks"),
+        (
+            "sticks",
+            f"ran longer than 2 s and was killed; it was at {line_in(doubles.sticks)} in sticks",
+        ),
         ("dies", "ended its process with exit code 4"),
         ("too_short", "returned 2 advantages for 3 rollouts"),
         ("not_finite", "returned nan for rollout 0, not a finite number"),
@@ -78,7 +83,9 @@ async def test_a_function_that_fails_is_named_with_its_line(function: str, said:
         (f"{FILE}:takes_nothing", "takes_nothing() must take the group's rewards first"),
     ],
 )
-async def test_a_name_that_leads_nowhere_is_refused_at_the_start(advantage: str, said: str) -> None:
+async def test_a_name_that_leads_nowhere_is_refused_at_the_start(
+    advantage: str, said: str
+) -> None:
     with pytest.raises(ConfigError) as raised:
         await check(config(advantage))
     assert str(raised.value).startswith(f"'orchestrator.advantage' = {advantage!r}: ")
@@ -93,7 +100,9 @@ async def test_two_files_with_the_same_name_do_not_collide(tmp_path: Path) -> No
     async with ProcessLane("test", 1) as lane:
         for folder, value in (("a", 1.0), ("b", 2.0)):
             advantage = f"{tmp_path / folder / 'mine.py'}:credit"
-            assert await CreditLane(advantage, lane, max_groups=4).credit(ORDER) == (value,) * 3
+            assert (
+                await CreditLane(advantage, lane, max_groups=4).credit(ORDER) == (value,) * 3
+            )
 
 
 async def test_a_file_that_raises_leaves_no_half_loaded_module(tmp_path: Path) -> None:
@@ -106,5 +115,10 @@ async def test_a_file_that_raises_leaves_no_half_loaded_module(tmp_path: Path) -
 
 
 async def test_functions_that_can_be_used_are_accepted() -> None:
-    for advantage in ("grpo", f"{FILE}:centred", f"{FILE}:shorter", "tests.doubles.credit:slow"):
+    for advantage in (
+        "grpo",
+        f"{FILE}:centred",
+        f"{FILE}:shorter",
+        "tests.doubles.credit:slow",
+    ):
         await check(config(advantage))

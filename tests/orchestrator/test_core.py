@@ -6,7 +6,12 @@ import msgspec
 import pytest
 from tests.orchestrator.builders import Order, core_spec, orders_in, scored
 
-from rollway.config.sections import DifficultyConfig, EvalConfig, LengthPenaltyConfig, RetriesConfig
+from rollway.config.sections import (
+    DifficultyConfig,
+    EvalConfig,
+    LengthPenaltyConfig,
+    RetriesConfig,
+)
 from rollway.orchestrator.core.commands import (
     CancelRollout,
     Credit,
@@ -57,7 +62,9 @@ def new_core(**changes: Any) -> Core:
 
 def started(**changes: Any) -> tuple[Core, list[Order]]:
     core = new_core(**changes)
-    (pull,) = [pull for pull in of_kind(PullTasks, play(core, Started())) if pull.split == "train"]
+    (pull,) = [
+        pull for pull in of_kind(PullTasks, play(core, Started())) if pull.split == "train"
+    ]
     return core, orders_in(play(core, TasksArrived("env", 0, tasks(pull.count))))
 
 
@@ -151,7 +158,9 @@ def test_a_run_that_gets_nowhere_gives_up_with_the_reason() -> None:
 
 
 def test_dispatching_slows_down_before_the_payload_budget() -> None:
-    core, orders = started(payload_bytes=64 * 20, max_in_flight=64, max_outstanding=64, batch_size=16)
+    core, orders = started(
+        payload_bytes=64 * 20, max_in_flight=64, max_outstanding=64, batch_size=16
+    )
     commands = []
     for number, order in enumerate(orders[:4]):
         commands += settle(core, order, scored(number % 2, 0, number))
@@ -162,7 +171,9 @@ def test_dispatching_slows_down_before_the_payload_budget() -> None:
             break
         held_back = core.admission.is_held_back
     assert held_back, "the budget alone kept the group from starting"
-    assert core.num_in_flight == 16, "with 4 live and 12 coming there was room for one more group"
+    assert core.num_in_flight == 16, (
+        "with 4 live and 12 coming there was room for one more group"
+    )
 
 
 def test_a_budget_that_no_batch_fits_into_is_named() -> None:
@@ -206,7 +217,9 @@ def test_tasks_start_over_after_the_last_one() -> None:
 
 
 def test_environments_are_mixed_by_ratio() -> None:
-    core = new_core(max_in_flight=400, max_outstanding=400, batch_size=400, ratios={"a": 3.0, "b": 1.0})
+    core = new_core(
+        max_in_flight=400, max_outstanding=400, batch_size=400, ratios={"a": 3.0, "b": 1.0}
+    )
     commands: list[Any] = []
     for pull in play(core, Started()):
         commands += play(core, TasksArrived(pull.env, 0, tasks(pull.count)))
@@ -216,7 +229,9 @@ def test_environments_are_mixed_by_ratio() -> None:
 
 
 @pytest.mark.parametrize("answers_cancels", [False, True])
-def test_others_train_without_an_environment_that_never_answers(answers_cancels: bool) -> None:
+def test_others_train_without_an_environment_that_never_answers(
+    answers_cancels: bool,
+) -> None:
     """Cancelling its stale rollouts does not count as an answer."""
     core = new_core(
         max_off_policy_steps=0,
@@ -234,7 +249,9 @@ def test_others_train_without_an_environment_that_never_answers(answers_cancels:
         for order in orders:
             if order.env == "good":
                 number += 1
-                commands += settle(core, order, scored(number % 2, core.weights.applied, number))
+                commands += settle(
+                    core, order, scored(number % 2, core.weights.applied, number)
+                )
         for ship in of_kind(Ship, commands):
             version = PolicyVersion(ship.manifest.step)
             commands += play(core, VersionPublished(version, "p"))
@@ -254,11 +271,15 @@ def test_a_rollout_that_the_engine_failed_runs_again() -> None:
     (again,) = orders_in(settle(core, again, Failed("engine", "gone")))
     assert again.rollout_id == "g0.0+2"
     assert not orders_in(settle(core, again, Failed("engine", "gone"))), "twice is enough"
-    assert not orders_in(settle(core, orders[1], Failed("env", "x"))), "the environment's own fault"
+    assert not orders_in(settle(core, orders[1], Failed("env", "x"))), (
+        "the environment's own fault"
+    )
     assert core.retries.num_retries == 2
     for number, order in enumerate(orders[2:4]):
         settle(core, order, scored(number, 0, number))
-    assert core.shipping.ready.num_rollouts == 2, "the group closes without the two that failed"
+    assert core.shipping.ready.num_rollouts == 2, (
+        "the group closes without the two that failed"
+    )
 
 
 @pytest.mark.parametrize("boundary", ["scorer", "deadline"])
@@ -269,11 +290,16 @@ def test_a_failed_reward_or_a_passed_deadline_is_final(boundary: Any) -> None:
 
 def test_retries_stay_within_a_tenth_of_the_rollouts() -> None:
     core, orders = started(
-        retries=RetriesConfig(engine=100), max_in_flight=400, max_outstanding=400, batch_size=400
+        retries=RetriesConfig(engine=100),
+        max_in_flight=400,
+        max_outstanding=400,
+        batch_size=400,
     )
     assert len(orders) == 400
     again = [
-        retry for order in orders for retry in orders_in(settle(core, order, Failed("engine", "x")))
+        retry
+        for order in orders
+        for retry in orders_in(settle(core, order, Failed("engine", "x")))
     ]
     num_first = len(orders) + sum("+" not in order.rollout_id for order in again)
     assert 40 <= core.retries.num_retries <= num_first / 10 + 1
@@ -301,7 +327,9 @@ def test_stragglers_are_cancelled_once_most_of_their_group_has_settled() -> None
 
 
 def test_a_batch_by_tokens_ships_when_it_has_enough_tokens() -> None:
-    core, orders = started(batch_tokens=100, batch_size=8, max_outstanding=64, max_in_flight=64)
+    core, orders = started(
+        batch_tokens=100, batch_size=8, max_outstanding=64, max_in_flight=64
+    )
     ships: list[Ship] = []
     for number, order in enumerate(orders):
         ships += of_kind(Ship, settle(core, order, scored(number % 2, 0, number)))
@@ -317,11 +345,15 @@ def test_no_more_rollouts_start_than_a_minute_allows() -> None:
     assert not orders_in(play(core, Tick(1000.0)))
     assert not orders_in(play(core, Tick(1029.0)))
     assert len(orders_in(play(core, Tick(1030.0)))) == 4
-    assert len(orders_in(play(core, Tick(2000.0)))) == 4, "minutes that were not used are gone"
+    assert len(orders_in(play(core, Tick(2000.0)))) == 4, (
+        "minutes that were not used are gone"
+    )
 
 
 def test_fewer_run_while_the_engine_is_overloaded() -> None:
-    core, orders = started(adapt_in_flight=True, max_in_flight=40, max_outstanding=80, batch_size=80)
+    core, orders = started(
+        adapt_in_flight=True, max_in_flight=40, max_outstanding=80, batch_size=80
+    )
     concurrency = core.admission.concurrency
     assert len(orders) == 40
     play(core, EngineLoad(running=10, waiting=30, cache_use=0.5))
@@ -356,7 +388,9 @@ def test_a_solved_task_is_drawn_rarely_until_it_fails_again() -> None:
             solved = set()
         pulls, pending, commands = of_kind(PullTasks, commands), orders_in(commands), []
         for pull in pulls:
-            commands += play(core, TasksArrived("env", pull.start, three[pull.start :], exhausted=True))
+            commands += play(
+                core, TasksArrived("env", pull.start, three[pull.start :], exhausted=True)
+            )
         pending += orders_in(commands)
         task_id = pending[0].task.id
         seen.append(task_id)
@@ -446,7 +480,9 @@ def test_an_advantage_function_is_not_asked_about_a_group_of_one() -> None:
 @pytest.mark.parametrize(("by", "shortest"), [("tokens", 1), ("turns", 0)])
 def test_the_length_penalty_counts_tokens_or_turns(by: Any, shortest: int) -> None:
     penalty = LengthPenaltyConfig(weight=0.5, by=by)
-    core, orders = started(length_penalty=penalty, group_size=2, batch_size=2, max_outstanding=2)
+    core, orders = started(
+        length_penalty=penalty, group_size=2, batch_size=2, max_outstanding=2
+    )
     lengths = [
         {"num_turns": 1, "rows": (RowSummary(90, 80),)},
         {"num_turns": 3, "rows": (RowSummary(9, 8),)},

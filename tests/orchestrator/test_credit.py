@@ -26,18 +26,26 @@ def test_advantages_sum_to_zero_and_keep_order(name: str, values: list[float]) -
 def test_baselines_are_what_they_say(values: list[float]) -> None:
     for index, advantage in enumerate(BASELINES["rloo"](values)):
         others = values[:index] + values[index + 1 :]
-        assert math.isclose(advantage, values[index] - sum(others) / len(others), abs_tol=1e-9)
+        assert math.isclose(
+            advantage, values[index] - sum(others) / len(others), abs_tol=1e-9
+        )
     if max(values) - min(values) > 1e-3:
         spread = BASELINES["grpo_std"](values)
-        assert math.isclose(sum(advantage * advantage for advantage in spread) / len(spread), 1)
+        assert math.isclose(
+            sum(advantage * advantage for advantage in spread) / len(spread), 1
+        )
         assert math.isclose(max(map(abs, BASELINES["grpo_max"](values))), 1)
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 1.5]), st.integers(1, 500)), max_size=16),
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 0.5, 1.0, 1.5]), st.integers(1, 500)), max_size=16
+    ),
     st.floats(0, 1),
 )
-def test_only_right_answers_pay_for_their_length(group: list[tuple[float, int]], weight: float) -> None:
+def test_only_right_answers_pay_for_their_length(
+    group: list[tuple[float, int]], weight: float
+) -> None:
     values, lengths = [reward for reward, _ in group], [length for _, length in group]
     worth = penalise_length(values, lengths, weight, correct_at=1.0)
     right = [index for index, value in enumerate(values) if value >= 1.0]

@@ -22,7 +22,13 @@ from rollway.records.turn import Sampling
 
 pytestmark = pytest.mark.anyio
 
-LOADED = ["/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"]
+LOADED = [
+    "/pause",
+    "/collective_rpc",
+    "/reset_prefix_cache",
+    "/update_weight_version",
+    "/resume",
+]
 
 
 QUICK_S = 0.05
@@ -37,7 +43,9 @@ class WatchedFleet:
         self.messages = messages
 
     async def update(self, version: int) -> None:
-        await self.fleet.update(UpdateWeights(PolicyVersion(version), f"/weights/step_{version}"))
+        await self.fleet.update(
+            UpdateWeights(PolicyVersion(version), f"/weights/step_{version}")
+        )
 
     async def until_trouble(self) -> None:
         while not self.fleet.states()[0].trouble:  # noqa: ASYNC110
@@ -83,7 +91,11 @@ def controls(engine: VersionedEngine) -> list[str]:
 
 
 async def test_new_weights_are_loaded_into_every_engine_and_checked() -> None:
-    async with versioned_engine() as a, versioned_engine() as b, watched_fleet(a, b) as watched:
+    async with (
+        versioned_engine() as a,
+        versioned_engine() as b,
+        watched_fleet(a, b) as watched,
+    ):
         assert (controls(a), controls(b)) == ([], []), "they were started with version 0"
         await watched.update(1)
         assert (a.version, b.version) == ("1", "1")
@@ -106,15 +118,22 @@ async def test_an_engine_that_reports_the_wrong_version_is_named() -> None:
 
 
 async def test_an_engine_that_reports_no_version_is_mentioned_once() -> None:
-    async with versioned_engine(hides_version=True) as engine, watched_fleet(engine) as watched:
+    async with (
+        versioned_engine(hides_version=True) as engine,
+        watched_fleet(engine) as watched,
+    ):
         for version in (1, 2):
             await watched.update(version)
         assert engine.version == "2"
         (message,) = watched.messages
-    assert message.startswith(f"The engine at {engine.url} does not report which weights it has")
+    assert message.startswith(
+        f"The engine at {engine.url} does not report which weights it has"
+    )
 
 
-@pytest.mark.parametrize(("has", "must_push"), [("7", False), ("3", True), ("default", False)])
+@pytest.mark.parametrize(
+    ("has", "must_push"), [("7", False), ("3", True), ("default", False)]
+)
 async def test_engines_begin_with_the_weights_of_the_run(has: str, must_push: bool) -> None:
     """Another run's version may have the same number."""
     async with versioned_engine() as engine:
@@ -125,7 +144,11 @@ async def test_engines_begin_with_the_weights_of_the_run(has: str, must_push: bo
 
 
 async def test_a_restarted_engine_loads_the_weights_it_missed() -> None:
-    async with versioned_engine() as a, versioned_engine() as b, watched_fleet(a, b) as watched:
+    async with (
+        versioned_engine() as a,
+        versioned_engine() as b,
+        watched_fleet(a, b) as watched,
+    ):
         await watched.update(1)
         await b.stop()
         await watched.update(2)
@@ -139,7 +162,9 @@ async def test_a_restarted_engine_loads_the_weights_it_missed() -> None:
         await b.wait_until(lambda: controls(b) == 2 * LOADED)
     assert watched.messages[0].startswith(f"No answer from the engine at {b.url} (")
     assert "; the others take its rollouts" in watched.messages[0]
-    assert any(text.startswith(f"The engine at {b.url} is back after ") for text in watched.messages)
+    assert any(
+        text.startswith(f"The engine at {b.url} is back after ") for text in watched.messages
+    )
 
 
 async def test_an_update_waits_for_an_engine_that_can_take_it() -> None:
@@ -168,7 +193,10 @@ async def test_an_engine_that_hangs_is_in_trouble_until_it_answers_again() -> No
 
 
 async def test_an_engine_without_a_version_loads_weights_when_it_comes_back() -> None:
-    async with versioned_engine(hides_version=True) as engine, watched_fleet(engine) as watched:
+    async with (
+        versioned_engine(hides_version=True) as engine,
+        watched_fleet(engine) as watched,
+    ):
         await watched.update(1)
         await engine.stop()
         await watched.until_trouble()
@@ -211,7 +239,11 @@ async def test_a_run_that_needs_no_more_samples_waits_for_no_engine() -> None:
 
 
 async def test_the_load_of_the_engines_becomes_an_event() -> None:
-    async with versioned_engine() as a, versioned_engine() as b, watched_fleet(a, b) as watched:
+    async with (
+        versioned_engine() as a,
+        versioned_engine() as b,
+        watched_fleet(a, b) as watched,
+    ):
         events: Events = asyncio.Queue(10)
         b.load = {"running": 1.0, "waiting": 0.0, "cache": 0.75}
         telling = asyncio.create_task(from_engines(watched.fleet, events))

@@ -46,7 +46,14 @@ from rollway.orchestrator.core.events import (
 )
 from rollway.orchestrator.core.rollouts.evals import SHARE as EVAL_SHARE
 from rollway.records.engine import EngineLoad
-from rollway.records.ids import GroupId, PolicyVersion, RolloutId, Step, WorkerName, num_retries
+from rollway.records.ids import (
+    GroupId,
+    PolicyVersion,
+    RolloutId,
+    Step,
+    WorkerName,
+    num_retries,
+)
 from rollway.records.payload import PayloadRef
 from rollway.records.restored import Restored, RestoredBatch, RestoredGroup, RestoredTask
 from rollway.records.rollout import Cancelled, Failed, Outcome, RowSummary, Scored, Settled
@@ -82,7 +89,8 @@ class Written:
         """As a restart finds it: cancelled rollouts run again."""
         batches = [
             RestoredBatch(
-                ship.manifest, tuple(closed for closed in ship.closed if closed.fate == "trained")
+                ship.manifest,
+                tuple(closed for closed in ship.closed if closed.fate == "trained"),
             )
             for ship in unpublished
         ]
@@ -100,7 +108,9 @@ class Written:
             batches=tuple(batches),
             cursors=cursors,
             next_group=GroupId(max(self.groups, default=-1) + 1),
-            pooled=tuple(RestoredTask(env, task, pool) for (env, _), (task, pool) in self.pools.items()),
+            pooled=tuple(
+                RestoredTask(env, task, pool) for (env, _), (task, pool) in self.pools.items()
+            ),
             evaluated=self.evaluated,
         )
 
@@ -137,7 +147,8 @@ class World(RuleBasedStateMachine):
             max_outstanding=batch * (1 + off_policy),
             max_off_policy_steps=off_policy,
             filters=FiltersConfig(
-                zero_advantage="enforce" if "drop" in flags else "monitor", gibberish="enforce"
+                zero_advantage="enforce" if "drop" in flags else "monitor",
+                gibberish="enforce",
             ),
             advantage="mine.py:credit" if "asks" in flags else "grpo",
             payload_bytes=64 * (3 * batch + spare + 2 * EVALS.num_rollouts),
@@ -196,9 +207,15 @@ class World(RuleBasedStateMachine):
     def obey(self, command: Any) -> None:
         match command:
             case PullTasks(env=env, start=start, count=count, split=split):
-                end = start + count if self.num_tasks is None else min(start + count, self.num_tasks)
+                end = (
+                    start + count
+                    if self.num_tasks is None
+                    else min(start + count, self.num_tasks)
+                )
                 tasks = tuple(Task(id=str(n), prompt="?") for n in range(start, end))
-                self.hear(TasksArrived(env, start, tasks, exhausted=len(tasks) < count, split=split))
+                self.hear(
+                    TasksArrived(env, start, tasks, exhausted=len(tasks) < count, split=split)
+                )
             case Dispatch():
                 for order in orders_in([command]):
                     self.start(order)
@@ -258,10 +275,14 @@ class World(RuleBasedStateMachine):
             if closed.fate != "trained":
                 continue
             assert abs(sum(closed.advantages)) < 1e-9, "advantages of a group sum to zero"
-            assert self.ledger.groups[closed.group.id].split == "train", "evaluations never train"
+            assert self.ledger.groups[closed.group.id].split == "train", (
+                "evaluations never train"
+            )
             for member in closed.group.members:
                 staleness = manifest.trains_version - member.scored.first_version
-                assert 0 <= staleness <= self.settings.max_off_policy_steps, "too stale to ship"
+                assert 0 <= staleness <= self.settings.max_off_policy_steps, (
+                    "too stale to ship"
+                )
         for row in manifest.rows:
             assert row.ref in self.held, "a released ref is never read"
             assert row.num_tokens != GIBBERISH, "what a filter leaves out does not train"
@@ -316,7 +337,9 @@ class World(RuleBasedStateMachine):
     def train(self) -> None:
         ship = self.queue.pop(0)
         self.published = ship.manifest.step
-        self.ledger.closed |= {closed.group.id for closed in ship.closed if closed.fate == "trained"}
+        self.ledger.closed |= {
+            closed.group.id for closed in ship.closed if closed.fate == "trained"
+        }
         self.hear(VersionPublished(PolicyVersion(self.published), "path"))
 
     @precondition(lambda self: self.to_apply)
@@ -385,7 +408,9 @@ class World(RuleBasedStateMachine):
         assert not self.to_credit, "every group that was asked about is closed"
         assert self.published == self.spec.max_steps
         if self.spec.eval is not None:
-            assert self.ledger.evaluated == self.spec.max_steps, "the last version is evaluated"
+            assert self.ledger.evaluated == self.spec.max_steps, (
+                "the last version is evaluated"
+            )
         waiting = {
             member.scored.ref
             for closed in self.core.shipping.ready._groups

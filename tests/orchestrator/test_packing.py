@@ -28,7 +28,9 @@ def test_a_micro_batch_keeps_the_budget_unless_one_row_is_larger(
 
 
 @given(LENGTHS, BUDGET, RANKS)
-def test_ranks_line_up_and_none_is_starved(lengths: list[int], budget: int, ranks: int) -> None:
+def test_ranks_line_up_and_none_is_starved(
+    lengths: list[int], budget: int, ranks: int
+) -> None:
     planned = plan_ranks(lengths, budget, ranks)
     assert len({len(rank) for rank in planned}) == 1, "as many micro-batches for each"
     counts = [sum(len(rows) for rows in rank) for rank in planned]
@@ -38,21 +40,27 @@ def test_ranks_line_up_and_none_is_starved(lengths: list[int], budget: int, rank
         padding = [rows for rows in rank if not rows]
         assert rank[len(rank) - len(padding) :] == tuple(padding), "padding stands at the end"
         if padding:
-            assert num_rows == len(rank) - len(padding), "no padding where a micro-batch could be split"
+            assert num_rows == len(rank) - len(padding), (
+                "no padding where a micro-batch could be split"
+            )
 
 
 @given(LENGTHS.filter(bool), BUDGET, RANKS)
-def test_no_rank_has_much_more_to_do_than_it_must(lengths: list[int], budget: int, ranks: int) -> None:
+def test_no_rank_has_much_more_to_do_than_it_must(
+    lengths: list[int], budget: int, ranks: int
+) -> None:
     """The costliest rank is within 4/3 of the best there can be, whatever that is."""
     costs = [cost(length) for length in lengths]
     worst = max(
-        sum(costs[row] for rows in rank for row in rows) for rank in plan_ranks(lengths, budget, ranks)
+        sum(costs[row] for rows in rank for row in rows)
+        for rank in plan_ranks(lengths, budget, ranks)
     )
     assert worst <= sum(costs) / ranks + max(costs) + 1e-6
     if len(lengths) <= 2 * ranks:  # then the best is known: the longest with the shortest
         ordered = sorted(costs, reverse=True)
         pairs = [
-            ordered[at] + (ordered[2 * ranks - 1 - at] if 2 * ranks - 1 - at < len(ordered) else 0)
+            ordered[at]
+            + (ordered[2 * ranks - 1 - at] if 2 * ranks - 1 - at < len(ordered) else 0)
             for at in range(min(ranks, len(ordered)))
         ]
         assert worst <= 4 / 3 * max(pairs) + 1e-6

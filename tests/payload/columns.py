@@ -20,7 +20,9 @@ def columns(draw: st.DrawFn) -> dict[str, list[Any]]:
         sizes = draw(st.lists(st.integers(0, 5), min_size=1, max_size=4))
         step = draw(st.integers(1, 2))
         drawn[f"row0.c{index}"] = [
-            np.arange(np.prod((size * step, *tail)), dtype=dtype).reshape(size * step, *tail)[::step]
+            np.arange(np.prod((size * step, *tail)), dtype=dtype).reshape(size * step, *tail)[
+                ::step
+            ]
             for size in sizes
         ]
     return drawn

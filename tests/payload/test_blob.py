@@ -26,7 +26,9 @@ def test_a_blob_is_a_safetensors_file(given_columns: dict[str, list[Any]]) -> No
 
 
 @given(columns())
-def test_the_header_is_aligned_and_has_the_checksum_of_the_data(cols: dict[str, list[Any]]) -> None:
+def test_the_header_is_aligned_and_has_the_checksum_of_the_data(
+    cols: dict[str, list[Any]],
+) -> None:
     raw = memoryview(as_bytes(build(cols)))
     header = read_header(raw)
     assert header.start % ALIGN == 0
@@ -67,7 +69,9 @@ def test_a_blob_that_was_cut_anywhere_is_refused(
 
 
 @given(columns(), st.data())
-def test_any_flipped_bit_of_the_data_is_noticed(cols: dict[str, list[Any]], data: st.DataObject) -> None:
+def test_any_flipped_bit_of_the_data_is_noticed(
+    cols: dict[str, list[Any]], data: st.DataObject
+) -> None:
     raw = bytearray(as_bytes(build(cols)))
     start = read_header(memoryview(raw)).start
     if start == len(raw):

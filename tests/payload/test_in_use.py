@@ -77,7 +77,11 @@ def test_a_segment_is_removed_once_it_is_closed_and_unused(
 @given(st.integers(1, 5), st.randoms())
 def test_late_releases_remove_each_segment_once(count: int, random: Any) -> None:
     live = LiveRefs()
-    refs = [PayloadRef(f"w0.0-{n:04d}.seg", offset, 10) for n in range(count) for offset in (0, 64)]
+    refs = [
+        PayloadRef(f"w0.0-{n:04d}.seg", offset, 10)
+        for n in range(count)
+        for offset in (0, 64)
+    ]
     for ref in refs:
         live.hold(ref)
     random.shuffle(refs)

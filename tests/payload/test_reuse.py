@@ -58,7 +58,9 @@ async def test_a_new_segment_takes_over_a_released_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durability", ["process", "host"])
-async def test_two_files_are_enough_while_segments_are_released(tmp_path: Path, durability: str) -> None:
+async def test_two_files_are_enough_while_segments_are_released(
+    tmp_path: Path, durability: str
+) -> None:
     inodes, reader = set(), SegmentReader(tmp_path)
     with SegmentWriter(tmp_path, SegmentName("w", 0), 1000, durability) as writer:  # type: ignore[arg-type]
         for n in range(20):
@@ -81,7 +83,9 @@ async def test_views_of_a_removed_segment_keep_their_bytes(tmp_path: Path) -> No
     assert set(held.tolist()) == {7}
 
 
-async def test_a_reader_that_opened_a_file_just_before_its_release_notices(tmp_path: Path) -> None:
+async def test_a_reader_that_opened_a_file_just_before_its_release_notices(
+    tmp_path: Path,
+) -> None:
     with SegmentWriter(tmp_path, SegmentName("old", 0), 1 << 20) as writer:
         ref = await writer.append(blob_of(1000))
     path = tmp_path / ref.segment
@@ -94,7 +98,9 @@ async def test_a_reader_that_opened_a_file_just_before_its_release_notices(tmp_p
             lock_shared(early.fileno(), path)
 
 
-async def test_older_bytes_are_not_taken_for_a_blob_that_never_reached_the_disk(tmp_path: Path) -> None:
+async def test_older_bytes_are_not_taken_for_a_blob_that_never_reached_the_disk(
+    tmp_path: Path,
+) -> None:
     """After a power failure a ref may point to an older blob of the same size in the reused file."""
     await release_a_segment(tmp_path, (1000,))
     lost = PayloadRef("new.0-0000.seg", 0, blob_of(1000).length)
@@ -104,7 +110,9 @@ async def test_older_bytes_are_not_taken_for_a_blob_that_never_reached_the_disk(
             use(lost)
 
 
-async def test_a_blob_from_a_wire_gets_the_mark_of_the_segment_it_is_written_to(tmp_path: Path) -> None:
+async def test_a_blob_from_a_wire_gets_the_mark_of_the_segment_it_is_written_to(
+    tmp_path: Path,
+) -> None:
     with SegmentWriter(tmp_path, SegmentName("there", 0), 1 << 20) as writer:
         there = await writer.append(blob_of(100, 3))
     reader = SegmentReader(tmp_path)
@@ -148,7 +156,9 @@ def test_recovering_keeps_only_the_blobs_of_the_killed_writer(tmp_path: Path) ->
     assert recover(path) == RecoveryReport(num_kept=2, num_broken=0, num_cut_bytes=cut)
 
 
-async def test_recovering_a_renamed_segment_is_refused_and_removes_nothing(tmp_path: Path) -> None:
+async def test_recovering_a_renamed_segment_is_refused_and_removes_nothing(
+    tmp_path: Path,
+) -> None:
     with SegmentWriter(tmp_path, SegmentName("w", 0), 1 << 20) as writer:
         ref = await writer.append(blob_of(1000))
     path = (tmp_path / ref.segment).rename(tmp_path / "copy.seg")

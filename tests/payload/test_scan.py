@@ -46,7 +46,9 @@ segments = st.lists(columns(), min_size=1, max_size=5).map(
 
 
 @given(segments, st.booleans())
-def test_every_blob_is_found_where_it_lies(segment: tuple[bytearray, list[int]], verify: bool) -> None:
+def test_every_blob_is_found_where_it_lies(
+    segment: tuple[bytearray, list[int]], verify: bool
+) -> None:
     raw, offsets = segment
     pieces = list(scan(memoryview(raw), NAMELESS, verify=verify))
     assert all(isinstance(piece, WholeBlob) for piece in pieces)
@@ -99,7 +101,9 @@ def test_garbage_has_no_whole_blob(raw: bytes) -> None:
 
 
 def test_recovering_cuts_the_tail_and_nothing_else(tmp_path: Path) -> None:
-    blobs = [as_bytes(build({"a": [np.full(200, n, np.uint8)]}), "w.0-0000.seg") for n in range(4)]
+    blobs = [
+        as_bytes(build({"a": [np.full(200, n, np.uint8)]}), "w.0-0000.seg") for n in range(4)
+    ]
     raw, offsets = lay_out(blobs)
     raw[offsets[1] + 300] ^= 1  # one in the middle is damaged
     path = tmp_path / "w.0-0000.seg"

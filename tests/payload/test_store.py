@@ -47,14 +47,21 @@ async def test_a_cancelled_append_gives_its_bytes_back() -> None:
     append.cancel()
     with pytest.raises(asyncio.CancelledError):
         await append
-    await store.store(blob_of(200_000))  # more than the window: only if nothing else is on its way
+    await store.store(
+        blob_of(200_000)
+    )  # more than the window: only if nothing else is on its way
 
 
 @given(
     st.integers(1, 100),
-    st.lists(st.tuples(st.sampled_from(["take", "give", "cancel"]), st.integers(1, 150)), max_size=40),
+    st.lists(
+        st.tuples(st.sampled_from(["take", "give", "cancel"]), st.integers(1, 150)),
+        max_size=40,
+    ),
 )
-def test_the_window_keeps_its_limit_and_order(limit: int, acts: list[tuple[str, int]]) -> None:
+def test_the_window_keeps_its_limit_and_order(
+    limit: int, acts: list[tuple[str, int]]
+) -> None:
     async def play() -> None:
         window = ByteWindow(limit)
         waiting: list[tuple[int, asyncio.Task[None]]] = []

@@ -27,7 +27,9 @@ def blob_of(size: int, value: int = 1) -> Blob:
 
 
 @pytest.mark.parametrize("durability", ["process", "host"])
-async def test_blobs_are_aligned_and_fill_several_segments(tmp_path: Path, durability: str) -> None:
+async def test_blobs_are_aligned_and_fill_several_segments(
+    tmp_path: Path, durability: str
+) -> None:
     blobs = [
         build({"a": [np.full((n + 1, 3), n, np.uint8)], "b": [np.arange(n, dtype=np.int32)]})
         for n in range(20)
@@ -78,10 +80,15 @@ async def test_after_a_failed_sync_a_new_segment_begins(
     assert first.segment != second.segment
     for ref in (first, second):
         SegmentReader(tmp_path).verify(ref)
-    assert len(list(scan(map_segment(tmp_path / first.segment), first.segment, verify=True))) == 1
+    assert (
+        len(list(scan(map_segment(tmp_path / first.segment), first.segment, verify=True)))
+        == 1
+    )
 
 
-async def test_a_reader_sees_blobs_appended_after_it_mapped_the_segment(tmp_path: Path) -> None:
+async def test_a_reader_sees_blobs_appended_after_it_mapped_the_segment(
+    tmp_path: Path,
+) -> None:
     reader = SegmentReader(tmp_path)
     with SegmentWriter(tmp_path, SegmentName("w", 0), segment_bytes=1 << 20) as writer:
         for n in range(3):
@@ -93,10 +100,14 @@ async def test_many_chunks_are_written_without_joining(tmp_path: Path) -> None:
     chunks = [np.full(3, n % 256, np.uint8) for n in range(5000)]
     with SegmentWriter(tmp_path, SegmentName("w", 0), segment_bytes=1 << 20) as writer:
         ref = await writer.append(build({"a": chunks}))
-    np.testing.assert_array_equal(SegmentReader(tmp_path).open(ref)["a"], np.concatenate(chunks))
+    np.testing.assert_array_equal(
+        SegmentReader(tmp_path).open(ref)["a"], np.concatenate(chunks)
+    )
 
 
-async def test_a_cancelled_append_never_touches_another_rollouts_bytes(tmp_path: Path) -> None:
+async def test_a_cancelled_append_never_touches_another_rollouts_bytes(
+    tmp_path: Path,
+) -> None:
     big = build({"a": [np.ones(1 << 16, np.uint8)] * 2000})
     with SegmentWriter(tmp_path, SegmentName("w", 0), segment_bytes=1 << 30) as writer:
         cancelled = asyncio.create_task(writer.append(big))
@@ -111,7 +122,9 @@ async def test_a_cancelled_append_never_touches_another_rollouts_bytes(tmp_path:
 
 async def test_missing_short_and_damaged_segments_are_named(tmp_path: Path) -> None:
     reader = SegmentReader(tmp_path)
-    with pytest.raises(PayloadError, match=r"segment .*none\.0-0000\.seg .*removed by hand.*--resume"):
+    with pytest.raises(
+        PayloadError, match=r"segment .*none\.0-0000\.seg .*removed by hand.*--resume"
+    ):
         reader.open(PayloadRef("none.0-0000.seg", 0, 10))
     with SegmentWriter(tmp_path, SegmentName("w", 0), segment_bytes=1 << 20) as writer:
         refs = [await writer.append(blob_of(1000, n)) for n in range(2)]
@@ -121,7 +134,9 @@ async def test_missing_short_and_damaged_segments_are_named(tmp_path: Path) -> N
     path.write_bytes(raw)
     reader.open(refs[1])
     reader.verify(refs[0])
-    with pytest.raises(PayloadError, match=rf"offset {refs[1].offset} of {path} .*checksum.*--resume"):
+    with pytest.raises(
+        PayloadError, match=rf"offset {refs[1].offset} of {path} .*checksum.*--resume"
+    ):
         reader.verify(refs[1])
     with pytest.raises(PayloadError, match=rf"offset 64 of {path} is damaged: its header"):
         reader.open(PayloadRef(path.name, 64, 1000))
@@ -137,7 +152,9 @@ async def test_a_file_that_reaches_its_size_limit_loses_nothing(tmp_path: Path) 
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
         try:
-            with pytest.raises(PayloadError, match=r"cannot write 10\d+ bytes to .*seg: .*make room"):
+            with pytest.raises(
+                PayloadError, match=r"cannot write 10\d+ bytes to .*seg: .*make room"
+            ):
                 await writer.append(blob_of(100_000))
             size = (tmp_path / first.segment).stat().st_size
             second = await writer.append(blob_of(20))
@@ -146,9 +163,9 @@ async def test_a_file_that_reaches_its_size_limit_loses_nothing(tmp_path: Path) 
         third = await writer.append(blob_of(100_000))
     assert size == first.length
     pieces = list(scan(map_segment(tmp_path / first.segment), first.segment, verify=True))
-    assert [(piece.offset, piece.length) for piece in pieces if isinstance(piece, WholeBlob)] == [
-        (ref.offset, ref.length) for ref in (first, second, third)
-    ]
+    assert [
+        (piece.offset, piece.length) for piece in pieces if isinstance(piece, WholeBlob)
+    ] == [(ref.offset, ref.length) for ref in (first, second, third)]
     assert len(pieces) == 3
 
 
@@ -190,8 +207,13 @@ def tiny_disk(folder: Path) -> list[str]:
     return ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
 
 
-def test_a_full_disk_loses_nothing_and_writing_works_again_after_making_room(tmp_path: Path) -> None:
-    if not shutil.which("unshare") or subprocess.run([*tiny_disk(tmp_path), "true"]).returncode:
+def test_a_full_disk_loses_nothing_and_writing_works_again_after_making_room(
+    tmp_path: Path,
+) -> None:
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*tiny_disk(tmp_path), "true"]).returncode
+    ):
         pytest.skip("a tiny file system cannot be mounted on this machine")
     ran = subprocess.run(
         [*tiny_disk(tmp_path), sys.executable, "-c", TINY_DISK, str(tmp_path)],
@@ -206,7 +228,9 @@ def test_a_full_disk_loses_nothing_and_writing_works_again_after_making_room(tmp
 async def test_a_missing_folder_fails_the_append_and_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "payload"
     with SegmentWriter(folder, SegmentName("w", 0), segment_bytes=1) as writer:
-        with pytest.raises(PayloadError, match=rf"bytes to {folder}/w.*: No such file .*folder exists"):
+        with pytest.raises(
+            PayloadError, match=rf"bytes to {folder}/w.*: No such file .*folder exists"
+        ):
             await writer.append(blob_of(10))
         folder.mkdir()
         assert (await writer.append(blob_of(10))).segment == "w.0-0000.seg"

@@ -22,7 +22,11 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
     (tmp_path / "model").mkdir()
-    sections: dict[str, Any] = {"name": "run", "max_steps": 9, "env": [{"id": "reverse-text"}]}
+    sections: dict[str, Any] = {
+        "name": "run",
+        "max_steps": 9,
+        "env": [{"id": "reverse-text"}],
+    }
     return check({**sections, "model": {"path": str(tmp_path / "model")}}, "run.toml")
 
 
@@ -40,7 +44,11 @@ def publish(run: RunDir, step: int, weights: Path) -> None:
 
 def test_a_new_run_starts_from_its_model(tmp_path: Path, config: RunConfig) -> None:
     start = find_start_point(config, RunDir(tmp_path / "new"), resume=False)
-    assert (start.first_step, start.weights, start.optimizer) == (1, str(tmp_path / "model"), None)
+    assert (start.first_step, start.weights, start.optimizer) == (
+        1,
+        str(tmp_path / "model"),
+        None,
+    )
 
 
 def test_an_existing_run_is_not_overwritten(run: RunDir, config: RunConfig) -> None:
@@ -68,7 +76,9 @@ def test_a_run_whose_weights_are_gone_cannot_be_resumed(
     run: RunDir, config: RunConfig, tmp_path: Path
 ) -> None:
     publish(run, 3, tmp_path / "gone")
-    with pytest.raises(RunDirError, match=r"weights of step 3 are gone from .*; --clean starts over"):
+    with pytest.raises(
+        RunDirError, match=r"weights of step 3 are gone from .*; --clean starts over"
+    ):
         find_start_point(config, run, resume=True)
 
 
@@ -78,8 +88,12 @@ async def test_rollouts_of_an_environment_that_is_not_in_the_run_file_are_an_err
     group_id, version = GroupId(0), PolicyVersion(0)
     async with open_ledger(run.ledger) as ledger:
         await ledger.record_group(group_id, "sums", Task("0", "?"), version, 1, "train")
-        await ledger.record_dispatch(make_rollout_id(group_id, 0), group_id, "sums", "0", version)
-    with pytest.raises(RunDirError, match="environment 'sums', which the run file no longer names"):
+        await ledger.record_dispatch(
+            make_rollout_id(group_id, 0), group_id, "sums", "0", version
+        )
+    with pytest.raises(
+        RunDirError, match="environment 'sums', which the run file no longer names"
+    ):
         find_start_point(config, run, resume=True)
 
 

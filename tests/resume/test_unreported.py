@@ -47,7 +47,9 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
-async def test_a_missing_line_is_made_from_the_ledger_and_the_trainers_record(run: RunDir) -> None:
+async def test_a_missing_line_is_made_from_the_ledger_and_the_trainers_record(
+    run: RunDir,
+) -> None:
     for step in (1, 2, 3):
         await ship(run, step)
         publish(run, step, at_s=1000.0 + 4 * step)
@@ -63,7 +65,9 @@ async def test_a_missing_line_is_made_from_the_ledger_and_the_trainers_record(ru
     assert len(lines(run)) == 3, "a second call adds nothing"
 
 
-async def test_a_step_whose_weights_are_gone_has_the_metrics_of_its_batch(run: RunDir) -> None:
+async def test_a_step_whose_weights_are_gone_has_the_metrics_of_its_batch(
+    run: RunDir,
+) -> None:
     await ship(run, 2)
     await ship(run, 3)
     publish(run, 3, at_s=1000.0)
@@ -74,7 +78,9 @@ async def test_a_step_whose_weights_are_gone_has_the_metrics_of_its_batch(run: R
     ]
 
 
-async def test_a_step_that_is_not_in_the_ledger_has_the_metrics_of_its_manifest(run: RunDir) -> None:
+async def test_a_step_that_is_not_in_the_ledger_has_the_metrics_of_its_manifest(
+    run: RunDir,
+) -> None:
     rows = tuple(
         BatchRow(RolloutId(name), PayloadRef("s", 0, 1), row, 10, 5, 0.5)
         for name, row in (("g0.0", 0), ("g0.0", 1), ("g0.1", 0))

@@ -76,7 +76,9 @@ def test_many_may_prune_the_same_folders_at_once(
         prunings = [executor.submit(prune, run.path) for _ in range(NUM_REMOVERS)]
         assert [pruning.result() for pruning in prunings] == [NUM_VERSIONS] * NUM_REMOVERS
     assert names(folder) == [f"step_{NUM_VERSIONS}"]
-    assert len(names(folder / f"step_{NUM_VERSIONS}")) == NUM_FILES + 1, "the newest is untouched"
+    assert len(names(folder / f"step_{NUM_VERSIONS}")) == NUM_FILES + 1, (
+        "the newest is untouched"
+    )
 
 
 def test_a_folder_is_found_complete_or_not_found(run: RunDir) -> None:

@@ -12,7 +12,12 @@ from rollway.records.payload import PayloadRef
 from rollway.records.rollout import Cancelled, Failed, RowSummary, Scored, Timing
 from rollway.records.task import Message
 from rollway.rundir.rundir import RunDir
-from rollway.rundir.saved_rollouts import SavedRollout, group_to_save, saved_rollouts, saved_steps
+from rollway.rundir.saved_rollouts import (
+    SavedRollout,
+    group_to_save,
+    saved_rollouts,
+    saved_steps,
+)
 
 TRANSCRIPT = '[{"role":"user","content":"2+2?"},{"role":"assistant","content":"4"}]'
 HEAD = {"group": 7, "env": "sums", "task": "t3", "fate": "trained"}
@@ -50,7 +55,9 @@ def closed_group() -> ClosedGroup:
 
 
 def saved() -> list[SavedRollout]:
-    return list(group_to_save(closed_group(), lambda member: msgspec.Raw(TRANSCRIPT.encode())))
+    return list(
+        group_to_save(closed_group(), lambda member: msgspec.Raw(TRANSCRIPT.encode()))
+    )
 
 
 def test_a_line_has_the_keys_of_its_outcome_also_where_they_are_empty() -> None:
@@ -63,7 +70,9 @@ def run(tmp_path: Path) -> RunDir:
     for step in (1, 2):
         path = run.saved_rollouts(Step(step))
         path.parent.mkdir(parents=True)
-        path.write_bytes(b"\n".join(map(msgspec.json.encode, saved())) + b'\n{"rollout": "g7.3", "gro')
+        path.write_bytes(
+            b"\n".join(map(msgspec.json.encode, saved())) + b'\n{"rollout": "g7.3", "gro'
+        )
     return run
 
 

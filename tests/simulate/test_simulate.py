@@ -48,7 +48,9 @@ def test_two_simulations_in_one_process_do_not_share_counts() -> None:
     asynchronous, synchronous = simulated(2, fixed(2.0, 3.0)), simulated(0, fixed(2.0, 3.0))
     assert max(asynchronous.staleness) > 0
     assert set(synchronous.staleness) == {0}
-    assert sum(synchronous.waits_us.values()) == pytest.approx(synchronous.now_s * 1e6, rel=1e-3)
+    assert sum(synchronous.waits_us.values()) == pytest.approx(
+        synchronous.now_s * 1e6, rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("off_policy", [1, 2])

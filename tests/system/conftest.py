@@ -4,12 +4,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.doubles.stand_ins import CopyingTrainer, DrawingEngine, copying_trainer, drawing_engines
+from tests.doubles.stand_ins import (
+    CopyingTrainer,
+    DrawingEngine,
+    copying_trainer,
+    drawing_engines,
+)
 from tests.doubles.workspace import Workspace
 
 
 @pytest.fixture
-def work(tmp_path: Path, tiny_moe: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
+def work(
+    tmp_path: Path, tiny_moe: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Workspace]:
     monkeypatch.chdir(tmp_path)
     work = Workspace(tmp_path, tiny_moe)
     yield work

@@ -22,7 +22,9 @@ def check_steps(work: Workspace, steps: int) -> None:
     assert all(line["off_policy/max"] <= 1 for line in lines)
     trained: Counter[str] = Counter()
     for step in range(1, steps + 1):
-        manifest = json.loads((work.run / "batches" / f"step_{step}" / "manifest.json").read_text())
+        manifest = json.loads(
+            (work.run / "batches" / f"step_{step}" / "manifest.json").read_text()
+        )
         ids = {row["rollout_id"] for row in manifest["rows"]}
         assert len(ids) >= 16
         trained.update(ids)
@@ -48,7 +50,8 @@ def test_a_killed_embedded_engine_is_started_again_and_a_killed_launcher_takes_a
         victim.kill()
         lines = work.wait_for_line(process, "and is started again")
         assert re.search(
-            r"engine \(pid \d+\) (was killed by SIGKILL|exited with 1) and is started again", lines[-1]
+            r"engine \(pid \d+\) (was killed by SIGKILL|exited with 1) and is started again",
+            lines[-1],
         )
         last = work.metrics()[-1]["step"] + 3
         if not any(line.startswith(f"Step {last}/") for line in lines):
@@ -122,7 +125,9 @@ def test_two_engines_one_of_which_misses_a_few_versions(
         wait_until(lambda: second.version == "5")
         trainer.release()
         wait_until(lambda: second.num_drawn > 0)
-        assert min(int(version) for _, version in second.requests) >= 5, "with the weights it missed"
+        assert min(int(version) for _, version in second.requests) >= 5, (
+            "with the weights it missed"
+        )
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
         assert process.returncode == 130

@@ -93,7 +93,9 @@ def value(out: str, name: str) -> str:
     return {row[0]: row[1] for row in rows if len(row) == 2}[name]
 
 
-async def test_a_whole_evaluation_of_a_chat_endpoint(tmp_path: Path, rollway: Rollway) -> None:
+async def test_a_whole_evaluation_of_a_chat_endpoint(
+    tmp_path: Path, rollway: Rollway
+) -> None:
     async with chat_double(even_ones, key="sesame") as double:
         done = await run(
             tmp_path, *counting(double, "-n", "4", "-r", "2", "-c", "3", "--max-tokens", "9")
@@ -114,7 +116,9 @@ async def test_a_whole_evaluation_of_a_chat_endpoint(tmp_path: Path, rollway: Ro
         assert "sesame" not in (folder / "eval.json").read_text()
         check_results(folder)
         assert not list((folder / "payload").iterdir())
-        again = rollway("eval", *counting(double, "-n", "4", "-r", "2", "--output", str(folder)))
+        again = rollway(
+            "eval", *counting(double, "-n", "4", "-r", "2", "--output", str(folder))
+        )
         assert again.code == 1
         assert "holds an evaluation already: continue it with --resume" in again.err
 
@@ -192,8 +196,12 @@ async def test_ctrl_c_and_a_resume_that_repeats_nothing(
         assert done.code == 0, done.err
         assert "6 of 12 rollouts are done already" in done.out
         assert "12 settled" in done.out
-        assert Counter(result["task"] for result in lines(here)) == {str(n): 2 for n in range(6)}
-        assert {double.num_asked[f"{n}?"] for n in range(3)} == {2}, "what was done is not asked again"
+        assert Counter(result["task"] for result in lines(here)) == {
+            str(n): 2 for n in range(6)
+        }
+        assert {double.num_asked[f"{n}?"] for n in range(3)} == {2}, (
+            "what was done is not asked again"
+        )
         again = await run(tmp_path, *args, "--resume")
         assert again.code == 0
         assert sum(double.num_asked.values()) == 12 + 4, "all done: nothing is asked"
@@ -319,7 +327,9 @@ async def test_fewer_tasks_than_asked_for(tmp_path: Path) -> None:
         "        return float(rollout.last_text == task.answer)\n"
     )
     async with chat_double(lambda said, nth: str(number(said))) as double:
-        done = await run(tmp_path, "few.py", "-m", "double", "--engine-url", double.url, "-n", "9")
+        done = await run(
+            tmp_path, "few.py", "-m", "double", "--engine-url", double.url, "-n", "9"
+        )
     assert done.code == 0, done.err
     assert "'few.py' has 3 tasks" in done.out
     assert "3 tasks × 1 rollouts, 3 settled" in done.out

@@ -63,7 +63,9 @@ def test_blocking_calls_are_named_in_log_metrics_console_and_prometheus(
         "env.0.args.kind": "Planted", "orchestrator.advantage": f"{CREDIT}:slow",
         "metrics.prometheus.port": port, "max_steps": 3, "env.0.server.workers": 2,
     }  # fmt: skip
-    overrides = [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
+    overrides = [
+        word for key, value in options.items() for word in ("--set", f"{key}={value}")
+    ]
     text, out = train_and_scrape(light, trainer, port, overrides)
     assert "rollway_slow_calls_total{" in text
     check_metrics(light)
@@ -82,7 +84,9 @@ def test_blocking_calls_are_named_in_log_metrics_console_and_prometheus(
 def check_metrics(work: Workspace) -> None:
     lines = work.metrics()
     named = {
-        (stall["kind"], stall["where"], stall["call"]) for line in lines for stall in line["stalls"]
+        (stall["kind"], stall["where"], stall["call"])
+        for line in lines
+        for stall in line["stalls"]
     }
     assert ("loop", IN_ROLLOUT, "") in named
     assert ("lane", IN_REWARD, "reward `Planted.right`") in named
@@ -101,15 +105,21 @@ def check_logs(folder: Path) -> None:
     workers = "".join(path.read_text() for path in folder.glob("envs.w*.log"))
     assert f"by {IN_ROLLOUT} in Planted.rollout" in workers
     assert f"at {IN_REWARD} in ponder (no loop was held)" in workers
-    assert f"at {IN_ADVANTAGE} in slow (no loop was held)" in (folder / "orchestrator.log").read_text()
+    assert (
+        f"at {IN_ADVANTAGE} in slow (no loop was held)"
+        in (folder / "orchestrator.log").read_text()
+    )
 
 
-def test_an_advantage_function_that_fails_ends_the_run_with_its_line(light: Workspace) -> None:
+def test_an_advantage_function_that_fails_ends_the_run_with_its_line(
+    light: Workspace,
+) -> None:
     done = light.train("--set", f"orchestrator.advantage={CREDIT}:raises")
     assert done.returncode == 1
     where = place(CREDIT, "raise KeyError", "def raises")
-    assert f"orchestrator.advantage '{CREDIT}:raises' failed at {where}: KeyError: 'no baseline'" in (
-        done.stderr
+    assert (
+        f"orchestrator.advantage '{CREDIT}:raises' failed at {where}: KeyError: 'no baseline'"
+        in (done.stderr)
     )
     assert done.stderr.count("\n") == 1, done.stderr
     light.assert_nothing_is_left()
@@ -125,7 +135,9 @@ def test_mistakes_are_said_before_anything_starts(light: Workspace) -> None:
             f"orchestrator.advantage={CREDIT}:sloww": "did you mean 'slow'?",
         }
         for mistake, said in mistakes.items():
-            failed: subprocess.CompletedProcess[str] = light.train("--clean", "--set", mistake)
+            failed: subprocess.CompletedProcess[str] = light.train(
+                "--clean", "--set", mistake
+            )
             assert failed.returncode == 1
             assert said in failed.stderr
             assert failed.stderr.count("\n") == 1, failed.stderr

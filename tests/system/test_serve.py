@@ -87,7 +87,9 @@ async def test_a_server_on_its_own_from_start_to_signal(
     async with engine_double(tiny_moe, lambda said: "6") as engine:
         args = ("--bind", "tcp://0.0.0.0:*", "--keys", str(server))
         with serving(tmp_path, tiny_moe, engine.url, *args) as process:
-            found = await line_with(process, r"Serving '.*envs\.py' at tcp://0\.0\.0\.0:(\d+) ")
+            found = await line_with(
+                process, r"Serving '.*envs\.py' at tcp://0\.0\.0\.0:(\d+) "
+            )
             address = f"tcp://127.0.0.1:{found[1]}"
             with pytest.raises(CurveKeysError, match="requires keys"):
                 async with envs.connect(address):
@@ -107,7 +109,10 @@ async def test_a_server_on_its_own_from_start_to_signal(
             assert not psutil.wait_procs(everyone, timeout=10)[1], "nothing outlives it"
             assert process.stderr is not None
             assert process.stderr.read() == "Stopped.\n"
-    assert {path.name for path in (tmp_path / "logs").iterdir()} >= {"envs.router.log", "envs.w0.log"}
+    assert {path.name for path in (tmp_path / "logs").iterdir()} >= {
+        "envs.router.log",
+        "envs.w0.log",
+    }
 
 
 @pytest.mark.parametrize(
@@ -145,7 +150,10 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, tiny_moe: Path) -> None:
         with serving(tmp_path, tiny_moe, "http://127.0.0.1:9", "--bind", bind) as process:
             _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert errors == f"rollway: {bind} cannot be bound: Address already in use; choose another address\n"
+    assert (
+        errors
+        == f"rollway: {bind} cannot be bound: Address already in use; choose another address\n"
+    )
 
 
 RUN_FILE = """
@@ -180,11 +188,15 @@ async def test_a_run_trains_on_a_served_environment(tmp_path: Path, tiny_moe: Pa
         args = ("--keys", str(server), "--args", '{"kind": "Lengths"}')
         with serving(tmp_path, tiny_moe, url, *args) as process:
             address = (await line_with(process, r"at (tcp://127\.0\.0\.1:\d+) "))[1]
-            told = RUN_FILE.format(model=tiny_moe, env=ENVS, address=address, keys=client, engine=url)
+            told = RUN_FILE.format(
+                model=tiny_moe, env=ENVS, address=address, keys=client, engine=url
+            )
             (tmp_path / "run.toml").write_text(told)
             with started(tmp_path, "train", "run.toml") as train:
                 said, errors = await asyncio.to_thread(train.communicate, timeout=150)
             assert train.returncode == 0, errors
             assert "Step 2/2" in said
             assert process.poll() is None, "the server goes on"
-    assert not list((tmp_path / "outputs" / "test" / "logs").glob("*router*")), "no server was started"
+    assert not list((tmp_path / "outputs" / "test" / "logs").glob("*router*")), (
+        "no server was started"
+    )

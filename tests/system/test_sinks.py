@@ -24,7 +24,9 @@ def steps_of(work: Workspace) -> list[int]:
 
     files = sorted((work.run / "tensorboard").iterdir())
     events = [event for path in files for event in LegacyEventFileLoader(str(path)).Load()]
-    return [event.step for event in events for value in event.summary.value if value.tag == "loss"]
+    return [
+        event.step for event in events for value in event.summary.value if value.tag == "loss"
+    ]
 
 
 def test_a_resumed_run_goes_on_in_both(light: Workspace) -> None:
@@ -38,7 +40,9 @@ def test_a_resumed_run_goes_on_in_both(light: Workspace) -> None:
     assert steps_of(light) == [1, 2, 3, 4]
     sinks = json.loads((light.run / "sinks.json").read_text())
     assert sinks["wandb_id"] == wandb_id
-    assert sinks["last_step"]["tensorboard/metrics"] == sinks["last_step"]["wandb/metrics"] == 4
+    assert (
+        sinks["last_step"]["tensorboard/metrics"] == sinks["last_step"]["wandb/metrics"] == 4
+    )
     runs = [path.name for path in (light.run / "wandb").glob("offline-run-*")]
     assert len(runs) == 2
     assert all(name.endswith(wandb_id) for name in runs)
@@ -49,7 +53,9 @@ def test_sinks_that_die_do_not_end_the_run(light: Workspace, trainer: CopyingTra
     with light.training("--set", "max_steps=8", *SINKS) as process:
         (sinks,) = light.find("rollway.observe.feed:serve")
         sinks.kill()
-        light.wait_for_line(process, "Warning: W&B and TensorBoard will not get further steps")
+        light.wait_for_line(
+            process, "Warning: W&B and TensorBoard will not get further steps"
+        )
         trainer.release()
         _, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
@@ -57,7 +63,9 @@ def test_sinks_that_die_do_not_end_the_run(light: Workspace, trainer: CopyingTra
     light.assert_nothing_is_left()
 
 
-def test_a_killed_launcher_takes_its_sinks_along(light: Workspace, trainer: CopyingTrainer) -> None:
+def test_a_killed_launcher_takes_its_sinks_along(
+    light: Workspace, trainer: CopyingTrainer
+) -> None:
     trainer.hold_at(2)
     with light.training("--set", "max_steps=500", *SINKS) as process:
         assert light.find("rollway.observe.feed:serve")

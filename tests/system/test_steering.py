@@ -39,7 +39,9 @@ FORGOTTEN = LENGTHS.replace("range(40)", "range(8)").replace(
 """,
 )
 """Task 0 is solved by its first three groups, and then no longer."""
-NEVER = LENGTHS.replace("await chat.say(task.prompt)", "await __import__('asyncio').Event().wait()")
+NEVER = LENGTHS.replace(
+    "await chat.say(task.prompt)", "await __import__('asyncio').Event().wait()"
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +77,18 @@ def test_two_environments_train_by_ratio_and_evaluations_run_between(
     done = light.train("--set", "max_steps=8", "--set", "orchestrator.max_off_policy_steps=2")
     assert done.returncode == 0, done.stderr
     trained = Counter(
-        Path(str(env)).stem for (env,) in light.ledger("SELECT env FROM groups WHERE fate = 'trained'")
+        Path(str(env)).stem
+        for (env,) in light.ledger("SELECT env FROM groups WHERE fate = 'trained'")
     )
     assert trained["three"] + trained["one"] >= 32
     assert 0.6 < trained["three"] / trained.total() < 0.88, trained
     check_evals(light, done.stdout)
-    staleness = light.ledger("SELECT step - 1 - first_version FROM rollouts WHERE step IS NOT NULL")
-    assert {0} <= {steps for (steps,) in staleness} <= {0, 1, 2}, "nothing older than the bound trains"
+    staleness = light.ledger(
+        "SELECT step - 1 - first_version FROM rollouts WHERE step IS NOT NULL"
+    )
+    assert {0} <= {steps for (steps,) in staleness} <= {0, 1, 2}, (
+        "nothing older than the bound trains"
+    )
 
 
 def check_evals(work: Workspace, screen: str) -> None:
@@ -103,7 +110,9 @@ def check_evals(work: Workspace, screen: str) -> None:
     assert work.ledger(sql) == [(0,)], "what is evaluated never trains"
 
 
-def test_a_solved_task_comes_up_rarely_until_it_fails_again(light: Workspace, envs: Path) -> None:
+def test_a_solved_task_comes_up_rarely_until_it_fails_again(
+    light: Workspace, envs: Path
+) -> None:
     use(light, envs, {"forgotten": 1.0}, "[difficulty]\neasy_at = 1.0\n")
     done = light.train("--set", "max_steps=26")
     assert done.returncode == 0, done.stderr
@@ -112,7 +121,9 @@ def test_a_solved_task_comes_up_rarely_until_it_fails_again(light: Workspace, en
     solved = [int(str(group)) for group, reward in visits if reward == 1.0]
     failed = [int(str(group)) for group, reward in visits if reward != 1.0]
     assert len(solved) == 3
-    assert failed[0] >= 32, "every eighth task is this one, but it comes up every twentieth time"
+    assert failed[0] >= 32, (
+        "every eighth task is this one, but it comes up every twentieth time"
+    )
     assert len(failed) >= 3
     assert failed[-1] - failed[0] <= len(failed) * 8, "and now every eighth"
     pooled = [line.get("pool/forgotten/easy", 0) for line in light.metrics()]
@@ -140,7 +151,9 @@ def test_training_continues_without_an_environment_that_never_answers(
 def test_a_synchronous_run_trains_on_policy_only(light: Workspace) -> None:
     done = light.train("--set", "orchestrator.max_off_policy_steps=0")
     assert done.returncode == 0, done.stderr
-    spans = light.ledger("SELECT step, first_version, last_version FROM rollouts WHERE step IS NOT NULL")
+    spans = light.ledger(
+        "SELECT step, first_version, last_version FROM rollouts WHERE step IS NOT NULL"
+    )
     assert spans
     assert all(first == last == int(str(step)) - 1 for step, first, last in spans)
 
@@ -163,7 +176,9 @@ def test_an_interrupted_evaluation_is_run_again(
     trainer.release()
     done = light.train("--set", "max_steps=6", "--resume")
     assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in (light.run / "evals.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (light.run / "evals.jsonl").read_text().splitlines()
+    ]
     versions = [line["step"] for line in lines]
     assert versions[-1] == 6
     assert len(versions) == len(set(versions))

@@ -35,7 +35,9 @@ NOT_METRICS = {"stalls"}
 """Other keys of a line of metrics."""
 
 
-def test_a_whole_run_that_is_interrupted_and_resumed(work: Workspace, rollway: Rollway) -> None:
+def test_a_whole_run_that_is_interrupted_and_resumed(
+    work: Workspace, rollway: Rollway
+) -> None:
     """Two workers, a real engine, a real trainer, evaluations, metrics over HTTP: Ctrl-C ends them all,
     and --resume takes the run to its end."""
     port = free_port()
@@ -65,7 +67,10 @@ def test_a_whole_run_that_is_interrupted_and_resumed(work: Workspace, rollway: R
     check_run_directory(work, last)
     check_metrics(work)
     assert "Nothing to do" in rollway("train", work.file, *to_the_end).out
-    assert f"The run is complete: its {last} steps were trained at" in rollway("why", work.run).out
+    assert (
+        f"The run is complete: its {last} steps were trained at"
+        in rollway("why", work.run).out
+    )
 
 
 def free_port() -> int:
@@ -76,7 +81,9 @@ def free_port() -> int:
 
 def check_scraped(port: int) -> None:
     """Each process reports within seconds, so ask until all of them are there."""
-    names = [f'rollway_event_loop_lag_seconds{{process="{name}",stat="p99"}}' for name in PROCESSES]
+    names = [
+        f'rollway_event_loop_lag_seconds{{process="{name}",stat="p99"}}' for name in PROCESSES
+    ]
     names += [f'rollway_rss_bytes{{process="{name}"}}' for name in (*PROCESSES, "launcher")]
     names += ["rollway_step ", "rollway_in_flight ", "rollway_payload_live_bytes ",
               "rollway_time_train_seconds "]  # fmt: skip
@@ -95,11 +102,22 @@ def check_scraped(port: int) -> None:
 
 def check_console(text: str, last: int) -> None:
     for step in range(last - 2, last + 1):
-        (line,) = [line for line in text.splitlines() if line.startswith(f"Step {step}/{last} ")]
-        for part in ("Time:", "Reward:", "Throughput:", "Off-Policy:", "In Flight:", "Lag p99/max ms:"):
+        (line,) = [
+            line for line in text.splitlines() if line.startswith(f"Step {step}/{last} ")
+        ]
+        for part in (
+            "Time:",
+            "Reward:",
+            "Throughput:",
+            "Off-Policy:",
+            "In Flight:",
+            "Lag p99/max ms:",
+        ):
             assert part in line
         assert "orchestrator" in line
-    (summary,) = [line for line in text.splitlines() if line.startswith("Lag p99/max ms, whole run")]
+    (summary,) = [
+        line for line in text.splitlines() if line.startswith("Lag p99/max ms, whole run")
+    ]
     for process in PROCESSES:
         assert process in summary
 
@@ -112,22 +130,32 @@ def check_run_directory(work: Workspace, last: int) -> None:
     assert list((run / "payload").iterdir()) == [], "all payload was released"
     checkpoints = {path.name for path in (run / "checkpoints").iterdir()}
     assert f"step_{last - last % 2}" in checkpoints
-    assert all(int(name.removeprefix("step_")) % 2 == 0 for name in checkpoints - {f"step_{last}"})
+    assert all(
+        int(name.removeprefix("step_")) % 2 == 0 for name in checkpoints - {f"step_{last}"}
+    )
     assert (run / "weights" / f"step_{last}" / "STABLE").exists()
     assert work.ledger("SELECT DISTINCT num_settled FROM rollouts") == [(1,)]
     assert work.ledger("SELECT count(*) FROM rollouts WHERE outcome IS NULL") == [(0,)]
     assert work.ledger("SELECT count(*) FROM steps") == [(last,)]
-    trained = work.ledger("SELECT DISTINCT step FROM rollouts WHERE step IS NOT NULL ORDER BY step")
+    trained = work.ledger(
+        "SELECT DISTINCT step FROM rollouts WHERE step IS NOT NULL ORDER BY step"
+    )
     assert trained == [(step,) for step in range(1, last + 1)]
     for step in range(1, last + 1):
-        manifest = json.loads((run / "batches" / f"step_{step}" / "manifest.json").read_text())
+        manifest = json.loads(
+            (run / "batches" / f"step_{step}" / "manifest.json").read_text()
+        )
         assert len({row["rollout_id"] for row in manifest["rows"]}) >= 16
         saved = (run / "rollouts" / f"step_{step}" / "train.jsonl").read_text().splitlines()
         rollouts = [json.loads(line) for line in saved]
         assert {"messages", "reward", "advantage", "timing"} <= set(rollouts[0])
-        trained_ids = {rollout["rollout"] for rollout in rollouts if rollout["fate"] == "trained"}
+        trained_ids = {
+            rollout["rollout"] for rollout in rollouts if rollout["fate"] == "trained"
+        }
         assert trained_ids == {row["rollout_id"] for row in manifest["rows"]}
-        queued = [line["timing"]["queue_s"] for line in rollouts if line["outcome"] == "scored"]
+        queued = [
+            line["timing"]["queue_s"] for line in rollouts if line["outcome"] == "scored"
+        ]
         assert queued
         assert all(wait >= 0 for wait in queued)
 
@@ -135,7 +163,9 @@ def check_run_directory(work: Workspace, last: int) -> None:
 def check_metrics(work: Workspace) -> None:
     """All metrics are declared, and all that are declared are there."""
     lines = work.metrics()
-    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1)), "each step once"
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1)), (
+        "each step once"
+    )
     evals = [json.loads(line) for line in (work.run / "evals.jsonl").read_text().splitlines()]
     names = {name for line in [*lines, *evals] for name in line} - NOT_METRICS
     declared = {name: declarations_of(name) for name in names}
@@ -144,7 +174,10 @@ def check_metrics(work: Workspace) -> None:
     assert {metric.name for metric in unseen} <= RARE
     assert all(line["off_policy/max"] <= 1 for line in lines)
     assert lines[0]["mismatch_kl"] < 1e-5, "fresh rows: engine and trainer agree"
-    for line in (*lines[:2], *lines[-2:]):  # those between may lack what the interrupted run knew
+    for line in (
+        *lines[:2],
+        *lines[-2:],
+    ):  # those between may lack what the interrupted run knew
         assert all(line[f"time/{phase}"] >= 0 for phase in PHASES)
         assert line["num_turns/mean"] == 2
         stops = [value for name, value in line.items() if name.startswith("stop/")]
@@ -164,7 +197,9 @@ def test_a_run_without_a_shared_file_system(light: Workspace) -> None:
     light.assert_nothing_is_left()
 
 
-def test_a_killed_env_worker_costs_nothing_but_time(light: Workspace, trainer: CopyingTrainer) -> None:
+def test_a_killed_env_worker_costs_nothing_but_time(
+    light: Workspace, trainer: CopyingTrainer
+) -> None:
     trainer.hold_at(3)
     with light.training("--set", "max_steps=8", *TWO_WORKERS) as process:
         light.find("rollway.envserver.worker.worker:main")[0].kill()
@@ -231,7 +266,10 @@ def test_sigterm_ends_a_run_in_which_no_other_can_train(
     [
         ("trainer.leaning_rate=1", "unknown key 'trainer.leaning_rate'"),
         ("model.path=/nowhere", "no model folder '/nowhere'"),
-        ("env.0.id=revers-text", "no environment 'revers-text'; did you mean 'reverse-text'?"),
+        (
+            "env.0.id=revers-text",
+            "no environment 'revers-text'; did you mean 'reverse-text'?",
+        ),
         ("env.0.id=my_env.py", "no environment file at "),
     ],
 )
@@ -263,7 +301,9 @@ def test_mistakes_that_a_part_finds_are_one_line(work: Workspace) -> None:
             assert not work.processes()
 
 
-def test_a_dry_run_prints_the_plan_and_starts_nothing(work: Workspace, rollway: Rollway) -> None:
+def test_a_dry_run_prints_the_plan_and_starts_nothing(
+    work: Workspace, rollway: Rollway
+) -> None:
     shown = rollway("train", work.file, "--dry-run", "--set", "trainer.lr=0.5")
     assert shown.code == 0
     assert "lr = 0.5" in shown.out

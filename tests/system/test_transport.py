@@ -17,7 +17,9 @@ def trained_once(work: Workspace, last: int) -> None:
     """Every step is there once, and no rollout trained twice."""
     assert [line["step"] for line in work.metrics()] == list(range(1, last + 1))
     assert work.ledger("SELECT DISTINCT num_settled FROM rollouts") == [(1,)]
-    steps = work.ledger("SELECT DISTINCT step FROM rollouts WHERE step IS NOT NULL ORDER BY step")
+    steps = work.ledger(
+        "SELECT DISTINCT step FROM rollouts WHERE step IS NOT NULL ORDER BY step"
+    )
     assert steps == [(step,) for step in range(1, last + 1)]
 
 
@@ -72,12 +74,19 @@ asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])))
 """
 
 
-def run_with(own: Path, work: Workspace, model: Path, options: list[str], *deaths: int) -> list[str]:
+def run_with(
+    own: Path, work: Workspace, model: Path, options: list[str], *deaths: int
+) -> list[str]:
     """A run whose trainer is the script `own`: it exits at each step of `deaths` in turn and is started
     again, then lives to the end. What its last life said."""
     command = work.command("--set", "external_trainer={}", *options)
     with subprocess.Popen(
-        command, cwd=work.folder, env=work.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        cwd=work.folder,
+        env=work.env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as process:
         try:
             assert process.stdout is not None
@@ -85,8 +94,17 @@ def run_with(own: Path, work: Workspace, model: Path, options: list[str], *death
             where = re.search(r"open_batches\('(.*)'\)", line)
             assert where is not None
             for dies_at in (*deaths, 0):
-                command = [sys.executable, str(own), where[1], str(model), str(own.parent), str(dies_at)]
-                done = subprocess.run(command, env=work.env, capture_output=True, text=True, timeout=100)
+                command = [
+                    sys.executable,
+                    str(own),
+                    where[1],
+                    str(model),
+                    str(own.parent),
+                    str(dies_at),
+                ]
+                done = subprocess.run(
+                    command, env=work.env, capture_output=True, text=True, timeout=100
+                )
                 assert done.returncode == (3 if dies_at else 0), done.stderr
             _, err = process.communicate(timeout=60)
             assert process.returncode == 0, err

@@ -76,7 +76,12 @@ async def test_a_script_gets_the_whole_conversation() -> None:
     def answer(prompt: PolicyPrompt) -> str:
         seen.append(prompt)
         if prompt.last_text == "hello":
-            return "wait" + call("is_it_open") + call("copy", text="ab\n\n") + call("copy", texts="x")
+            return (
+                "wait"
+                + call("is_it_open")
+                + call("copy", text="ab\n\n")
+                + call("copy", texts="x")
+            )
         return "HELLO"
 
     played = await testing.play(WithTools(), TASK, answer)
@@ -155,9 +160,14 @@ class Ranked(Base):
 
 
 async def test_a_group_is_scored_together() -> None:
-    first, second = await testing.play_group(Ranked(), TASK, [loud, lambda prompt: "longer words"])
+    first, second = await testing.play_group(
+        Ranked(), TASK, [loud, lambda prompt: "longer words"]
+    )
     assert (first.rewards, first.reward) == ({"exact": 1.0, "longest": 0.0, "size": 2.0}, 3.0)
-    assert (second.rewards, second.reward) == ({"exact": 0.0, "longest": 1.0, "size": 2.0}, 2.5)
+    assert (second.rewards, second.reward) == (
+        {"exact": 0.0, "longest": 1.0, "size": 2.0},
+        2.5,
+    )
     assert (await testing.play(Ranked(), TASK, loud)).rewards["size"] == 1.0
 
 
@@ -187,7 +197,9 @@ class Uncopyable(Notes):
 
 
 async def test_an_author_is_warned_of_an_environment_that_cannot_be_copied() -> None:
-    with pytest.warns(UserWarning, match=r"Uncopyable cannot be copied .*a connection exists once"):
+    with pytest.warns(
+        UserWarning, match=r"Uncopyable cannot be copied .*a connection exists once"
+    ):
         played = await testing.play(Uncopyable(), TASK, loud)
     assert played.metrics == {"sees_note": 1.0}, "plain code shares the environment"
 
@@ -204,7 +216,9 @@ async def test_a_stage_restores_the_loops_task_factory() -> None:
 
 
 async def test_a_stage_leaves_another_task_factory_alone() -> None:
-    def factory(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> "asyncio.Task[Any]":
+    def factory(
+        loop: asyncio.AbstractEventLoop, coro: Any, **options: Any
+    ) -> "asyncio.Task[Any]":
         return asyncio.Task(coro, loop=loop, **options)
 
     loop = asyncio.get_running_loop()
@@ -221,10 +235,14 @@ async def test_a_played_rollout_prints_in_a_few_lines() -> None:
     played = await testing.play(Base(), TASK, lambda prompt: "HELLO" + 500 * "!")
     assert len(repr(played)) < 300
     assert "reward=0, rewards={'exact': 0.0}" in repr(played)
-    assert "1 turns, 506 tokens drawn, 1 rows, stop='stop', last_text='HELLO!!!" in repr(played)
+    assert "1 turns, 506 tokens drawn, 1 rows, stop='stop', last_text='HELLO!!!" in repr(
+        played
+    )
     (row,) = played.rows
     assert len(repr(row)) < 150
-    assert f"{len(row.token_ids)} tokens, 506 drawn by the policy, '<|im_start|>user" in repr(row)
+    assert f"{len(row.token_ids)} tokens, 506 drawn by the policy, '<|im_start|>user" in repr(
+        row
+    )
 
 
 class Unsendable(Base):
@@ -357,5 +375,7 @@ def test_it_needs_neither_torch_nor_a_running_event_loop() -> None:
         "answer = lambda prompt: prompt.last_text.split()[-1][::-1]\n"
         "print(asyncio.run(testing.play(env, next(env.tasks()), answer)).reward)"
     )
-    result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True
+    )
     assert (result.stdout, result.stderr) == ("1.0\n", "")

@@ -32,7 +32,9 @@ def test_signs_are_those_a_plain_loop_finds(runs: list[tuple[int, float, int]]) 
         length = length + count if math.exp(logprob) > 0.99 else 0
         longest = max(longest, length)
     expected = []
-    if any(token_id >= RARE_FROM and logprob < UNLIKELY_BELOW for token_id, logprob, _ in runs):
+    if any(
+        token_id >= RARE_FROM and logprob < UNLIKELY_BELOW for token_id, logprob, _ in runs
+    ):
         expected.append("gibberish")
     if longest >= LOOP_TOKENS:
         expected.append("repetition")

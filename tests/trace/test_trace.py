@@ -22,7 +22,12 @@ def routes_start(trace: Trace, prompt_ids: Ints) -> int:
 
 
 def turn(
-    prompt: list[int], completion: list[int], *, routes: Any = None, start: int = 0, version: int = 0
+    prompt: list[int],
+    completion: list[int],
+    *,
+    routes: Any = None,
+    start: int = 0,
+    version: int = 0,
 ) -> Turn:
     return Turn(
         prompt_ids=np.array(prompt, np.int32),
@@ -132,7 +137,9 @@ def test_forks_and_compaction_reproduce_what_the_engine_saw(
     trace, turns, all_routes = Trace(), [], []
     requests: list[list[int]] = []
     for parent, kept, new, drawn, delta in talk:
-        prompt = (requests[parent % len(requests)][:kept] if requests and parent >= 0 else []) + new
+        prompt = (
+            requests[parent % len(requests)][:kept] if requests and parent >= 0 else []
+        ) + new
         requests.append(prompt + drawn)
         rng = np.random.default_rng(random.getrandbits(32))
         shape = (len(prompt) + len(drawn) - 1, LAYERS, TOPK)
@@ -148,8 +155,12 @@ def test_forks_and_compaction_reproduce_what_the_engine_saw(
         assert joined(row, "routes").tobytes() == naive["routes"].tobytes()
     texts = [joined(row, "token_ids").tolist() for row in rows]
     for request in requests:
-        assert any(text[: len(request)] == request for text in texts), "every request begins a row"
-    assert sum(row.num_trainable for row in rows) == sum(len(turn.completion_ids) for turn in turns)
+        assert any(text[: len(request)] == request for text in texts), (
+            "every request begins a row"
+        )
+    assert sum(row.num_trainable for row in rows) == sum(
+        len(turn.completion_ids) for turn in turns
+    )
 
 
 def test_columns_of_two_turns() -> None:
@@ -160,8 +171,21 @@ def test_columns_of_two_turns() -> None:
     assert joined(row, "token_ids").tolist() == [1, 2, 3, 4, 9, 6]
     assert joined(row, "loss_mask").tolist() == [0, 0, 1, 1, 0, 1]
     assert joined(row, "logprobs").tolist() == [0, 0, -1, -2, 0, -1]
-    assert joined(row, "versions").tolist() == [NOT_SAMPLED, NOT_SAMPLED, 5, 5, NOT_SAMPLED, 7]
-    assert row.columns().keys() == {"token_ids", "loss_mask", "logprobs", "temperatures", "versions"}
+    assert joined(row, "versions").tolist() == [
+        NOT_SAMPLED,
+        NOT_SAMPLED,
+        5,
+        5,
+        NOT_SAMPLED,
+        7,
+    ]
+    assert row.columns().keys() == {
+        "token_ids",
+        "loss_mask",
+        "logprobs",
+        "temperatures",
+        "versions",
+    }
 
 
 def test_a_turn_extends_the_longest_row_that_fits() -> None:
@@ -219,12 +243,16 @@ def test_routes_that_cannot_be_right_are_refused(bad: Turn, message: str) -> Non
 def test_a_turn_without_the_routes_of_its_row_is_refused() -> None:
     trace = Trace()
     trace.add(turn([1, 2], [3, 4], routes=ROUTES))
-    with pytest.raises(TraceError, match="has no routes, but earlier turns of its row had them"):
+    with pytest.raises(
+        TraceError, match="has no routes, but earlier turns of its row had them"
+    ):
         trace.add(turn([1, 2, 3, 4, 5], [6]))
 
 
 def test_a_wrong_number_of_logprobs_is_refused() -> None:
     good = turn([1], [2, 3])
-    bad = Turn(good.prompt_ids, good.completion_ids, good.logprobs[:1], good.versions, 1.0, "stop")
+    bad = Turn(
+        good.prompt_ids, good.completion_ids, good.logprobs[:1], good.versions, 1.0, "stop"
+    )
     with pytest.raises(TraceError, match="1 logprobs"):
         Trace().add(bad)

@@ -78,7 +78,9 @@ async def test_two_ranks_take_the_steps_of_one_until_one_of_them_is_killed(
             check_kept(run)
             if num_ranks == 2:
                 ranks.processes[1].kill()
-                with pytest.raises(PartDied, match=r"trainer-rank\.1 \(pid \d+\) was killed by SIGKILL"):
+                with pytest.raises(
+                    PartDied, match=r"trainer-rank\.1 \(pid \d+\) was killed by SIGKILL"
+                ):
                     await ranks.train(batches[-1])
     check_same_steps(load_file(tiny_moe / "model.safetensors"), *results)
 
@@ -91,11 +93,15 @@ def check_kept(run: RunDir) -> None:
     assert {"model.safetensors", "config.json", "optimizer.pt"} <= checkpoint
 
 
-def check_same_steps(before: dict[str, Any], alone: list[Published], together: list[Published]) -> None:
+def check_same_steps(
+    before: dict[str, Any], alone: list[Published], together: list[Published]
+) -> None:
     for expected, found in zip(alone, together, strict=True):
         assert found.version == expected.version
         for name in ("loss", "grad_norm", "entropy", "ratio/mean", "mismatch_kl"):
-            assert found.metrics[name] == pytest.approx(expected.metrics[name], rel=1e-3, abs=1e-6), name
+            assert found.metrics[name] == pytest.approx(
+                expected.metrics[name], rel=1e-3, abs=1e-6
+            ), name
     weights_alone, weights_together = weights_of(alone[-1]), weights_of(together[-1])
     for name, weight in weights_alone.items():
         moved = (weight - before[name]).norm()
@@ -106,7 +112,10 @@ def check_same_steps(before: dict[str, Any], alone: list[Published], together: l
 async def test_an_error_in_one_rank_is_reported(
     tiny_moe: Path, tmp_path: Path, rows: list[BatchRow]
 ) -> None:
-    wrong = [*rows[:-1], msgspec.structs.replace(rows[-1], num_tokens=rows[-1].num_tokens + 1)]
+    wrong = [
+        *rows[:-1],
+        msgspec.structs.replace(rows[-1], num_tokens=rows[-1].num_tokens + 1),
+    ]
     spec = spec_of(RunDir(tmp_path / "run"), tiny_moe, 2)
     with pytest.raises(PartDied, match=r"does not have the .* tokens"):
         async with start_ranks(spec) as ranks:

@@ -33,7 +33,9 @@ def sample(model: Any, temperature: float, seed: int = 0) -> list[Turn]:
     scheduler = Scheduler(SlotModel(model, 8, 64), seed)
     for n in range(NUM):
         prompt = [(7 * n + token) % 200 for token in range(3 + n)]
-        scheduler.add(GenerationRequest(n, prompt, 6 + n, temperature, 1.0, frozenset(), 0, seed=n))
+        scheduler.add(
+            GenerationRequest(n, prompt, 6 + n, temperature, 1.0, frozenset(), 0, seed=n)
+        )
     turns = []
     while scheduler.has_work:
         for sequence in scheduler.run_pass():
@@ -63,7 +65,9 @@ async def write(
             (row,) = trace.finish()
             ref = await writer.append(build(row_columns([row.columns()])))
             name = RolloutId(f"g0.{index}")
-            rows.append(BatchRow(name, ref, 0, row.num_tokens, row.num_trainable, advantage(index)))
+            rows.append(
+                BatchRow(name, ref, 0, row.num_tokens, row.num_trainable, advantage(index))
+            )
     return rows
 
 
@@ -95,7 +99,9 @@ async def test_router_replay_brings_engine_and_trainer_together(
     """The engine computes in bfloat16, the trainer in float32, with the same weights. Where the two
     choose different experts their logprobs differ, and replay removes most of the difference."""
     engine = load_model(str(tiny_moe), "bfloat16").eval()
-    packed = load_micro_batch(SegmentReader(tmp_path), await write(tmp_path, sample(engine, 1.0)))
+    packed = load_micro_batch(
+        SegmentReader(tmp_path), await write(tmp_path, sample(engine, 1.0))
+    )
     with torch.no_grad(), capture(find_routers(model)) as chosen:
         own, _ = token_logprobs(model, packed, replay_routes=False)
         replayed, _ = token_logprobs(model, packed, replay_routes=True)
@@ -109,7 +115,9 @@ async def test_router_replay_brings_engine_and_trainer_together(
 
 
 @pytest.mark.anyio
-async def test_replay_makes_the_routers_choose_and_keeps_gradients(model: Any, tmp_path: Path) -> None:
+async def test_replay_makes_the_routers_choose_and_keeps_gradients(
+    model: Any, tmp_path: Path
+) -> None:
     turns = sample(model, 1.0)
     rng = np.random.default_rng(0)
     pairs = np.array([(a, b) for a in range(8) for b in range(8) if a != b], np.uint8)
@@ -117,7 +125,9 @@ async def test_replay_makes_the_routers_choose_and_keeps_gradients(model: Any, t
     for turn in turns:
         assert turn.routes is not None
         routes = pairs[rng.integers(len(pairs), size=turn.routes.shape[:2])]
-        forced.append(Turn(*[*(getattr(turn, f) for f in turn.__struct_fields__[:6]), routes, 0]))
+        forced.append(
+            Turn(*[*(getattr(turn, f) for f in turn.__struct_fields__[:6]), routes, 0])
+        )
     packed = load_micro_batch(SegmentReader(tmp_path), await write(tmp_path, forced))
     routers = find_routers(model)
     from rollway.model.routers import replay
@@ -143,7 +153,9 @@ def test_a_clipped_ratio_gets_no_gradient_away_from_one_but_back_to_it() -> None
 
 
 @pytest.mark.anyio
-async def test_a_step_moves_probability_towards_advantage(tiny_moe: Path, tmp_path: Path) -> None:
+async def test_a_step_moves_probability_towards_advantage(
+    tiny_moe: Path, tmp_path: Path
+) -> None:
     """Any packing gives the same step, and the rewarded rows become more likely."""
     model = load_model(str(tiny_moe))
     rows = tuple(await write(tmp_path, sample(model.eval(), 1.0)))
@@ -168,7 +180,9 @@ async def test_a_step_moves_probability_towards_advantage(tiny_moe: Path, tmp_pa
 
 
 @pytest.mark.anyio
-async def test_a_manifest_that_does_not_match_its_payload_is_refused(model: Any, tmp_path: Path) -> None:
+async def test_a_manifest_that_does_not_match_its_payload_is_refused(
+    model: Any, tmp_path: Path
+) -> None:
     rows = await write(tmp_path, sample(model, 1.0))
     wrong = BatchRow(rows[0].rollout_id, rows[0].ref, 0, 999, 1, 0.0)
     with pytest.raises(PayloadError, match=r"g0\.0: row 0 does not have the 999 tokens"):

@@ -23,7 +23,12 @@ from rollway.transport.open import WINDOW_BYTES, open_sender
 from rollway.wire.messages import encode
 
 LAST = 4
-CONFIG = {"name": "run", "max_steps": LAST, "model": {"path": "m"}, "env": [{"id": "reverse-text"}]}
+CONFIG = {
+    "name": "run",
+    "max_steps": LAST,
+    "model": {"path": "m"},
+    "env": [{"id": "reverse-text"}],
+}
 SOON_S = 20
 
 
@@ -45,7 +50,9 @@ async def batch_of(run: RunDir, step: int, blobs: int = 3, size: int = 1000) -> 
             ref = await writer.append(build(columns))
             name = RolloutId(f"g{step}.{number}")
             rows += [BatchRow(name, ref, row, size, size, float(row)) for row in range(2)]
-    return BatchManifest(Step(step), PolicyVersion(step - 1), tuple(rows), ((tuple(range(len(rows))),),))
+    return BatchManifest(
+        Step(step), PolicyVersion(step - 1), tuple(rows), ((tuple(range(len(rows))),),)
+    )
 
 
 def tokens(step: int, number: int, row: int) -> int:
@@ -87,9 +94,9 @@ class RawTrainer:
             await self.wire.send(message if isinstance(message, bytes) else encode(message))
 
     async def receive(self) -> Any:
-        return decode_for_trainer(await asyncio.wait_for(self.wire.recv_multipart(copy=False), SOON_S))[
-            0
-        ]
+        return decode_for_trainer(
+            await asyncio.wait_for(self.wire.recv_multipart(copy=False), SOON_S)
+        )[0]
 
     async def gets_nothing(self) -> bool:
         return not await self.wire.poll(300)
@@ -113,7 +120,9 @@ class Cable:
         self.num_bytes = 0
         self.cut_at: float = float("inf")
 
-    async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def connect(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self.num_connections += 1
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._port)
         self._ends += [writer, up_writer]

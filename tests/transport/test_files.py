@@ -17,7 +17,12 @@ from rollway.transport.files import FileBatches, FileSender, read_manifest, read
 
 pytestmark = pytest.mark.anyio
 
-CONFIG = {"name": "run", "max_steps": 3, "model": {"path": "m"}, "env": [{"id": "reverse-text"}]}
+CONFIG = {
+    "name": "run",
+    "max_steps": 3,
+    "model": {"path": "m"},
+    "env": [{"id": "reverse-text"}],
+}
 
 
 def manifest(step: int) -> BatchManifest:
@@ -50,10 +55,16 @@ async def test_a_version_counts_only_when_marked_stable(run: RunDir) -> None:
     assert not (await asyncio.wait([waiting], timeout=0.1))[0]
     published = Published(PolicyVersion(1), "/elsewhere/step_1", {"loss": 0.5})
     await FileBatches(run, Step(1), 3).publish(published)
-    assert await asyncio.wait_for(waiting, 10) == published == read_published(run, PolicyVersion(1))
+    assert (
+        await asyncio.wait_for(waiting, 10)
+        == published
+        == read_published(run, PolicyVersion(1))
+    )
 
 
-async def test_a_trainer_continues_at_the_first_step_that_is_not_published(run: RunDir) -> None:
+async def test_a_trainer_continues_at_the_first_step_that_is_not_published(
+    run: RunDir,
+) -> None:
     sender = FileSender(run)
     for step in (1, 2, 3):
         await sender.ship(manifest(step))
@@ -71,7 +82,9 @@ async def test_a_trainer_continues_at_the_first_step_that_is_not_published(run: 
     assert taken == [1, 2, 3, 2, 3]
 
 
-async def test_a_wrong_folder_and_a_wrong_argument_are_errors(run: RunDir, tmp_path: Path) -> None:
+async def test_a_wrong_folder_and_a_wrong_argument_are_errors(
+    run: RunDir, tmp_path: Path
+) -> None:
     with pytest.raises(RunDirError, match="no run at"):
         async with open_batches(tmp_path / "nowhere"):
             pass

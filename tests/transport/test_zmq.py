@@ -65,7 +65,9 @@ async def test_a_whole_run(run: RunDir) -> None:
         for step in range(1, LAST + 1):
             manifest = await batch_of(run, step)
             await sender.ship(manifest)
-            version = await asyncio.wait_for(sender.wait_for_version(PolicyVersion(step)), SOON_S)
+            version = await asyncio.wait_for(
+                sender.wait_for_version(PolicyVersion(step)), SOON_S
+            )
             assert version == published(step)
             assert read_manifest(run.manifest(manifest.step)) == manifest, "for a resume"
         assert await training == [1, 2, 3, 4]
@@ -83,7 +85,9 @@ async def test_a_trainer_that_restarts_gets_its_batch_again(run: RunDir) -> None
                 again = await anext(batches)
                 assert (again.step, again.encoded) == (lost.step, lost.encoded)
                 check_batch(again, 2)
-        with pytest.raises(ProtocolError, match=r"asks for step 1, but step 2 is next.*version 1"):
+        with pytest.raises(
+            ProtocolError, match=r"asks for step 1, but step 2 is next.*version 1"
+        ):
             async with open_batches(sender.address, first=1) as batches:
                 await anext(batches)
 
@@ -98,7 +102,10 @@ async def test_a_message_that_comes_twice_counts_once(run: RunDir) -> None:
         assert await trainer.gets_nothing(), "asked for twice, sent once"
         publish = PublishVersion(published(1), crc32c(batch.manifest))
         await trainer.send(publish, publish)
-        assert [await trainer.receive(), await trainer.receive()] == [VersionNoted(1), VersionNoted(1)]
+        assert [await trainer.receive(), await trainer.receive()] == [
+            VersionNoted(1),
+            VersionNoted(1),
+        ]
         await sender.wait_for_version(PolicyVersion(1))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(sender.wait_for_version(PolicyVersion(1)), 0.2)
@@ -108,7 +115,10 @@ async def test_only_the_batch_that_was_shipped_makes_a_version(run: RunDir) -> N
     async with orchestrator(run) as sender:
         await sender.ship(await batch_of(run, 1))
         for message, reason in (
-            (PublishVersion(published(2), 0), "publishes version 2, but the last version is 0"),
+            (
+                PublishVersion(published(2), 0),
+                "publishes version 2, but the last version is 0",
+            ),
             (PublishVersion(published(1), 7), "a batch that this run has made again since"),
         ):
             async with raw_trainer(sender.address) as trainer:
@@ -165,7 +175,9 @@ async def test_a_second_trainer_takes_the_place_of_the_first(run: RunDir) -> Non
     async with orchestrator(run) as sender, open_batches(sender.address) as first:
         waiting = asyncio.ensure_future(anext(first))
         async with open_batches(sender.address) as second:
-            with pytest.raises(ProtocolError, match="another trainer has connected to this run"):
+            with pytest.raises(
+                ProtocolError, match="another trainer has connected to this run"
+            ):
                 await asyncio.wait_for(waiting, SOON_S)
             await sender.ship(await batch_of(run, 1))
             check_batch(await asyncio.wait_for(anext(second), SOON_S), 1)
@@ -194,7 +206,8 @@ async def test_an_address_without_an_orchestrator_is_an_error(run: RunDir) -> No
             async with open_batches(gone):
                 pass
     with pytest.raises(
-        ProtocolError, match=rf"no orchestrator at {gone}: nothing listens there \(waited 0.5 s\)"
+        ProtocolError,
+        match=rf"no orchestrator at {gone}: nothing listens there \(waited 0.5 s\)",
     ):
         async with open_batches(gone, patience_s=0.5):
             pass
@@ -207,11 +220,19 @@ async def test_keys_keep_others_out(run: RunDir, tmp_path: Path) -> None:
     _, misled = make_keys(tmp_path / "third")
     async with orchestrator(run, keys=str(server)) as sender:
         await sender.ship(await batch_of(run, 1))
-        for keys, why in ((unknown, NOT_ACCEPTED), (misled, NOT_ITS_KEY), (None, NO_KEYS_GIVEN)):
+        for keys, why in (
+            (unknown, NOT_ACCEPTED),
+            (misled, NOT_ITS_KEY),
+            (None, NO_KEYS_GIVEN),
+        ):
             with pytest.raises(CurveKeysError) as refused:
                 async with open_batches(sender.address, keys=keys):
                     pass
-            assert str(refused.value) == f"the orchestrator at {sender.address} refused: {why}"
-        async with open_batches(sender.address, keys=client, landing=tmp_path / "landing") as batches:
+            assert (
+                str(refused.value) == f"the orchestrator at {sender.address} refused: {why}"
+            )
+        async with open_batches(
+            sender.address, keys=client, landing=tmp_path / "landing"
+        ) as batches:
             check_batch(await asyncio.wait_for(anext(batches), SOON_S), 1)
             await batches.publish(published(1))

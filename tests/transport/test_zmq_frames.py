@@ -89,7 +89,9 @@ async def test_payload_arrives_unchanged_and_is_removed_once_trained(
     assert names(landing) == []
 
 
-async def test_payload_that_a_killed_trainer_left_is_removed(run: RunDir, tmp_path: Path) -> None:
+async def test_payload_that_a_killed_trainer_left_is_removed(
+    run: RunDir, tmp_path: Path
+) -> None:
     (tmp_path / "rollway-batch-7").mkdir()
     (tmp_path / "of_the_user").mkdir()
     async with orchestrator(run) as sender:
@@ -99,8 +101,13 @@ async def test_payload_that_a_killed_trainer_left_is_removed(run: RunDir, tmp_pa
     assert names(tmp_path) == ["of_the_user", "rollway-batch-1", "run"]
 
 
-async def test_a_trainer_that_takes_nothing_gets_no_more_than_the_window_holds(run: RunDir) -> None:
-    async with orchestrator(run, window_bytes=1 << 20) as sender, raw_trainer(sender.address) as trainer:
+async def test_a_trainer_that_takes_nothing_gets_no_more_than_the_window_holds(
+    run: RunDir,
+) -> None:
+    async with (
+        orchestrator(run, window_bytes=1 << 20) as sender,
+        raw_trainer(sender.address) as trainer,
+    ):
         manifest = await batch_of(run, 1, blobs=5, size=BIG)
         sizes = [ref.length for ref in manifest.refs]
         assert 2 * sizes[0] < 1 << 20 < 3 * sizes[0]
@@ -133,7 +140,9 @@ async def test_a_transfer_continues_where_it_was_cut(run: RunDir, tmp_path: Path
             batch = await asyncio.wait_for(anext(batches), SOON_S)
             check_batch(batch, 1, blobs)
         assert connection.num_connections == 2
-        assert connection.num_bytes < total_bytes * 5 // 4, "blobs that had arrived were not sent again"
+        assert connection.num_bytes < total_bytes * 5 // 4, (
+            "blobs that had arrived were not sent again"
+        )
 
 
 async def test_blobs_that_a_trainer_has_are_left_out(run: RunDir) -> None:
@@ -155,7 +164,9 @@ async def test_blobs_that_a_trainer_has_are_left_out(run: RunDir) -> None:
                 assert await trainer.gets_nothing()
 
 
-async def test_blobs_and_manifests_that_come_twice_are_dropped(run: RunDir, tmp_path: Path) -> None:
+async def test_blobs_and_manifests_that_come_twice_are_dropped(
+    run: RunDir, tmp_path: Path
+) -> None:
     """The orchestrator sends everything twice and in any order; the trainer gets each batch once."""
     manifest = await batch_of(run, 1)
     reader = SegmentReader(run.payload)
@@ -167,23 +178,31 @@ async def test_blobs_and_manifests_that_come_twice_are_dropped(run: RunDir, tmp_
 
         async def repeat() -> None:
             peer, _ = await wire.recv_multipart()
-            await wire.send_multipart([peer, encode(TrainerWelcome(1, LAST, str(run.payload)))])
+            await wire.send_multipart(
+                [peer, encode(TrainerWelcome(1, LAST, str(run.payload)))]
+            )
             await wire.recv_multipart()
             for _ in range(2):
                 await wire.send_multipart([peer, encode(shipped)])
                 for index in (2, 0, 0, 2, 1, 1):
-                    await wire.send_multipart([peer, encode(BlobHead(1, index)), blobs[index]])
+                    await wire.send_multipart(
+                        [peer, encode(BlobHead(1, index)), blobs[index]]
+                    )
             for _ in range(2):
                 await wire.send_multipart([peer, encode(VersionNoted(1))])
 
         repeating = asyncio.ensure_future(repeat())
-        async with open_batches(f"tcp://127.0.0.1:{port}", landing=tmp_path / "landing") as batches:
+        async with open_batches(
+            f"tcp://127.0.0.1:{port}", landing=tmp_path / "landing"
+        ) as batches:
             batch = await asyncio.wait_for(anext(batches), SOON_S)
             check_batch(batch, 1)
             await repeating
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(anext(batches), 0.3)
-            assert num_bytes(Path(batch.payload)) < 4 * len(blobs[0]), "each blob was written once"
+            assert num_bytes(Path(batch.payload)) < 4 * len(blobs[0]), (
+                "each blob was written once"
+            )
 
 
 async def test_a_damaged_blob_is_an_error(run: RunDir, tmp_path: Path) -> None:

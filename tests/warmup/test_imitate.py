@@ -32,7 +32,9 @@ def spec_of(folder: Path, *, seed: int = 0, **warmup: Any) -> WarmupSpec:
     short: dict[str, Any] = {"batch_size": 8, "solve_rate": 0.0, "max_steps": 12}
     return WarmupSpec(
         warmup=WarmupConfig(**{**short, **warmup}),
-        model=ModelConfig(path=str(folder), renderer="qwen3", template={"enable_thinking": False}),
+        model=ModelConfig(
+            path=str(folder), renderer="qwen3", template={"enable_thinking": False}
+        ),
         env=EnvConfig(id="reverse-text"),
         max_context=64,
         seed=seed,
@@ -57,7 +59,9 @@ def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
     assert is_built(spec_of(tmp_path / "a"))
     files = {path.name for path in (tmp_path / "a").iterdir()}
     assert {"config.json", "tokenizer.json", "tokenizer_config.json", "warmup.json"} <= files
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"], "no partial folder stays"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"], (
+        "no partial folder stays"
+    )
 
 
 def test_a_model_of_another_recipe_is_refused(tmp_path: Path) -> None:
@@ -70,7 +74,9 @@ def test_a_model_of_another_recipe_is_refused(tmp_path: Path) -> None:
         is_built(spec_of(tmp_path / "own"))
 
 
-def test_a_warm_up_that_misses_its_goal_is_an_error_and_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_warm_up_that_misses_its_goal_is_an_error_and_leaves_no_folder(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ModelError, match=r"solve rate of 0\.000 in 12 steps, not 0\.9"):
         build(spec_of(tmp_path / "a", solve_rate=0.9))
     assert list(tmp_path.iterdir()) == []
@@ -80,5 +86,7 @@ def test_an_environment_without_text_answers_is_refused(tmp_path: Path) -> None:
     (tmp_path / "numbers.py").write_text(NUMBERS)
     env = EnvConfig(id=str(tmp_path / "numbers.py"))
     spec = msgspec.structs.replace(spec_of(tmp_path / "a"), env=env)
-    with pytest.raises(ConfigError, match=r"the answer of task '0' of '.*' is int; remove \[warmup\]"):
+    with pytest.raises(
+        ConfigError, match=r"the answer of task '0' of '.*' is int; remove \[warmup\]"
+    ):
         build(spec)

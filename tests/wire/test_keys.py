@@ -25,7 +25,9 @@ def test_both_sides_know_each_other_and_secrets_are_private(tmp_path: Path) -> N
 def test_secrets_are_never_shown(tmp_path: Path) -> None:
     server, client = make_keys(tmp_path)
     server_keys, client_keys = read_server_keys(server), read_client_keys(client)
-    shown = "\n".join([*read_public_keys(tmp_path).values(), repr(server_keys), repr(client_keys)])
+    shown = "\n".join(
+        [*read_public_keys(tmp_path).values(), repr(server_keys), repr(client_keys)]
+    )
     for keys in (server_keys, client_keys):
         assert keys.public.decode() in shown
         assert keys.secret.decode() not in shown
@@ -50,16 +52,21 @@ def test_the_error_about_a_wrong_folder_names_the_right_one(tmp_path: Path) -> N
     server, client = make_keys(tmp_path)
     with pytest.raises(CurveKeysError, match=f"did you mean {server}"):
         read_server_keys(tmp_path)
-    with pytest.raises(CurveKeysError, match=f"holds no server.public.*did you mean {client}"):
+    with pytest.raises(
+        CurveKeysError, match=f"holds no server.public.*did you mean {client}"
+    ):
         read_client_keys(server)
-    with pytest.raises(CurveKeysError, match=f"so no client could connect; did you mean {server}"):
+    with pytest.raises(
+        CurveKeysError, match=f"so no client could connect; did you mean {server}"
+    ):
         read_server_keys(client)
     with pytest.raises(CurveKeysError, match="'rollway keys new keys' makes them"):
         read_public_keys(tmp_path / "none")
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"short\n", b"x" * 41, b"\xff" * 40, b"#" * 40, b"a" * 20 + b"\n" + b"a" * 20]
+    "content",
+    [b"", b"short\n", b"x" * 41, b"\xff" * 40, b"#" * 40, b"a" * 20 + b"\n" + b"a" * 20],
 )
 def test_a_file_that_does_not_hold_a_key_is_named(tmp_path: Path, content: bytes) -> None:
     server, client = make_keys(tmp_path)

@@ -153,7 +153,9 @@ def test_a_task_that_only_its_worker_can_judge_still_has_an_id(info: bytes) -> N
     with pytest.raises(ProtocolError):
         for_worker(passed)
     assert unread_runs(passed) == [("g1.2", 1)]
-    group = encode(from_client(msgspec.msgpack.encode({"type": "run_group", "runs": [tree, tree]})))
+    group = encode(
+        from_client(msgspec.msgpack.encode({"type": "run_group", "runs": [tree, tree]}))
+    )
     assert unread_runs(group) == [("g1.2", 1), ("g1.2", 1)]
     assert unread_runs(b"noise") == []
 
@@ -166,7 +168,9 @@ def test_noise_is_a_protocol_error_for_everybody(frame: bytes) -> None:
 
 
 @given(st.sampled_from([*CLIENT, *WORKER, Welcome("e", 1)]), st.data())
-def test_a_mutated_message_is_one_or_a_protocol_error(message: Any, data: st.DataObject) -> None:
+def test_a_mutated_message_is_one_or_a_protocol_error(
+    message: Any, data: st.DataObject
+) -> None:
     frame = bytearray(encode(message))
     for _ in range(data.draw(st.integers(1, 4))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))

@@ -50,7 +50,9 @@ def test_the_socket_is_for_this_user_only_and_is_removed(temporary: Path) -> Non
     assert not folder.exists()
 
 
-def test_sockets_of_killed_processes_are_removed_and_those_in_use_stay(temporary: Path) -> None:
+def test_sockets_of_killed_processes_are_removed_and_those_in_use_stay(
+    temporary: Path,
+) -> None:
     with hold(temporary) as dead, hold(temporary) as new, hold(temporary) as living:
         paths = [path_of(process) for process in (dead, new, living)]
         for killed in (dead, new):

@@ -16,13 +16,17 @@ S = TypeVar("S", bound=Struct)
 RunFile = Annotated[Path, Argument(help="The run file (TOML).")]
 Overrides = Annotated[
     list[str] | None,
-    Option("--set", help="Change a key of the run file: --set trainer.lr=1e-3. May be repeated."),
+    Option(
+        "--set", help="Change a key of the run file: --set trainer.lr=1e-3. May be repeated."
+    ),
 ]
 Env = Annotated[
-    str, Argument(help="The environment: a name of 'rollway envs', a module, or path/to/env.py.")
+    str,
+    Argument(help="The environment: a name of 'rollway envs', a module, or path/to/env.py."),
 ]
 Args = Annotated[
-    str, Option(help="""Arguments of the environment, as a JSON object: '{"level": "hard"}'.""")
+    str,
+    Option(help="""Arguments of the environment, as a JSON object: '{"level": "hard"}'."""),
 ]
 RendererName = Annotated[
     str, Option(help="How messages become tokens: auto, or a model family such as qwen3.")
@@ -52,7 +56,9 @@ def checked(config: S, **option_names: str) -> S:
 
 def need_torch(purpose: str) -> None:
     if find_spec("torch") is None or find_spec("transformers") is None:
-        raise ConfigError(f"{purpose} needs torch and transformers: pip install 'rollway[local]'")
+        raise ConfigError(
+            f"{purpose} needs torch and transformers: pip install 'rollway[local]'"
+        )
 
 
 def need_sinks(config: MetricsConfig) -> None:
@@ -64,5 +70,9 @@ def need_sinks(config: MetricsConfig) -> None:
 
 def _need(package: str, setting: str) -> None:
     found = find_spec(package)
-    if found is None or found.origin is None:  # a folder of that name counts as found, without an origin
-        raise ConfigError(f"{setting} needs the package {package}: pip install 'rollway[{package}]'")
+    if (
+        found is None or found.origin is None
+    ):  # a folder of that name counts as found, without an origin
+        raise ConfigError(
+            f"{setting} needs the package {package}: pip install 'rollway[{package}]'"
+        )

@@ -20,8 +20,12 @@ def engine(
         Path, Option("--model", "-m", help="Folder of a Hugging Face causal language model.")
     ],
     port: Annotated[int, Option(help="Port at 127.0.0.1; 0 takes any free port.")] = 8000,
-    max_batch: Annotated[int, Option(help="Requests that are decoded at the same time.")] = 128,
-    max_context: Annotated[int, Option(help="Most tokens of prompt and reply together.")] = 4096,
+    max_batch: Annotated[
+        int, Option(help="Requests that are decoded at the same time.")
+    ] = 128,
+    max_context: Annotated[
+        int, Option(help="Most tokens of prompt and reply together.")
+    ] = 4096,
     renderer: RendererName = "auto",
     threads: Annotated[int, Option(help="How many CPU threads torch uses.")] = 1,
 ) -> None:

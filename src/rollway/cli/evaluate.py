@@ -33,7 +33,9 @@ class SplitName(StrEnum):
 Model = Annotated[
     str,
     Option(
-        "--model", "-m", help="The model's name at --engine-url. Without --engine-url: a model folder."
+        "--model",
+        "-m",
+        help="The model's name at --engine-url. Without --engine-url: a model folder.",
     ),
 ]
 NumTasks = Annotated[int, Option("--num-tasks", "-n", min=1, help="Use the first N tasks.")]
@@ -51,9 +53,12 @@ EngineUrl = Annotated[
 SplitOption = Annotated[SplitName, Option(help="Which tasks of the environment to use.")]
 Temperature = Annotated[float, Option(min=0, help="Sampling temperature; 0 is greedy.")]
 TopP = Annotated[
-    float, Option(min=1e-6, max=1, help="Sample from the likeliest tokens of this total share.")
+    float,
+    Option(min=1e-6, max=1, help="Sample from the likeliest tokens of this total share."),
 ]
-MaxTokens = Annotated[int, Option(min=1, help="Most tokens that the model samples in one turn.")]
+MaxTokens = Annotated[
+    int, Option(min=1, help="Most tokens that the model samples in one turn.")
+]
 Seed = Annotated[int, Option(min=0, help="Seed of the tasks and of the embedded engine.")]
 KeyVar = Annotated[str, Option(help="Environment variable with the endpoint's API key.")]
 Tokens = Annotated[
@@ -64,10 +69,13 @@ Tokens = Annotated[
         "--tokenizer.",
     ),
 ]
-Tokenizer = Annotated[str, Option(help="With --tokens: a folder with the model's tokenizer.json.")]
+Tokenizer = Annotated[
+    str, Option(help="With --tokens: a folder with the model's tokenizer.json.")
+]
 CorrectAt = Annotated[float, Option(help="A rollout passes with this reward or more.")]
 Output = Annotated[
-    Path | None, Option(help="Folder for the results; default: outputs/eval/ENV/MODEL/<time>.")
+    Path | None,
+    Option(help="Folder for the results; default: outputs/eval/ENV/MODEL/<time>."),
 ]
 Resume = Annotated[
     bool,
@@ -140,7 +148,9 @@ def check_options(spec: EvalSpec, max_context: int) -> None:
         check_embedded(spec, max_context)
     elif spec.speaks == "tokens":
         if not spec.tokenizer:
-            raise ConfigError("--tokens needs --tokenizer: a folder with the model's tokenizer.json")
+            raise ConfigError(
+                "--tokens needs --tokenizer: a folder with the model's tokenizer.json"
+            )
     elif spec.tokenizer or spec.renderer != "auto" or spec.template:
         raise ConfigError(
             "--tokenizer, --renderer and --template are for --tokens: without it, the endpoint turns "
@@ -182,7 +192,11 @@ def run_and_show(evaluation: Evaluation) -> None:
         screen.line(f"{num_done} of {total} rollouts are done already")
     try:
         if num_done < total:
-            run("eval", evaluation.runtime.watch, lambda watch: run_until_sigterm(evaluation, watch))
+            run(
+                "eval",
+                evaluation.runtime.watch,
+                lambda watch: run_until_sigterm(evaluation, watch),
+            )
     except STOPPED as stopped:
         show(progress, screen)
         echo(f"Stopped. {to_continue}", err=True)

@@ -18,7 +18,9 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 def init(
     name: Annotated[str, Argument(help="Name of the environment, such as my-env.")],
-    folder: Annotated[Path | None, Option("--dir", help="The folder to write; default: ./NAME.")] = None,
+    folder: Annotated[
+        Path | None, Option("--dir", help="The folder to write; default: ./NAME.")
+    ] = None,
 ) -> None:
     """Write a new environment: a package with its entry point, tests, a run file and a README."""
     module = module_for(name)
@@ -38,7 +40,9 @@ def module_for(name: str) -> str:
         )
     module = name.replace("-", "_")
     if keyword.iskeyword(module):
-        raise ConfigError(f"'{name}' is a keyword of Python; choose another name, as in '{name}-env'")
+        raise ConfigError(
+            f"'{name}' is a keyword of Python; choose another name, as in '{name}-env'"
+        )
     if name in registered():
         known = f"an environment '{name}' exists already (see 'rollway envs')"
         raise ConfigError(f"{known}; choose another name")

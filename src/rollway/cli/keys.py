@@ -34,12 +34,16 @@ def new(
     """
     server, client = make_keys(folder)
     echo(f"{server}: for the server, 'rollway serve … --keys {server}'")
-    echo(f"{client}: for the client, 'keys = \"{client}\"' in its run file, beside the address")
+    echo(
+        f"{client}: for the client, 'keys = \"{client}\"' in its run file, beside the address"
+    )
 
 
 @app.command()
 def show(
-    folder: Annotated[Path, Argument(help="The folder of a server, of a client, or of both.")],
+    folder: Annotated[
+        Path, Argument(help="The folder of a server, of a client, or of both.")
+    ],
 ) -> None:
     """Print the public keys in a folder. Secret keys are never printed."""
     for owner, key in read_public_keys(folder).items():

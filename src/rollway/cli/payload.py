@@ -23,7 +23,9 @@ app = Typer(
 
 @app.command()
 def show(
-    path: Annotated[Path, Argument(help="A segment (.seg), or a folder of them: RUN/payload.")],
+    path: Annotated[
+        Path, Argument(help="A segment (.seg), or a folder of them: RUN/payload.")
+    ],
     verify: Annotated[
         bool, Option("--verify", help="Read all data and compare it with the checksums.")
     ] = False,
@@ -41,8 +43,12 @@ def show(
 @app.command()
 def extract(
     segment: Annotated[Path, Argument(help="A segment file (.seg).")],
-    offset: Annotated[int, Argument(help="Offset of the blob, as 'rollway payload show' lists it.")],
-    output: Annotated[Path, Option("--output", "-o", help="The file to write (.safetensors).")],
+    offset: Annotated[
+        int, Argument(help="Offset of the blob, as 'rollway payload show' lists it.")
+    ],
+    output: Annotated[
+        Path, Option("--output", "-o", help="The file to write (.safetensors).")
+    ],
 ) -> None:
     """Verify one blob and copy it into a safetensors file."""
     data = map_segment(segment)
@@ -57,7 +63,9 @@ def extract(
     try:
         check_data(blob)
     except PayloadError as error:
-        raise PayloadError(f"the blob at offset {offset} of {segment} is damaged: {error}") from None
+        raise PayloadError(
+            f"the blob at offset {offset} of {segment} is damaged: {error}"
+        ) from None
     try:
         with output.open("xb") as file:
             file.write(blob)
@@ -70,13 +78,20 @@ def extract(
 
 @app.command()
 def recover(
-    segment: Annotated[Path, Argument(help="A segment file (.seg) that no process uses any more.")],
+    segment: Annotated[
+        Path, Argument(help="A segment file (.seg) that no process uses any more.")
+    ],
 ) -> None:
     """Cut the torn tail off a segment whose writer was killed. Whole blobs are not changed."""
     done = recover_segment(segment)
-    echo(f"{segment}: {done.num_kept} whole blobs kept, {done.num_cut_bytes} bytes of tail cut")
+    echo(
+        f"{segment}: {done.num_kept} whole blobs kept, {done.num_cut_bytes} bytes of tail cut"
+    )
     if done.num_broken:
-        echo(f"{done.num_broken} broken pieces between whole blobs were left in place", err=True)
+        echo(
+            f"{done.num_broken} broken pieces between whole blobs were left in place",
+            err=True,
+        )
         raise Exit(DAMAGED)
 
 
@@ -120,7 +135,9 @@ def _lines(piece: Piece, *, verify: bool) -> Iterator[str]:
     head = f"at {piece.offset}, {piece.length} bytes"
     yield f"{head}: {num_rows} rows, {num_tokens} tokens{checksum}"
     for name, entries in rows.items():
-        columns = [f"{key} {entry.dtype}{list(entry.shape)}" for key, entry in entries.items()]
+        columns = [
+            f"{key} {entry.dtype}{list(entry.shape)}" for key, entry in entries.items()
+        ]
         prefix = f"{name}: " if name else ""
         yield f"  {prefix}{' '.join(columns)}"
 

@@ -38,7 +38,11 @@ EngineUrl = Annotated[
 ]
 Model = Annotated[
     Path,
-    Option("--model", "-m", help="Folder of the engine's model, with config.json and tokenizer.json."),
+    Option(
+        "--model",
+        "-m",
+        help="Folder of the engine's model, with config.json and tokenizer.json.",
+    ),
 ]
 Bind = Annotated[
     str,
@@ -47,10 +51,14 @@ Bind = Annotated[
         "others too, which needs --keys. The port * takes any free one."
     ),
 ]
-Keys = Annotated[str, Option(help="Folder of the server's keys: F/server, after 'rollway keys new F'.")]
+Keys = Annotated[
+    str, Option(help="Folder of the server's keys: F/server, after 'rollway keys new F'.")
+]
 Workers = Annotated[int, Option(help="How many processes run the environment.")]
 Concurrency = Annotated[int, Option(help="Rollouts that one worker runs at the same time.")]
-Routes = Annotated[bool, Option(help="Ask the engine which experts it chose; not for dense models.")]
+Routes = Annotated[
+    bool, Option(help="Ask the engine which experts it chose; not for dense models.")
+]
 Payload = Annotated[
     str,
     Option(

@@ -35,7 +35,9 @@ def show(
         raise RunDirError(f"{directory.path} is not a run directory")
     steps = saved_steps(directory)
     if not steps:
-        raise RunDirError(f"{directory.path} has no saved rollouts (orchestrator.save_rollouts)")
+        raise RunDirError(
+            f"{directory.path} has no saved rollouts (orchestrator.save_rollouts)"
+        )
     console = Console(markup=False)  # ids and texts may hold [brackets]
     if rollout is not None:
         _show_rollout(directory, rollout, console)

@@ -24,12 +24,17 @@ MEANS = MeanDurations()
 
 Turns = Annotated[float, Option(min=0.1, help="Turns of a rollout.")]
 TurnS = Annotated[float, Option(min=0.001, help="Seconds the engine takes for one turn.")]
-ToolS = Annotated[float, Option(min=0, help="Seconds the environment takes between two turns.")]
+ToolS = Annotated[
+    float, Option(min=0, help="Seconds the environment takes between two turns.")
+]
 ScoringS = Annotated[float, Option(min=0, help="Seconds the rewards take.")]
-TrainS = Annotated[float, Option(min=0.001, help="Seconds from a shipped batch to its weights.")]
+TrainS = Annotated[
+    float, Option(min=0.001, help="Seconds from a shipped batch to its weights.")
+]
 UpdateS = Annotated[float, Option(min=0, help="Seconds the engine takes to load weights.")]
 Spread = Annotated[
-    float, Option(min=0, help="How much durations vary: standard deviation of their logarithm.")
+    float,
+    Option(min=0, help="How much durations vary: standard deviation of their logarithm."),
 ]
 RolloutBytes = Annotated[int, Option(min=0, help="Payload of a rollout.")]
 RolloutTokens = Annotated[int, Option(min=1, help="Tokens of a rollout, prompts included.")]
@@ -91,7 +96,9 @@ def _simulate(
     endless = msgspec.structs.replace(core_spec(config, planned), max_steps=ENDLESS)
     core = Core(endless, Step(1), {})
     started_s = time.monotonic()
-    needs_ticks = settings.adapt_in_flight or settings.rollouts_a_minute or settings.stragglers_after
+    needs_ticks = (
+        settings.adapt_in_flight or settings.rollouts_a_minute or settings.stragglers_after
+    )
     world = SimulatedWorld(core, durations, slots, config.seed, ticks=bool(needs_ticks))
     tally = world.run(num_rollouts)
     lines = report(tally, slots, planned, measured_step_s(past) if past else 0.0)

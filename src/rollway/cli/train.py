@@ -38,11 +38,14 @@ def train(
     run_file: RunFile,
     overrides: Overrides = None,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Print all keys and the plan of the run; start nothing.")
+        bool,
+        Option("--dry-run", help="Print all keys and the plan of the run; start nothing."),
     ] = False,
     resume: Annotated[
         bool,
-        Option("--resume", help="Continue the run where it stopped; no finished rollout is lost."),
+        Option(
+            "--resume", help="Continue the run where it stopped; no finished rollout is lost."
+        ),
     ] = False,
     clean: Annotated[bool, Option("--clean", help="Delete the run directory first.")] = False,
 ) -> None:
@@ -56,7 +59,9 @@ def train(
         show(config, planned)
         return
     if resume and clean:
-        raise RunDirError("--resume continues a run and --clean deletes it: give only one of them")
+        raise RunDirError(
+            "--resume continues a run and --clean deletes it: give only one of them"
+        )
     if config.trainer or not config.engine.external:
         need_torch("training")
     need_sinks(config.metrics)
@@ -92,7 +97,9 @@ def run_and_show(training: TrainRequest) -> None:
     watch = RunWatch(screen, config.max_steps)
     spec = watch_spec(config.watch)
     try:
-        run("launcher", spec, lambda own_loop: run_training(training, screen, watch, own_loop))
+        run(
+            "launcher", spec, lambda own_loop: run_training(training, screen, watch, own_loop)
+        )
     except STOPPED as stopped:
         screen.close()
         echo(f"Stopped after step {watch.last_step}. --resume continues from there", err=True)

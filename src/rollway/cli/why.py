@@ -44,6 +44,8 @@ def read(run: RunDir) -> Situation:
     try:
         return msgspec.json.decode(run.now.read_bytes(), type=Situation)
     except FileNotFoundError:
-        raise RunDirError(f"{run.path} has not begun: its orchestrator never started") from None
+        raise RunDirError(
+            f"{run.path} has not begun: its orchestrator never started"
+        ) from None
     except UNREADABLE as error:
         raise RunDirError(f"{run.now} cannot be read: {error}") from None

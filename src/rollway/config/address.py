@@ -7,9 +7,7 @@ from ..errors import ConfigError
 
 ANY_LOOPBACK_PORT = "tcp://127.0.0.1:*"
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._*-]+):(?P<port>\d{1,5}|\*)")
-KEYS_HELP = (
-    "run 'rollway keys new keys', give keys/server to the server and keys/client to whoever connects"
-)
+KEYS_HELP = "run 'rollway keys new keys', give keys/server to the server and keys/client to its clients"
 
 
 def is_loopback(address: str, option: str) -> bool:
@@ -17,7 +15,9 @@ def is_loopback(address: str, option: str) -> bool:
     found = _TCP.fullmatch(address)
     if found is None or (found["port"] != "*" and int(found["port"]) > 65535):
         example = "tcp://127.0.0.1:5555"
-        raise ConfigError(f"{option} = '{address}': expected tcp://HOST:PORT, such as {example}")
+        raise ConfigError(
+            f"{option} = '{address}': expected tcp://HOST:PORT, such as {example}"
+        )
     host = found["host"].strip("[]")
     try:
         return ip_address(host).is_loopback

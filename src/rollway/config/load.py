@@ -46,7 +46,9 @@ def _refuse_both_variants(config: RunConfig, source: str) -> None:
         ("engine.embedded", engine.embedded, "engine.external", engine.external),
     ]
     for index, env in enumerate(config.env):
-        pairs.append((f"env.{index}.server", env.server, f"env.{index}.external", env.external))
+        pairs.append(
+            (f"env.{index}.server", env.server, f"env.{index}.external", env.external)
+        )
     for started_key, started, external_key, external in pairs:
         if started and external:
             raise ConfigError(
@@ -62,7 +64,9 @@ def _with_default_variants(config: RunConfig) -> RunConfig:
         config,
         engine=engine if engine.external else replace(engine, embedded=engine.local),
         trainer=config.trainer or (None if config.external_trainer else TrainerConfig()),
-        env=tuple(env if env.external else replace(env, server=env.local) for env in config.env),
+        env=tuple(
+            env if env.external else replace(env, server=env.local) for env in config.env
+        ),
     )
 
 
@@ -97,14 +101,18 @@ def _place(tree: Any, keys: list[str], value: Any, override: str) -> None:
     head, rest = keys[0], keys[1:]
     if isinstance(tree, list):
         if not head.isdigit() or int(head) >= len(tree):
-            raise ConfigError(f"--set {override}: '{head}' is not an index from 0 to {len(tree) - 1}")
+            raise ConfigError(
+                f"--set {override}: '{head}' is not an index from 0 to {len(tree) - 1}"
+            )
         index: Any = int(head)
     elif isinstance(tree, dict):
         index = head
         if rest:
             tree.setdefault(head, {})
     else:
-        raise ConfigError(f"--set {override}: '{head}' lies below a plain value, not a section")
+        raise ConfigError(
+            f"--set {override}: '{head}' lies below a plain value, not a section"
+        )
     if rest:
         _place(tree[index], rest, value, override)
     else:

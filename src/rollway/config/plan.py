@@ -110,11 +110,15 @@ def _check_sizes(config: RunConfig) -> None:
 def _check_envs(config: RunConfig) -> None:
     names = [env_name(env.id) for env in config.env]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"two environments of 'env' are called {', '.join(twice)}; names must differ")
+        raise ConfigError(
+            f"two environments of 'env' are called {', '.join(twice)}; names must differ"
+        )
     ids = [env.id for env in config.env]
     for env_id in (config.eval and config.eval.envs) or ():
         if env_id not in ids:
-            raise ConfigError(f"'eval.envs' names '{env_id}', but the run's environments are {ids}")
+            raise ConfigError(
+                f"'eval.envs' names '{env_id}', but the run's environments are {ids}"
+            )
     for index, env in enumerate(config.env):
         _check_env(config, env, f"env.{index}")
 

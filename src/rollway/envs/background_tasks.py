@@ -9,7 +9,9 @@ from typing import Any
 END_DEADLINE_S = 10.0
 
 AnyTask = asyncio.Task[Any]
-_rollout_tasks: ContextVar[set[AnyTask] | None] = ContextVar("tasks of this rollout", default=None)
+_rollout_tasks: ContextVar[set[AnyTask] | None] = ContextVar(
+    "tasks of this rollout", default=None
+)
 
 
 def keep_track(loop: asyncio.AbstractEventLoop) -> None:
@@ -17,7 +19,11 @@ def keep_track(loop: asyncio.AbstractEventLoop) -> None:
     make_task: Any = loop.get_task_factory() or _make_task
 
     def factory(
-        loop: asyncio.AbstractEventLoop, coro: Any, *, context: Context | None = None, **options: Any
+        loop: asyncio.AbstractEventLoop,
+        coro: Any,
+        *,
+        context: Context | None = None,
+        **options: Any,
     ) -> AnyTask:
         if context is not None:
             options["context"] = context

@@ -31,7 +31,9 @@ def stop_in(error: Exception) -> str:
 
 
 class Speaker(Protocol):
-    async def generate(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> Reply:
+    async def generate(
+        self, messages: list[Message], tools: Sequence[dict[str, Any]]
+    ) -> Reply:
         """Return the policy's reply to `messages`, and record the turn."""
 
     def child(self) -> "Speaker":
@@ -118,7 +120,9 @@ class Chat:
         time. Rows of children of the rollout and of updates join the rollout, those of rewards do not.
         """
         speaker, toolbox = self._speaker.child(), self._toolbox.only(tools)
-        child = Chat(speaker, toolbox, self._stop_reason, system_prompt=system_prompt, is_child=True)
+        child = Chat(
+            speaker, toolbox, self._stop_reason, system_prompt=system_prompt, is_child=True
+        )
         await child.act(prompt)
         return child
 

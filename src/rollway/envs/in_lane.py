@@ -57,7 +57,9 @@ class _Cursor:
 _cursors: dict[tuple[EnvSpec, str], _Cursor] = {}
 
 
-def take_tasks(spec: EnvSpec, start: int, count: int, split: str = "train") -> tuple[Task, ...]:
+def take_tasks(
+    spec: EnvSpec, start: int, count: int, split: str = "train"
+) -> tuple[Task, ...]:
     """Return `count` tasks from `start`, or fewer if they end. Going back builds a new environment."""
     cursor = _cursors.get((spec, split))
     if cursor is None or cursor.position > start:
@@ -93,7 +95,9 @@ def score(spec: EnvSpec, task: Task, rollout: Rollout) -> dict[str, float]:
     return scores
 
 
-def score_group(spec: EnvSpec, task: Task, rollouts: tuple[Rollout, ...]) -> dict[str, list[float]]:
+def score_group(
+    spec: EnvSpec, task: Task, rollouts: tuple[Rollout, ...]
+) -> dict[str, list[float]]:
     """Return the environment's plain group rewards by name: a number for each rollout."""
     env = spec.shared()
     scores = {}
@@ -113,7 +117,9 @@ def call_plain_tool(spec: EnvSpec, task: Task, name: str, arguments: dict[str, A
     raise LookupError(f"tools() of task {task.id!r} has no tool '{name}' in this process")
 
 
-def run_plain(spec: EnvSpec, method: str, task: Task, state: ChatState, ask: AskWorker) -> ChatState:
+def run_plain(
+    spec: EnvSpec, method: str, task: Task, state: ChatState, ask: AskWorker
+) -> ChatState:
     """Run a plain `rollout` or update of the environment, and return the chat as it was left."""
     chat = PlainChat(ask, state)
     with suppress(EndPlainCode):  # the worker, which asked for it, knows why

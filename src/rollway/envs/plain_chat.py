@@ -75,7 +75,9 @@ class PlainChat:
         self._call("call_tools")
         return self.messages[before:]
 
-    def child(self, prompt: str, *, tools: Sequence[str] = (), system_prompt: str = "") -> "PlainChat":
+    def child(
+        self, prompt: str, *, tools: Sequence[str] = (), system_prompt: str = ""
+    ) -> "PlainChat":
         """Hold another conversation with the same policy; `tools` are names out of `chat.tools`."""
         state = self._send("child", prompt, tuple(tools), system_prompt)
         return PlainChat(_refuse, state)
@@ -95,4 +97,6 @@ class PlainChat:
 
 
 def _refuse(call: PlainCall) -> None:
-    raise RuntimeError("the conversation of a child is over when child() returns; start another child")
+    raise RuntimeError(
+        "the conversation of a child is over when child() returns; start another child"
+    )

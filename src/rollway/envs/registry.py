@@ -41,7 +41,9 @@ def check_exists(env_id: str) -> None:
             raise EnvironmentNotFound(f"no environment file at {Path(env_id).resolve()}")
     elif not _exists(_module_name(env_id)):
         hint = did_you_mean(env_id, points)
-        raise EnvironmentNotFound(f"no environment '{env_id}'{hint} ('rollway envs' lists all)")
+        raise EnvironmentNotFound(
+            f"no environment '{env_id}'{hint} ('rollway envs' lists all)"
+        )
 
 
 def _find(env_id: str) -> Callable[..., Any]:

@@ -77,7 +77,9 @@ def scorers(env_class: type) -> Collection[Scorer]:
     return _SCORERS.of(env_class).values()
 
 
-def split_scores(env_class: type, scores: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+def split_scores(
+    env_class: type, scores: dict[str, float]
+) -> tuple[dict[str, float], dict[str, float]]:
     """Split scores into rewards and metrics."""
     rewards = {reward.name: scores[reward.name] for reward in _rewards(env_class)}
     return rewards, {name: scores[name] for name in scores if name not in rewards}

@@ -37,7 +37,9 @@ class Toolbox:
         for toolset in self.toolsets:
             for spec in tool_specs(type(toolset)):
                 if spec.name in self._tools:
-                    raise ValueError(f"two tools are called '{spec.name}'; rename one of them")
+                    raise ValueError(
+                        f"two tools are called '{spec.name}'; rename one of them"
+                    )
                 self._tools[spec.name] = toolset, spec
         self.schemas = tuple(spec.schema for _, spec in self._tools.values())
 
@@ -49,7 +51,9 @@ class Toolbox:
                 raise ValueError(f"{name} is not open in this chat: borrow from chat.tools")
         return Toolbox(toolsets, self._call_plain, self._deadline_s, self._within)
 
-    async def answer(self, calls: Sequence[ToolCall], malformed: Sequence[str]) -> list[Message]:
+    async def answer(
+        self, calls: Sequence[ToolCall], malformed: Sequence[str]
+    ) -> list[Message]:
         """Run all calls at the same time and return their results, in the order of the calls."""
         with self._within("tool"):
             results = await _run_all([self._call(call) for call in calls])
@@ -89,7 +93,9 @@ class Toolbox:
         except TimeoutError:
             if not deadline.expired():
                 raise
-            raise TimeoutError(f"{spec.name} took longer than {self._deadline_s:g} s") from None
+            raise TimeoutError(
+                f"{spec.name} took longer than {self._deadline_s:g} s"
+            ) from None
 
 
 def _describe(error: Exception) -> str:

@@ -27,7 +27,9 @@ class ToolSpec(Struct, frozen=True):
     def read(self, arguments: str) -> dict[str, Any]:
         """Decode the policy's JSON into keyword arguments; ValueError says what is wrong."""
         try:
-            decoded = msgspec.json.decode(arguments or "{}", type=self.arguments, strict=False)
+            decoded = msgspec.json.decode(
+                arguments or "{}", type=self.arguments, strict=False
+            )
         except (UnicodeError, *UNREADABLE) as error:
             raise ValueError(f"the arguments of {self.name} are wrong: {error}") from None
         return {name: getattr(decoded, name) for name in self.arguments.__struct_fields__}
@@ -58,7 +60,10 @@ class Toolset:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
     ) -> None:
         return None
 
@@ -92,7 +97,9 @@ def _fields(method: Callable[..., Any]) -> Iterator[Any]:
     for parameter in parameters:
         name, default = parameter.name, parameter.default
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise TypeError(f"'*{name}' cannot be described to the policy; name each argument")
+            raise TypeError(
+                f"'*{name}' cannot be described to the policy; name each argument"
+            )
         if name not in hints:
             raise TypeError(f"argument '{name}' needs a type hint")
         field = (name, hints[name])

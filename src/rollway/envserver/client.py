@@ -89,7 +89,9 @@ class EnvClient:
             except ProtocolError as error:
                 bad = self.bad_frames
                 if bad.add():
-                    log.warning("dropped bad frame %d from '%s': %s", bad.count, self.env, error)
+                    log.warning(
+                        "dropped bad frame %d from '%s': %s", bad.count, self.env, error
+                    )
         if not isinstance(message, Settled):
             return message
         try:
@@ -127,7 +129,9 @@ async def connect(
         try:
             with Handshake(wire, "env server", address, keys) as handshake:
                 welcome = await _say_hello(wire, handshake, hello_s)
-            yield EnvClient(wire, address, welcome, PayloadLanding(landing, must_land), silent_s)
+            yield EnvClient(
+                wire, address, welcome, PayloadLanding(landing, must_land), silent_s
+            )
         finally:
             pinging.cancel()
 
@@ -169,7 +173,9 @@ async def _say_hello(wire: Socket, handshake: Handshake, limit_s: float) -> Welc
     return welcome
 
 
-async def land(settled: Settled, frame: memoryview | None, landing: PayloadLanding) -> Settled:
+async def land(
+    settled: Settled, frame: memoryview | None, landing: PayloadLanding
+) -> Settled:
     """Return the same Settled with a ref that can be opened here. A rollout fails if its columns did not
     arrive or cannot be written. The frame is written as it is, in the thread lane, and never decoded."""
     outcome = settled.outcome
@@ -183,7 +189,9 @@ async def land(settled: Settled, frame: memoryview | None, landing: PayloadLandi
     return replace(settled, outcome=replace(outcome, ref=ref))
 
 
-async def _write(ref: PayloadRef, frame: memoryview | None, landing: PayloadLanding) -> PayloadRef:
+async def _write(
+    ref: PayloadRef, frame: memoryview | None, landing: PayloadLanding
+) -> PayloadRef:
     if not ref.is_frame:
         if landing.must_land:
             raise PayloadError(
@@ -194,7 +202,11 @@ async def _write(ref: PayloadRef, frame: memoryview | None, landing: PayloadLand
         return ref
     if frame is None or len(frame) != ref.length:
         arrived = "nothing" if frame is None else f"{len(frame)} bytes"
-        raise PayloadError(f"{arrived} arrived beside the record instead of {ref.length} bytes")
+        raise PayloadError(
+            f"{arrived} arrived beside the record instead of {ref.length} bytes"
+        )
     if landing.writer is None:
-        raise PayloadError("it came as a frame, and this client was given no place to write it to")
+        raise PayloadError(
+            "it came as a frame, and this client was given no place to write it to"
+        )
     return await landing.writer.append_frame(frame)

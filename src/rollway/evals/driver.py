@@ -37,7 +37,9 @@ class Evaluation(Struct, frozen=True):
 class EvalDriver:
     """Runs a bounded number of rollouts. Every rollout sent settles once, and then frees its slot."""
 
-    def __init__(self, client: EnvClient, evaluation: Evaluation, recorder: ResultRecorder) -> None:
+    def __init__(
+        self, client: EnvClient, evaluation: Evaluation, recorder: ResultRecorder
+    ) -> None:
         self._client = client
         self._spec = evaluation.spec
         self._previous = evaluation.previous
@@ -63,7 +65,9 @@ class EvalDriver:
         count, previous = self._spec.num_rollouts, self._previous
         async for task in self._tasks():
             self._check_same_task(position, task)
-            for numbers in missing_rollouts(position, count, previous, whole_groups=whole_groups):
+            for numbers in missing_rollouts(
+                position, count, previous, whole_groups=whole_groups
+            ):
                 await self._send(position, task, numbers)
             position += 1
 
@@ -120,13 +124,17 @@ class EvalDriver:
                     await self._on_settled(settled)
                 case Tasks(error=error) if error:
                     env = self._spec.env
-                    raise EnvironmentInvalid(f"environment '{env}' cannot give tasks: {error}")
+                    raise EnvironmentInvalid(
+                        f"environment '{env}' cannot give tasks: {error}"
+                    )
                 case Tasks() as tasks if not self._page.done():
                     self._page.set_result(tasks)
                 case ServerStats(stats=stats):
                     self._progress.health.hear(stats)
                 case WorkerLost(worker=worker, num_moved=moved, num_failed=failed):
-                    self._screen.line(f"{worker} died: {moved} rollouts moved, {failed} failed")
+                    self._screen.line(
+                        f"{worker} died: {moved} rollouts moved, {failed} failed"
+                    )
 
     async def _on_settled(self, settled: Settled) -> None:
         key, task = self._running.pop(settled.rollout_id)
@@ -147,7 +155,9 @@ def missing_rollouts(
     """
     numbers = range(num_rollouts)
     results = [previous.get((position, number)) for number in numbers]
-    missing = [number for number, result in enumerate(results) if result is None or result.error]
+    missing = [
+        number for number, result in enumerate(results) if result is None or result.error
+    ]
     if whole_groups:
         return [tuple(numbers)] if missing else []
     return [(number,) for number in missing]

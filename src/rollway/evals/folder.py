@@ -66,7 +66,9 @@ class EvalFolder:
                     "--output"
                 )
         elif path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunDirError(f"{path} exists and is not an evaluation; give another --output")
+            raise RunDirError(
+                f"{path} exists and is not an evaluation; give another --output"
+            )
 
     def read_spec(self) -> EvalSpec:
         try:
@@ -108,13 +110,19 @@ def new_folder(root: Path, now: datetime) -> EvalFolder:
 
 
 def latest_folder(root: Path, spec: EvalSpec) -> EvalFolder:
-    files = sorted(root.glob("*/eval.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    files = sorted(
+        root.glob("*/eval.json"), key=lambda path: path.stat().st_mtime, reverse=True
+    )
     if not files:
-        raise RunDirError(f"no evaluation in {root} to resume; if it is elsewhere, give its --output")
+        raise RunDirError(
+            f"no evaluation in {root} to resume; if it is elsewhere, give its --output"
+        )
     folders = [EvalFolder(path.parent) for path in files]
     for folder in folders:
         if not differences(folder.read_spec(), spec):
             return folder
     newest = folders[0]
     changes = "; ".join(differences(newest.read_spec(), spec))
-    raise RunDirError(f"no evaluation in {root} has these options; the newest, {newest.path}: {changes}")
+    raise RunDirError(
+        f"no evaluation in {root} has these options; the newest, {newest.path}: {changes}"
+    )

@@ -19,7 +19,9 @@ NUM_LINES = 10
 class EvalProgress:
     """All results so far, those of a resumed evaluation included, and what the screen shows of them."""
 
-    def __init__(self, spec: EvalSpec, previous: EvalResults, screen: Screen, correct_at: float) -> None:
+    def __init__(
+        self, spec: EvalSpec, previous: EvalResults, screen: Screen, correct_at: float
+    ) -> None:
         self._spec = spec
         self._screen = screen
         self._correct_at = correct_at
@@ -94,7 +96,9 @@ class EvalProgress:
         if self.health.whole_run:
             rows["lag p99/max ms"] = lag_line(self.health.whole_run)
         width = max(len(name) for name in rows)
-        counts = f"{summary.num_tasks} tasks × {spec.num_rollouts} rollouts, {settled} settled"
+        counts = (
+            f"{summary.num_tasks} tasks × {spec.num_rollouts} rollouts, {settled} settled"
+        )
         head = f"{spec.env} · {spec.model} · {counts}"
         return [head, *(f"  {name:{width}}  {value}" for name, value in rows.items())]
 
@@ -107,7 +111,10 @@ def _reward_rows(spec: EvalSpec, summary: EvalSummary) -> dict[str, str]:
         **{f"  {name}": _value(mean) for name, mean in summary.rewards.items()},
         **{f"  {name} (metric)": _value(mean) for name, mean in summary.metrics.items()},
         f"avg@{spec.num_rollouts}": f"{summary.reward.mean:.4f}",
-        **{f"pass@{k}": _pass_rate(rate, summary.num_tasks) for k, rate in summary.pass_at.items()},
+        **{
+            f"pass@{k}": _pass_rate(rate, summary.num_tasks)
+            for k, rate in summary.pass_at.items()
+        },
         "truncated": f"{summary.truncated:.1%}",
         "turns a rollout": f"{summary.turns:.2f}",
         "tokens a rollout": f"{summary.tokens:.1f}",

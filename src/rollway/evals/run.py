@@ -103,7 +103,9 @@ def router_spec(evaluation: Evaluation) -> RouterSpec:
     )
     return RouterSpec(
         env=EnvConfig(id=spec.env, args=spec.args, server=server),
-        model=ModelConfig(path=spec.tokenizer, renderer=spec.renderer, template=spec.template),
+        model=ModelConfig(
+            path=spec.tokenizer, renderer=spec.renderer, template=spec.template
+        ),
         engine=engine,
         engine_urls=(url,),
         speaks=spec.speaks,

@@ -55,18 +55,24 @@ def estimate(samples: Iterable[Sequence[float]]) -> Estimate | None:
     return Estimate(fmean(means), error, len(means))
 
 
-def pass_rates(tasks: Iterable[Sequence[float]], correct_at: float, max_k: int) -> dict[int, Estimate]:
+def pass_rates(
+    tasks: Iterable[Sequence[float]], correct_at: float, max_k: int
+) -> dict[int, Estimate]:
     """Return pass@k for k = 1, 2, 4, … up to `max_k`, of all tasks with at least k rewards."""
     passed = [[reward >= correct_at for reward in rewards] for rewards in tasks]
     rates = {}
     for k in powers_of_two(max_k):
-        rate = estimate([pass_at(k, len(task), sum(task))] for task in passed if len(task) >= k)
+        rate = estimate(
+            [pass_at(k, len(task), sum(task))] for task in passed if len(task) >= k
+        )
         if rate is not None:
             rates[k] = rate
     return rates
 
 
-def summarise(results: Iterable[EvalResult], correct_at: float, num_rollouts: int) -> EvalSummary:
+def summarise(
+    results: Iterable[EvalResult], correct_at: float, num_rollouts: int
+) -> EvalSummary:
     settled = list(results)
     scored = [result for result in settled if result.error is None]
     errors = Counter(result.error.boundary for result in settled if result.error)
@@ -74,7 +80,9 @@ def summarise(results: Iterable[EvalResult], correct_at: float, num_rollouts: in
     for result in scored:
         by_task.setdefault(result.position, []).append(result)
     tasks = list(by_task.values())
-    rewards = [[result.reward for result in task if result.reward is not None] for task in tasks]
+    rewards = [
+        [result.reward for result in task if result.reward is not None] for task in tasks
+    ]
     return EvalSummary(
         num_tasks=len(tasks),
         num_settled=len(settled),
@@ -93,7 +101,9 @@ def _by_name(tasks: list[list[dict[str, float]]]) -> dict[str, Estimate]:
     """Return an estimate of each score, in the order in which the scores first appeared."""
     estimates = {}
     for name in dict.fromkeys(name for task in tasks for scores in task for name in scores):
-        found = estimate([scores[name] for scores in task if name in scores] for task in tasks)
+        found = estimate(
+            [scores[name] for scores in task if name in scores] for task in tasks
+        )
         if found is not None:
             estimates[name] = found
     return estimates
@@ -119,7 +129,9 @@ def eval_metrics(
 
 def _env_metrics(closed: list[ClosedGroup], correct_at: float) -> dict[str, float]:
     groups = [group.group for group in closed]
-    total = sum(len(group.members) + len(group.failed) + len(group.cancelled) for group in groups)
+    total = sum(
+        len(group.members) + len(group.failed) + len(group.cancelled) for group in groups
+    )
     tasks = [[member.scored for member in group.members] for group in groups if group.members]
     scored = [rollout for task in tasks for rollout in task]
     counts = {"failed": 1 - len(scored) / total, "tasks": float(len(tasks))}

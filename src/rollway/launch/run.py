@@ -67,7 +67,9 @@ async def run_all(
         await parts.wait_for(orchestrator)
 
 
-async def announce_batches(trainer: Part | None, address: str, run: RunDir, watch: RunWatch) -> None:
+async def announce_batches(
+    trainer: Part | None, address: str, run: RunDir, watch: RunWatch
+) -> None:
     """Tell the trainer where batches are shipped, or tell the user if the trainer is theirs."""
     if trainer is None:
         watch.say(f"Waiting for your trainer: open_batches('{address or run.path}')")

@@ -24,7 +24,9 @@ NEW_LINES = b""
 
 
 @asynccontextmanager
-async def feed_sinks(config: MetricsConfig, run: RunDir, watch: RunWatch) -> AsyncIterator[None]:
+async def feed_sinks(
+    config: MetricsConfig, run: RunDir, watch: RunWatch
+) -> AsyncIterator[None]:
     """Send every step to the sinks that the run file names, while the block lasts.
 
     A sink that cannot be opened is an error before anything slow begins. A sink that fails later is a
@@ -59,7 +61,9 @@ async def _open(process: child.Child, spec: SinksSpec, title: str, log: Path) ->
             await process.send_spec(spec)
             frame = await process.pipe.receive()
     except TimeoutError:
-        raise ConfigError(f"{title} did not open within {OPEN_DEADLINE_S:g} s; see {log}") from None
+        raise ConfigError(
+            f"{title} did not open within {OPEN_DEADLINE_S:g} s; see {log}"
+        ) from None
     if frame is None:
         raise PartDied(f"the process for {title} died; see {log}")
     answer = msgspec.msgpack.decode(frame, type=SinksAnswer)
@@ -76,7 +80,9 @@ async def _notify(process: child.Child, has_new_lines: asyncio.Event) -> None:
             await process.pipe.send(NEW_LINES)
 
 
-async def _warn_of_death(process: child.Child, watch: RunWatch, title: str, log: Path) -> None:
+async def _warn_of_death(
+    process: child.Child, watch: RunWatch, title: str, log: Path
+) -> None:
     """Print a warning if the process dies; it sends nothing otherwise."""
     while await process.pipe.receive() is not None:
         pass

@@ -72,7 +72,9 @@ class RunWatch:
 
     def _culprit_lines(self) -> list[str]:
         worst = self.health.worst()
-        lines = [f"Whole run, {stall_line(name, stall)}" for name, stall in worst[:MAX_CULPRITS]]
+        lines = [
+            f"Whole run, {stall_line(name, stall)}" for name, stall in worst[:MAX_CULPRITS]
+        ]
         if len(worst) > MAX_CULPRITS:
             lines.append(f"… and {len(worst) - MAX_CULPRITS} more places, in metrics.jsonl")
         return lines

@@ -70,7 +70,8 @@ CREATE TABLE IF NOT EXISTS reports (
 );
 """
 TRAINED = (
-    "UPDATE groups SET fate = 'trained' WHERE group_id IN (SELECT group_id FROM rollouts WHERE step = ?)"
+    "UPDATE groups SET fate = 'trained' "
+    "WHERE group_id IN (SELECT group_id FROM rollouts WHERE step = ?)"
 )
 MAX_QUEUED = 50_000
 
@@ -121,7 +122,12 @@ class Ledger:
         await self._insert("evals", version=version, reported_s=time.time())
 
     async def record_dispatch(
-        self, rollout_id: RolloutId, group_id: GroupId, env: str, task_id: str, version: PolicyVersion
+        self,
+        rollout_id: RolloutId,
+        group_id: GroupId,
+        env: str,
+        task_id: str,
+        version: PolicyVersion,
     ) -> None:
         """Record the start of a rollout, and replace the record of an earlier start."""
         await self._insert(
@@ -158,7 +164,9 @@ class Ledger:
         await self._insert("reports", step=step, metrics=encode(metrics))
         await self._insert("steps", step=step, shipped_s=time.time())
         for rollout_id in rollout_ids:
-            await self.write("UPDATE rollouts SET step = ? WHERE rollout_id = ?", step, rollout_id)
+            await self.write(
+                "UPDATE rollouts SET step = ? WHERE rollout_id = ?", step, rollout_id
+            )
 
     async def record_published(self, step: Step) -> None:
         """Record that the batch of a step is trained, and its groups with it."""
@@ -238,7 +246,9 @@ def _open_database(path: Path) -> sqlite3.Connection:
 
 
 def unusable(path: Path, error: sqlite3.Error) -> RunDirError:
-    return RunDirError(f"the ledger {path} cannot be used: {error}; --clean starts over without it")
+    return RunDirError(
+        f"the ledger {path} cannot be used: {error}; --clean starts over without it"
+    )
 
 
 def _outcome_values(outcome: Outcome) -> tuple[Any, ...]:

@@ -19,7 +19,9 @@ from ..records.task import Task
 from .ledger import SCHEMA, TRAINED, unusable
 
 PUBLISHED = "UPDATE steps SET published_s = coalesce(published_s, ?) WHERE step = ?"
-CURSORS = "SELECT env, position, max(group_id) FROM groups WHERE fate IS NOT 'eval' GROUP BY env"
+CURSORS = (
+    "SELECT env, position, max(group_id) FROM groups WHERE fate IS NOT 'eval' GROUP BY env"
+)
 CANCEL_UNFINISHED_EVALS = (
     "UPDATE rollouts SET outcome = 'cancelled', error = 'the run was interrupted' WHERE outcome IS NULL "
     "AND group_id IN (SELECT group_id FROM groups WHERE fate = 'eval')"
@@ -34,7 +36,10 @@ IsIntact = Callable[[PayloadRef], bool]
 
 
 def restore(
-    path: Path, trained: Sequence[BatchManifest], shipped: Sequence[BatchManifest], is_intact: IsIntact
+    path: Path,
+    trained: Sequence[BatchManifest],
+    shipped: Sequence[BatchManifest],
+    is_intact: IsIntact,
 ) -> Restored:
     """Return the batches and groups that are left to train, and correct the ledger.
 
@@ -62,13 +67,17 @@ def restore(
         _undo_batches(db, [manifest.step for manifest in shipped[len(batches) :]])
         db.execute(CANCEL_UNFINISHED_EVALS)
         pools = db.execute("SELECT env, task, pool FROM pools ORDER BY rowid")
-        (next_group,) = db.execute("SELECT coalesce(max(group_id) + 1, 0) FROM groups").fetchone()
+        (next_group,) = db.execute(
+            "SELECT coalesce(max(group_id) + 1, 0) FROM groups"
+        ).fetchone()
         return Restored(
             groups=tuple(groups.values()),
             batches=tuple(batches),
             cursors={env: position for env, position, _ in db.execute(CURSORS)},
             next_group=next_group,
-            pooled=tuple(RestoredTask(env, decode_task(task), pool) for env, task, pool in pools),
+            pooled=tuple(
+                RestoredTask(env, decode_task(task), pool) for env, task, pool in pools
+            ),
             evaluated=db.execute("SELECT max(version) FROM evals").fetchone()[0],
         )
 
@@ -105,7 +114,9 @@ def _read_groups(db: sqlite3.Connection, is_intact: IsIntact) -> dict[GroupId, R
             end = decode_settled(record)
             if _is_usable(end, is_intact):
                 settled[group_id].append(end)
-    groups = db.execute("SELECT group_id, env, task FROM groups WHERE fate IS NULL ORDER BY group_id")
+    groups = db.execute(
+        "SELECT group_id, env, task FROM groups WHERE fate IS NULL ORDER BY group_id"
+    )
     return {
         group_id: RestoredGroup(
             id=group_id,

@@ -20,7 +20,9 @@ TOLERANCE = 1e-4
 def find_routers(model: Any) -> list[torch.nn.Module]:
     """Return the model's routers in the order of their layers. A model without experts has none."""
     return [
-        module for module in model.modules() if type(module).__name__.lower().endswith(ROUTER_SUFFIX)
+        module
+        for module in model.modules()
+        if type(module).__name__.lower().endswith(ROUTER_SUFFIX)
     ]
 
 

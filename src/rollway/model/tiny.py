@@ -26,7 +26,9 @@ def write_tokenizer(folder: Path) -> int:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {letter: index for index, letter in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -40,7 +40,9 @@ def step_line(done: StepDone, max_steps: int) -> str:
 def eval_line(done: EvalDone) -> str:
     """Return the line of an evaluation between steps, one environment after the other."""
     if not done.metrics:
-        return f"Eval of version {done.version} | no environment has tasks in its split 'eval'"
+        return (
+            f"Eval of version {done.version} | no environment has tasks in its split 'eval'"
+        )
     by_env: dict[str, dict[str, float]] = {}
     for name, value in done.metrics.items():
         _, env, metric = name.split("/", 2)
@@ -61,7 +63,9 @@ def _eval(metrics: Mapping[str, float]) -> str:
 
 
 def lag_line(lags: Mapping[str, LagStats]) -> str:
-    return ", ".join(f"{name} {ms(lag.p99)}/{ms(lag.max)}" for name, lag in sorted(lags.items()))
+    return ", ".join(
+        f"{name} {ms(lag.p99)}/{ms(lag.max)}" for name, lag in sorted(lags.items())
+    )
 
 
 def worst_lag(lags: Mapping[str, LagStats]) -> str:

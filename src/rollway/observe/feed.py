@@ -125,7 +125,9 @@ def serve(name: str, sock: socket.socket) -> None:
         text = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_ERROR]
         pipe.send(msgspec.msgpack.encode(SinksAnswer(text)))
         return
-    feeds = [MetricsFeed(path, run.sinks, sinks, positions) for path in (run.metrics, run.evals)]
+    feeds = [
+        MetricsFeed(path, run.sinks, sinks, positions) for path in (run.metrics, run.evals)
+    ]
     pipe.send(msgspec.msgpack.encode(SinksAnswer()))
     is_over = False
     while True:

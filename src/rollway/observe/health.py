@@ -82,6 +82,8 @@ class Lags:
 
     def take_stalls(self) -> dict[str, tuple[Stall, ...]]:
         """Return what held each process since the last call, without processes that were not held."""
-        taken = {process: culprits.take() for process, culprits in sorted(self._stalls.items())}
+        taken = {
+            process: culprits.take() for process, culprits in sorted(self._stalls.items())
+        }
         self._stalls.clear()
         return taken

@@ -6,7 +6,13 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 from msgspec import Struct
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    generate_latest,
+)
 
 from ..config.sections import PrometheusConfig
 from ..loop.processes.port import bind_port, serve_app

@@ -16,7 +16,9 @@ class TensorBoard:
 
     def log(self, step: int, time_s: float, values: Mapping[str, float]) -> None:
         summary = Summary(
-            value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+            value=[
+                Summary.Value(tag=name, simple_value=value) for name, value in values.items()
+            ]
         )
         self._writer.add_event(Event(wall_time=time_s, step=step, summary=summary))
         self._writer.flush()

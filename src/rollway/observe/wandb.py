@@ -10,7 +10,9 @@ import wandb
 class WeightsAndBiases:
     """One run of a W&B project. `WANDB_MODE=offline` keeps it in `folder` for `wandb sync`."""
 
-    def __init__(self, project: str, run_id: str, folder: Path, config: dict[str, Any]) -> None:
+    def __init__(
+        self, project: str, run_id: str, folder: Path, config: dict[str, Any]
+    ) -> None:
         """Begin or resume the run. `project` may name a team too: `team/project`."""
         entity, _, project = project.rpartition("/")
         self._run = wandb.init(

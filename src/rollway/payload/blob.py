@@ -93,7 +93,9 @@ def build(columns: Mapping[str, Column]) -> Blob:
                 offset += chunk.nbytes
                 data.append(np.ascontiguousarray(chunk).data)
         _, *item = chunks[0].shape
-        entries[name] = ColumnEntry(_NAMES[chunks[0].dtype], (num_items, *item), (start, offset))
+        entries[name] = ColumnEntry(
+            _NAMES[chunks[0].dtype], (num_items, *item), (start, offset)
+        )
     header = msgspec.json.encode(entries)
     header += b" " * pad(8 + len(header))
     head = len(header).to_bytes(8, "little") + header
@@ -170,7 +172,9 @@ def check_data(blob: memoryview) -> None:
     found = _digits(crc32c(blob[start:]))
     if found != expected:
         in_header = expected.decode(errors="replace")
-        raise PayloadError(f"its data has checksum {found.decode()}, its header says {in_header}")
+        raise PayloadError(
+            f"its data has checksum {found.decode()}, its header says {in_header}"
+        )
 
 
 def _digits(checksum: int) -> bytes:
@@ -185,7 +189,9 @@ def _view(name: str, entry: ColumnEntry, data: memoryview) -> NDArray[np.generic
     num_bytes = math.prod(entry.shape) * dtype.itemsize
     fits = all(size >= 0 for size in entry.shape) and num_bytes == end - start
     if not (0 <= start <= end <= len(data) and fits):
-        raise PayloadError(f"column '{name}' lies outside its blob, or its shape does not fit")
+        raise PayloadError(
+            f"column '{name}' lies outside its blob, or its shape does not fit"
+        )
     return np.frombuffer(data[start:end], dtype).reshape(entry.shape)
 
 

@@ -48,7 +48,9 @@ def open_exclusively(path: Path, mode: int) -> Iterator[int]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield file
     except BlockingIOError:
-        raise PayloadError(f"segment {path} is in use; try again when its run has ended") from None
+        raise PayloadError(
+            f"segment {path} is in use; try again when its run has ended"
+        ) from None
     except OSError as error:
         raise PayloadError(f"cannot lock segment {path}: {error.strerror or error}") from None
     finally:

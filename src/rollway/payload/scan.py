@@ -94,7 +94,9 @@ def recover(path: Path) -> RecoveryReport:
         pieces = list(scan(data, path.name, verify=True))
         end = tail_offset(pieces)
         if size and not end:
-            raise PayloadError(f"no whole blob in {path} belongs to that segment; was the file renamed?")
+            raise PayloadError(
+                f"no whole blob in {path} belongs to that segment; was the file renamed?"
+            )
         if end < size:
             del data
             os.ftruncate(file, end)

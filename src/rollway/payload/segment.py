@@ -54,7 +54,9 @@ class OpenSegment:
         try:
             os.fdatasync(self._file) if hasattr(os, "fdatasync") else os.fsync(self._file)
         except OSError:
-            self.is_sound = False  # the kernel may have dropped the pages and will not report that again
+            self.is_sound = (
+                False  # the kernel may have dropped the pages and will not report that again
+            )
             raise
 
     def _cut(self) -> None:
@@ -87,7 +89,9 @@ def _write_all(file: int, parts: Sequence[Buffer], offset: int) -> int:
     while index < len(unwritten):
         written = os.pwritev(file, unwritten[index : index + MAX_VECTORS], offset)
         offset += written
-        while index < len(unwritten) and written >= (size := memoryview(unwritten[index]).nbytes):
+        while index < len(unwritten) and written >= (
+            size := memoryview(unwritten[index]).nbytes
+        ):
             written -= size
             index += 1
         if written:

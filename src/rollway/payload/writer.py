@@ -31,7 +31,11 @@ class SegmentWriter:
     """
 
     def __init__(
-        self, folder: Path, first: SegmentName, segment_bytes: int, durability: Durability = "process"
+        self,
+        folder: Path,
+        first: SegmentName,
+        segment_bytes: int,
+        durability: Durability = "process",
     ) -> None:
         self._folder = folder
         self._segment_bytes = segment_bytes

@@ -23,7 +23,8 @@ def one_for_each(source: str, values: Any, count: int, noun: str) -> list[float]
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise TypeError(f"{source} returned a {type(values).__name__}, not a list of numbers")
     numbers = [
-        finite_number(source, value, f" for rollout {index}") for index, value in enumerate(values)
+        finite_number(source, value, f" for rollout {index}")
+        for index, value in enumerate(values)
     ]
     if len(numbers) != count:
         raise ValueError(f"{source} returned {len(numbers)} {noun} for {count} rollouts")

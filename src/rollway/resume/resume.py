@@ -25,7 +25,9 @@ def find_start_point(config: RunConfig, run: RunDir, *, resume: bool) -> StartPo
     if not run.exists:
         return StartPoint(Step(1), str(Path(config.model.path).resolve()))
     if not resume:
-        raise RunDirError(f"{run.path} already holds a run: --resume continues it, --clean starts over")
+        raise RunDirError(
+            f"{run.path} already holds a run: --resume continues it, --clean starts over"
+        )
     return find_resume_point(config, run)
 
 

@@ -53,7 +53,9 @@ class RunDir:
     def lock(self) -> Iterator[None]:
         """Keep other processes out of this run while the block lasts."""
         if self.path.exists() and not self.exists and any(self.path.iterdir()):
-            raise RunDirError(f"{self.path} exists and is not a run directory; choose another name")
+            raise RunDirError(
+                f"{self.path} exists and is not a run directory; choose another name"
+            )
         self.logs.mkdir(parents=True, exist_ok=True)
         with lock_folder(self.logs, f"trains in {self.path}"):
             yield
@@ -176,7 +178,9 @@ def write_whole(path: Path, data: bytes) -> None:
 
 def numbered(parent: Path) -> list[tuple[int, Path]]:
     """Return what is named `step_N` or `step_N.pt` in `parent`, with its N. The rest is the user's."""
-    found = {path: path.name[len("step_") :].removesuffix(".pt") for path in parent.glob("step_*")}
+    found = {
+        path: path.name[len("step_") :].removesuffix(".pt") for path in parent.glob("step_*")
+    }
     return [(int(number), path) for path, number in found.items() if number.isdigit()]
 
 

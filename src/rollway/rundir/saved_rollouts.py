@@ -87,7 +87,9 @@ def group_to_save(
         failure = msgspec.to_builtins(failed)
         yield SavedRollout(**head, rollout=rollout_id, outcome="failed", **failure)
     for rollout_id, cancelled in group.cancelled:
-        yield SavedRollout(**head, rollout=rollout_id, outcome="cancelled", reason=cancelled.reason)
+        yield SavedRollout(
+            **head, rollout=rollout_id, outcome="cancelled", reason=cancelled.reason
+        )
 
 
 def decode_saved(line: bytes) -> SavedRollout | None:

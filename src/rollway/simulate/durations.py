@@ -84,7 +84,9 @@ def around_means(means: MeanDurations, seed: int, count: int = 2000) -> Duration
         return turns_s + around(means.scoring_s)
 
     def group() -> list[SampledRollout]:
-        return [SampledRollout(rollout(), float(rng.random() < 0.5)) for _ in range(GROUP_SIZE)]
+        return [
+            SampledRollout(rollout(), float(rng.random() < 0.5)) for _ in range(GROUP_SIZE)
+        ]
 
     return Durations(
         groups=[group() for _ in range(count // GROUP_SIZE)],
@@ -132,7 +134,9 @@ def measured_step_s(run: RunDir) -> float:
 def _steady_steps(run: RunDir) -> list[_MetricsLine]:
     """Return the metrics of all steps but the first tenth, the warm-up."""
     if not run.metrics.exists():
-        raise RunDirError(f"{run.path} is not a run that trained: it has no {run.metrics.name}")
+        raise RunDirError(
+            f"{run.path} is not a run that trained: it has no {run.metrics.name}"
+        )
     lines = [line for _, _, line in MetricsFile(run.metrics).lines()]
     steady = lines[len(lines) // 10 :]
     return [msgspec.json.decode(line, type=_MetricsLine) for line in steady]

@@ -6,7 +6,9 @@ from ..config.plan import Plan
 from .world import SimulationTally
 
 
-def report(tally: SimulationTally, slots: int, plan: Plan, measured_s: float = 0.0) -> list[str]:
+def report(
+    tally: SimulationTally, slots: int, plan: Plan, measured_s: float = 0.0
+) -> list[str]:
     now_s, num_settled, steps_s = tally.now_s, tally.num_settled, tally.steps_s
     head = f"{num_settled:,} rollouts and {len(steps_s):,} steps in {now_s:,.0f} simulated s"
     lines = [head, f"the run gave up: {tally.gave_up}"] if tally.gave_up else [head]
@@ -15,7 +17,9 @@ def report(tally: SimulationTally, slots: int, plan: Plan, measured_s: float = 0
         return lines
     step_s = fmean(steady)
     num_trained = sum(tally.staleness.values())
-    mean = sum(stale * count for stale, count in tally.staleness.items()) / max(1, num_trained)
+    mean = sum(stale * count for stale, count in tally.staleness.items()) / max(
+        1, num_trained
+    )
     total_us = sum(tally.waits_us.values()) or 1
     waits = [f"{cause} {us / total_us:.0%}" for cause, us in tally.waits_us.most_common(3)]
     return [

@@ -23,7 +23,9 @@ def model_folder() -> Path:
 
 @cache
 def model() -> ModelConfig:
-    return ModelConfig(path=str(model_folder()), renderer="qwen3", template={"enable_thinking": False})
+    return ModelConfig(
+        path=str(model_folder()), renderer="qwen3", template={"enable_thinking": False}
+    )
 
 
 @cache

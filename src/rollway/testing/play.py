@@ -105,7 +105,9 @@ def _copy_for_plain_code(env: Environment) -> Environment:
     """Copy the environment: as in a worker, plain code does not see what async code notes on `self`."""
     try:
         return copy.deepcopy(env)
-    except Exception as error:  # the environment holds something that exists once, such as a connection
+    except (
+        Exception
+    ) as error:  # the environment holds something that exists once, such as a connection
         warnings.warn(
             f"{type(env).__name__} cannot be copied ({error!r}), so plain (not async) code of this test "
             "shares it with async code. In a worker, plain code has its own copy of the environment.",
@@ -183,10 +185,14 @@ class Stage:
             ids = frozenset(run.rollout_id for run in runs)
             group = LiveGroup(task, ids, self._kit.scoring)
         members = zip(runs, engines, strict=True)
-        ends = await asyncio.gather(*(self._play_member(*member, group) for member in members))
+        ends = await asyncio.gather(
+            *(self._play_member(*member, group) for member in members)
+        )
         for end in ends:
             if isinstance(end, Failed):
-                raise RolloutFailed(f"{end.boundary}: {end.error}", end.boundary, end.traceback)
+                raise RolloutFailed(
+                    f"{end.boundary}: {end.error}", end.boundary, end.traceback
+                )
         return [end for end in ends if isinstance(end, Played)]
 
     def _run(self, task: Task) -> Run:
@@ -194,7 +200,9 @@ class Stage:
         rollout_id, version = RolloutId(f"{task.id}#{serial}"), PolicyVersion(0)
         return Run(rollout_id, 1, task, self._sampling, version, group=0, serial=serial)
 
-    async def _play_member(self, run: Run, engine: Engine, group: LiveGroup | None) -> Played | Failed:
+    async def _play_member(
+        self, run: Run, engine: Engine, group: LiveGroup | None
+    ) -> Played | Failed:
         live, engines = LiveRollout(run), self._speakers.engines
         engines[run.serial] = engine
         try:
@@ -223,7 +231,12 @@ async def play(
 
 
 async def play_group(
-    env: Environment, task: Task, answers: Sequence[Answer], *, max_tokens: int = 1024, **limits: float
+    env: Environment,
+    task: Task,
+    answers: Sequence[Answer],
+    *,
+    max_tokens: int = 1024,
+    **limits: float,
 ) -> list[Played]:
     """Play a rollout of `task` for each answer, all at the same time, and score them as a group."""
     scripted: list[ScriptedEngine] = []

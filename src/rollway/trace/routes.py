@@ -29,10 +29,14 @@ def check_routes(turn: Turn, *, has_routes: bool) -> None:
     routes, start = turn.routes, turn.routes_start
     if routes is None:
         if has_routes:
-            raise TraceError("the engine's reply has no routes, but earlier turns of its row had them")
+            raise TraceError(
+                "the engine's reply has no routes, but earlier turns of its row had them"
+            )
         return
     if not has_routes:
-        raise TraceError("the engine's reply has routes, but earlier turns of its row had none")
+        raise TraceError(
+            "the engine's reply has routes, but earlier turns of its row had none"
+        )
     if routes.dtype not in _DTYPES or routes.ndim != 3:
         raise TraceError(
             f"the engine's routes are {routes.dtype}{list(routes.shape)}; "

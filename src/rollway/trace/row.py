@@ -91,7 +91,10 @@ class OpenRow:
             _, *grid = routes[-1].shape
             routes = [*routes, np.zeros((1, *grid), routes[-1].dtype)]
         loss_mask, logprobs = np.zeros(count, np.uint8), np.zeros(count, np.float32)
-        temperatures, versions = np.ones(count, np.float32), np.full(count, NOT_SAMPLED, np.int32)
+        temperatures, versions = (
+            np.ones(count, np.float32),
+            np.full(count, NOT_SAMPLED, np.int32),
+        )
         end = 0
         for span in self._spans:
             start, end = end + span.num_prompt, end + span.num_prompt + span.num_sampled

@@ -53,6 +53,10 @@ def join_ranks(rank: int, count: int, meeting: str) -> Collective:
     if count > 1:
         os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
         dist.init_process_group(
-            "gloo", init_method=f"file://{meeting}", rank=rank, world_size=count, timeout=PATIENCE
+            "gloo",
+            init_method=f"file://{meeting}",
+            rank=rank,
+            world_size=count,
+            timeout=PATIENCE,
         )
     return Collective(rank, count)

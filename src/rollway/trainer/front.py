@@ -19,7 +19,9 @@ def open_shipped(spec: TrainerSpec, address: str) -> AbstractAsyncContextManager
     if not address or zmq is None:
         return open_batches(run.path, first=spec.first_step)
     landing = run.landing if zmq.payload == "frames" else None
-    return open_batches(address, first=spec.first_step, landing=landing, keys=zmq.trainer_keys)
+    return open_batches(
+        address, first=spec.first_step, landing=landing, keys=zmq.trainer_keys
+    )
 
 
 async def train_all(spec: TrainerSpec, ranks: RankProcesses, address: str) -> None:

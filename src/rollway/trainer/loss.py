@@ -5,7 +5,12 @@ from torch import Tensor
 
 
 def policy_loss(
-    logprobs: Tensor, engine_logprobs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
+    logprobs: Tensor,
+    engine_logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of each token, and whether its ratio was clipped: the ratio of the trained policy
     to the one that drew the token, whichever version and numerics that had."""

@@ -102,7 +102,9 @@ def serve_rank(name: str, sock: socket.socket) -> None:
     """Load the model, then train the batches that the front sends, until the front is gone."""
     pipe, start = receive_spec(sock, RankStart)
     try:
-        rank = Rank(start.spec, join_ranks(start.rank, start.spec.trainer.ranks, start.meeting))
+        rank = Rank(
+            start.spec, join_ranks(start.rank, start.spec.trainer.ranks, start.meeting)
+        )
         pipe.send(msgpack.encode(RankDone()))
         while (frame := pipe.receive()) is not None:
             batch = msgpack.decode(frame, type=Batch)

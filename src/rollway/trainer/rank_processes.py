@@ -69,7 +69,9 @@ async def start_ranks(spec: TrainerSpec) -> AsyncIterator[RankProcesses]:
             started = child.start(name, ENTRY, computes=True)
             processes.append(await stack.enter_async_context(started))
         with TemporaryDirectory(prefix="rollway-ranks-") as folder:
-            starts = [RankStart(spec, rank, f"{folder}/meeting") for rank in range(len(processes))]
+            starts = [
+                RankStart(spec, rank, f"{folder}/meeting") for rank in range(len(processes))
+            ]
             frames = map(msgpack.encode, starts)
             await _gather(list(map(_ask, processes, frames)))
         yield RankProcesses(processes)

@@ -20,12 +20,17 @@ MEANS = ("clip_fraction", "ratio/mean", "mismatch_kl", "entropy")
 
 
 class Learner:
-    def __init__(self, model: Any, config: TrainerConfig, ranks: Collective | None = None) -> None:
+    def __init__(
+        self, model: Any, config: TrainerConfig, ranks: Collective | None = None
+    ) -> None:
         self.model = model.train()
         self._config = config
         self._ranks = ranks or Collective()
         self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.95)
+            model.parameters(),
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            betas=(0.9, 0.95),
         )
 
     def step(self, manifest: BatchManifest, reader: SegmentReader) -> dict[str, float]:
@@ -56,10 +61,18 @@ class Learner:
             metrics[name] = value / (num_tokens or 1)
         return metrics
 
-    def _backward(self, reader: SegmentReader, rows: list[BatchRow], num_trainable: int) -> list[float]:
+    def _backward(
+        self, reader: SegmentReader, rows: list[BatchRow], num_trainable: int
+    ) -> list[float]:
         """Add the gradients of one micro-batch. Return its loss and the sums of `token_sums`."""
-        packed, config, device = load_micro_batch(reader, rows), self._config, self.model.device
-        logprobs, entropy = token_logprobs(self.model, packed, replay_routes=config.replay_routes)
+        packed, config, device = (
+            load_micro_batch(reader, rows),
+            self._config,
+            self.model.device,
+        )
+        logprobs, entropy = token_logprobs(
+            self.model, packed, replay_routes=config.replay_routes
+        )
         engine_logprobs, advantages = packed.logprobs.to(device), packed.advantages.to(device)
         limits = {"clip_low": config.clip_low, "clip_high": config.clip_high}
         losses, clipped = policy_loss(logprobs, engine_logprobs, advantages, **limits)

@@ -31,7 +31,11 @@ LINGER_MS = 1000
 
 @contextmanager
 def open_sender(
-    run: RunDir, config: TransportConfig, first: Step, last: int, window_bytes: int = WINDOW_BYTES
+    run: RunDir,
+    config: TransportConfig,
+    first: Step,
+    last: int,
+    window_bytes: int = WINDOW_BYTES,
 ) -> Iterator[BatchSender]:
     """Open the orchestrator's end of the transport, for steps `first` to `last`."""
     if config.zmq is None:
@@ -69,14 +73,20 @@ async def open_batches(
     if str(where).startswith("tcp://"):
         trainer_keys = read_client_keys(Path(keys)) if keys else None
         folder = Path(landing) if landing else None
-        async with connect(str(where), folder, trainer_keys, first_step, patience_s) as batches:
+        async with connect(
+            str(where), folder, trainer_keys, first_step, patience_s
+        ) as batches:
             yield batches
         return
     if landing or keys:
-        raise ConfigError(f"'{where}' is a run directory: landing and keys are for a tcp:// address")
+        raise ConfigError(
+            f"'{where}' is a run directory: landing and keys are for a tcp:// address"
+        )
     run = RunDir(where)
     if not run.exists:
-        raise RunDirError(f"no run at {run.path}; start it first, or give the address that it prints")
+        raise RunDirError(
+            f"no run at {run.path}; start it first, or give the address that it prints"
+        )
     if first_step is None:
         first_step = Step(run.last_published() + 1)
     yield FileBatches(run, first_step, load(run.config).max_steps)

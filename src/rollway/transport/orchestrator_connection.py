@@ -66,7 +66,9 @@ class OrchestratorConnection:
     async def _receive_until_lost(self, on_message: OnMessage, deadline_s: float) -> bool:
         """Receive on one connection until it is lost. Return whether TrainerWelcome came."""
         with self._context.socket(zmq.DEALER) as wire:
-            wire.setsockopt(zmq.SNDHWM, 0)  # the orchestrator's requests bound the number of answers
+            wire.setsockopt(
+                zmq.SNDHWM, 0
+            )  # the orchestrator's requests bound the number of answers
             for option, value in KEEPALIVE.items():
                 wire.setsockopt(option, value)
             with Handshake(wire, "orchestrator", self._address, self._keys) as handshake:

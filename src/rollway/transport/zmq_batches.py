@@ -83,7 +83,9 @@ class ZmqBatches:
         self._connection = connection
         self._landing = landing
         self._next = first
-        self._welcome: asyncio.Future[TrainerWelcome] = asyncio.get_running_loop().create_future()
+        self._welcome: asyncio.Future[TrainerWelcome] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._incoming: IncomingBatch | None = None
         self._ready: asyncio.Queue[Batch] = asyncio.Queue(1)
         self._checksums: dict[int, int] = {}
@@ -137,7 +139,9 @@ class ZmqBatches:
         """Return the result of `awaitable`, or raise the error that ended the connection for good."""
         waiting = asyncio.ensure_future(awaitable)
         try:
-            await asyncio.wait([waiting, self._receiving], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                [waiting, self._receiving], return_when=asyncio.FIRST_COMPLETED
+            )
             if not waiting.done():
                 self._receiving.result()
             return waiting.result()
@@ -199,7 +203,11 @@ class ZmqBatches:
 
 @asynccontextmanager
 async def connect(
-    address: str, landing: Path | None, keys: ClientKeys | None, first: Step | None, patience_s: float
+    address: str,
+    landing: Path | None,
+    keys: ClientKeys | None,
+    first: Step | None,
+    patience_s: float,
 ) -> AsyncIterator[ZmqBatches]:
     """Open the batches of the run whose orchestrator listens at `address`, once it has answered."""
     if landing is not None:

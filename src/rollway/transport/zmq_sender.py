@@ -72,7 +72,9 @@ class ZmqSender:
     are in the run directory before the other side hears of them, so that neither is lost with this
     process. At most a window of payload is on its way."""
 
-    def __init__(self, run: RunDir, port: BoundPort, window_bytes: int, first: Step, last: int) -> None:
+    def __init__(
+        self, run: RunDir, port: BoundPort, window_bytes: int, first: Step, last: int
+    ) -> None:
         self.address = port.address
         self._run = run
         self._files = FileSender(run)
@@ -108,9 +110,13 @@ class ZmqSender:
                     await self._on_message(peer, decode_from_trainer(frames), tasks)
                 except ProtocolError as error:
                     if self._bad_messages.add():
-                        log.warning("dropped bad message %d: %s", self._bad_messages.count, error)
+                        log.warning(
+                            "dropped bad message %d: %s", self._bad_messages.count, error
+                        )
 
-    async def _on_message(self, peer: bytes, message: FromTrainer, tasks: asyncio.TaskGroup) -> None:
+    async def _on_message(
+        self, peer: bytes, message: FromTrainer, tasks: asyncio.TaskGroup
+    ) -> None:
         session = self._session
         if isinstance(message, TrainerHello):
             await self._on_hello(peer, message)
@@ -128,14 +134,22 @@ class ZmqSender:
     async def _on_hello(self, peer: bytes, hello: TrainerHello) -> None:
         if hello.protocol != PROTOCOL:
             reason = f"the run speaks version {PROTOCOL} of the protocol, the trainer {hello.protocol}"
-            await self._send(peer, TrainerRefused(f"{reason}: install the same rollway on both sides"))
+            await self._send(
+                peer, TrainerRefused(f"{reason}: install the same rollway on both sides")
+            )
             return
         if self._session is not None:
             self._session.stop()
             await self._send(self._session.peer, TrainerRefused(TAKEN_OVER))
         self._session = _TrainerSession(peer, self._window_bytes)
-        log.info("trainer '%s' has connected; step %d is next", ascii(hello.name), self._published + 1)
-        await self._send(peer, TrainerWelcome(self._published + 1, self._last, str(self._run.payload)))
+        log.info(
+            "trainer '%s' has connected; step %d is next",
+            ascii(hello.name),
+            self._published + 1,
+        )
+        await self._send(
+            peer, TrainerWelcome(self._published + 1, self._last, str(self._run.payload))
+        )
 
     async def _on_want(
         self, session: _TrainerSession, want: WantBatch, tasks: asyncio.TaskGroup
@@ -203,7 +217,9 @@ class ZmqSender:
             )
         return ""
 
-    async def _send(self, peer: bytes, message: ToTrainer, frame: memoryview | None = None) -> bool:
+    async def _send(
+        self, peer: bytes, message: ToTrainer, frame: memoryview | None = None
+    ) -> bool:
         return await send_to(self._port.wire, peer, encode(message), frame)
 
 

@@ -80,7 +80,9 @@ def _examples(spec: WarmupSpec, folder: str) -> Iterator[Example]:
             raise ConfigError(f"the warm-up needs tasks, but '{spec.env.id}' has none")
 
 
-def _imitate(model: Any, examples: Iterator[Example], config: WarmupConfig, pipe: BlockingPipe) -> None:
+def _imitate(
+    model: Any, examples: Iterator[Example], config: WarmupConfig, pipe: BlockingPipe
+) -> None:
     """Take supervised steps until the mean probability of a whole answer reaches the solve rate."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95))
     model.train()

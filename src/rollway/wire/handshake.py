@@ -28,15 +28,20 @@ NOT_ACCEPTED = (
     "folder 'clients' of the server's keys, and restart it"
 )
 NOT_ITS_KEY = (
-    "it hangs up on this client: server.public is not its key, or it has no keys (then connect without)"
+    "it hangs up on this client: server.public is not its key, "
+    "or it has no keys (then connect without)"
 )
-NO_KEYS_GIVEN = "it hangs up on this client: most likely it requires keys, and none were given"
+NO_KEYS_GIVEN = (
+    "it hangs up on this client: most likely it requires keys, and none were given"
+)
 
 
 class Handshake:
     """Connects a client's socket, and watches whether the server accepts it. Errors call it `server`."""
 
-    def __init__(self, wire: Socket, server: str, address: str, keys: ClientKeys | None) -> None:
+    def __init__(
+        self, wire: Socket, server: str, address: str, keys: ClientKeys | None
+    ) -> None:
         self._wire = wire
         self._server = server
         self.address = address
@@ -44,7 +49,9 @@ class Handshake:
         self._monitor = wire.get_monitor_socket(EVENTS)
         self._has_connected = False
 
-    async def run(self, talk: Coroutine[Any, Any, T], *, until_lost: bool = False) -> T | None:
+    async def run(
+        self, talk: Coroutine[Any, Any, T], *, until_lost: bool = False
+    ) -> T | None:
         """Talk to the server and return the result. Raise CurveKeysError if it refuses this client.
         Return None if a good connection `until_lost` is lost, and with it the messages under way."""
         talking = asyncio.ensure_future(talk)
@@ -66,7 +73,9 @@ class Handshake:
 
     def silence(self, waited_s: float) -> str:
         """Say what is there instead of the server, if it has not answered."""
-        found = "something else answers there" if self._has_connected else "nothing listens there"
+        found = (
+            "something else answers there" if self._has_connected else "nothing listens there"
+        )
         return f"no {self._server} at {self.address}: {found} (waited {waited_s:g} s)"
 
     async def _watch(self, until_lost: bool) -> str:

@@ -24,7 +24,8 @@ SERVER, CLIENT = "server", "client"
 FIRST_CLIENT = f"{CLIENT}{PUBLIC}"
 KEY_CHARACTERS = 40
 HOW_TO_MAKE = (
-    "'rollway keys new keys' makes them: keys/server for the server, keys/client for its clients"
+    "'rollway keys new keys' makes them: "
+    "keys/server for the server, keys/client for its clients"
 )
 
 
@@ -72,7 +73,9 @@ def make_keys(folder: Path) -> tuple[Path, Path]:
     server, client = folder / SERVER, folder / CLIENT
     for path in (server, client):
         if path.exists():
-            raise CurveKeysError(f"{path} exists; keys are not overwritten: choose another folder")
+            raise CurveKeysError(
+                f"{path} exists; keys are not overwritten: choose another folder"
+            )
     server_public, server_secret = zmq.curve_keypair()
     client_public, client_secret = zmq.curve_keypair()
     try:
@@ -85,7 +88,9 @@ def make_keys(folder: Path) -> tuple[Path, Path]:
         _write(client / SECRET, client_secret, mode=0o600)
         _write(client / SERVER_KEY, server_public)
     except OSError as error:
-        raise CurveKeysError(f"cannot write keys to {folder}: {error.strerror or error}") from None
+        raise CurveKeysError(
+            f"cannot write keys to {folder}: {error.strerror or error}"
+        ) from None
     return server, client
 
 
@@ -131,7 +136,9 @@ def _secret(folder: Path, role: str) -> bytes:
         raise CurveKeysError(f"{folder} holds no {SECRET}; {_advice(folder, role)}")
     key = _read(path)
     if path.stat().st_mode & 0o077:
-        raise CurveKeysError(f"{path} can be read by others: run 'chmod 600 {path}', or make new keys")
+        raise CurveKeysError(
+            f"{path} can be read by others: run 'chmod 600 {path}', or make new keys"
+        )
     return key
 
 

@@ -14,7 +14,15 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ..errors import UNREADABLE, ProtocolError
-from ..records.ids import ID_PATTERN, Count, Label, Natural, PolicyVersion, RolloutId, WorkerName
+from ..records.ids import (
+    ID_PATTERN,
+    Count,
+    Label,
+    Natural,
+    PolicyVersion,
+    RolloutId,
+    WorkerName,
+)
 from ..records.lag import ProcessStats
 from ..records.rollout import Settled
 from ..records.task import Split, Task
@@ -235,9 +243,13 @@ def split_frames(frames: Sequence[Any], decode: Callable[[memoryview], M]) -> tu
         case [header, raw]:
             message = decode(header.buffer)
             if not isinstance(message, Settled):
-                raise ProtocolError(f"a raw frame of {len(raw)} bytes beside {type(message).__name__}")
+                raise ProtocolError(
+                    f"a raw frame of {len(raw)} bytes beside {type(message).__name__}"
+                )
             return message, raw
-    raise ProtocolError(f"a message of {len(frames)} frames; it has a header and at most one more")
+    raise ProtocolError(
+        f"a message of {len(frames)} frames; it has a header and at most one more"
+    )
 
 
 def unread_runs(frame: bytes | memoryview) -> list[tuple[RolloutId, int]]:

@@ -108,7 +108,9 @@ def private_address(name: str) -> Iterator[str]:
     for path in parent.glob(f"{PREFIX}*/{name}"):
         if _is_left_behind(path):
             shutil.rmtree(path.parent, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent, ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix=PREFIX, dir=parent, ignore_cleanup_errors=True
+    ) as folder:
         yield f"ipc://{folder}/{name}"
 
 

@@ -44,7 +44,8 @@ def verdict(run: OpenRun, loss: Loss) -> Failed | None:
             return Failed("worker", _explain_killed(run, loss, num_blamed))
     if run.message.attempt >= MAX_ATTEMPTS:
         return Failed(
-            "worker", f"{run.where}: its worker was lost {MAX_ATTEMPTS} times, last {loss.worker}"
+            "worker",
+            f"{run.where}: its worker was lost {MAX_ATTEMPTS} times, last {loss.worker}",
         )
     return None
 

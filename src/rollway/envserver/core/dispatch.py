@@ -9,7 +9,14 @@ from ...records.ids import RolloutId, WorkerName
 from ...records.rollout import Cancelled, Failed, Settled
 from ...wire.messages import Cancel, FrameTaken, RolloutProgress, Run, RunGroup, WorkerLost
 from .blame import Loss, verdict
-from .events import Commands, LogNote, RouterCommand, SendToClient, SendToWorker, WorkerMessage
+from .events import (
+    Commands,
+    LogNote,
+    RouterCommand,
+    SendToClient,
+    SendToWorker,
+    WorkerMessage,
+)
 from .open_runs import OpenRun, OpenRuns
 from .run_queue import RunQueue
 from .worker_pool import WorkerPool
@@ -109,7 +116,9 @@ class RouterDispatch:
         taken = self._frames.taken(client, worker, num_bytes)
         return [SendToWorker(worker, FrameTaken(worker, taken))] if taken else []
 
-    def lose_worker(self, keys: Iterable[RolloutId], loss: Loss) -> tuple[Commands, WorkerLost]:
+    def lose_worker(
+        self, keys: Iterable[RolloutId], loss: Loss
+    ) -> tuple[Commands, WorkerLost]:
         """Move a lost worker's rollouts to others, members of a group together. A rollout that is to
         blame, or has lost too many workers, fails."""
         self._frames.forget(loss.worker)

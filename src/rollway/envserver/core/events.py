@@ -123,5 +123,7 @@ class LogNote(Struct, frozen=True):
     text: str
 
 
-RouterCommand = SendToClient | SendToWorker | KillWorker | StartWorker | RetireWorker | LogNote
+RouterCommand = (
+    SendToClient | SendToWorker | KillWorker | StartWorker | RetireWorker | LogNote
+)
 Commands = list[RouterCommand]

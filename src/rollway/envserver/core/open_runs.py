@@ -72,7 +72,9 @@ class OpenRuns:
             if run.rollout_id in keys:
                 continue
             self._last_serial = serial = self._last_serial + 1
-            key = RolloutId(f"{run.rollout_id}#{serial}")  # readable in logs, unique in the server
+            key = RolloutId(
+                f"{run.rollout_id}#{serial}"
+            )  # readable in logs, unique in the server
             keyed = replace(run, rollout_id=key, serial=serial)
             keys[run.rollout_id] = key
             self._runs[key] = OpenRun(client, run.rollout_id, keyed, unit, now_s)

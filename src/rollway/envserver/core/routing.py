@@ -164,7 +164,9 @@ class Routing:
         """Welcome the clients that wait for it, once a worker has said how they must send their runs."""
         if not self._is_known:
             return []
-        welcome = Welcome(self._env_id, len(self._pool), whole_groups=self._dispatch.whole_groups)
+        welcome = Welcome(
+            self._env_id, len(self._pool), whole_groups=self._dispatch.whole_groups
+        )
         unwelcomed, self._unwelcomed = list(self._unwelcomed), {}
         return [SendToClient(client, welcome) for client in unwelcomed]
 
@@ -200,7 +202,9 @@ class Routing:
             return commands + self._drain(worker)
         return commands + self._request_tasks() + self._dispatch.assign()
 
-    def _send_progress(self, worker: WorkerName, rollouts: Iterable[RolloutProgress]) -> Commands:
+    def _send_progress(
+        self, worker: WorkerName, rollouts: Iterable[RolloutProgress]
+    ) -> Commands:
         by_client = self._dispatch.progress(worker, rollouts)
         return [
             SendToClient(client, WorkerProgress(worker, tuple(by_client[client])))

@@ -53,7 +53,9 @@ class Scaling:
         if load.num_waiting:
             return []
         num_spare = min(self.num_places, load.num_up) - self._least
-        idle_for_long = [name for name, at_s in since_s.items() if now_s - at_s >= self._idle_s]
+        idle_for_long = [
+            name for name, at_s in since_s.items() if now_s - at_s >= self._idle_s
+        ]
         retired = sorted(idle_for_long, reverse=True)[: max(0, num_spare)]
         self.num_places -= len(retired)
         for name in retired:

@@ -28,7 +28,10 @@ class TaskRequests:
     def add(self, client: bytes, request: NextTasks) -> bool:
         """Add a request. Return False if its client has too many open already."""
         key = client, request.split, request.start
-        if key not in self._open and sum(other == client for other, _, _ in self._open) >= MAX_OPEN:
+        if (
+            key not in self._open
+            and sum(other == client for other, _, _ in self._open) >= MAX_OPEN
+        ):
             return False
         self._open[key] = _OpenRequest(request)
         return True

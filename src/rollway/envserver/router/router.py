@@ -29,7 +29,14 @@ from ...wire.messages import (
     from_worker,
     split_frames,
 )
-from ...wire.port import BoundPort, PortBounds, open_port, open_router, private_address, send_to
+from ...wire.port import (
+    BoundPort,
+    PortBounds,
+    open_port,
+    open_router,
+    private_address,
+    send_to,
+)
 from ..core.events import (
     ClientMessage,
     ClientUnreachable,
@@ -87,7 +94,9 @@ class Router:
         if self._dropped.rise_to(self._core.num_dropped):
             log.warning("dropped unexpected message %d", self._core.num_dropped)
         if self._late.rise_to(self._core.num_late):
-            log.info("dropped late end %d of an attempt that was given up", self._core.num_late)
+            log.info(
+                "dropped late end %d of an attempt that was given up", self._core.num_late
+            )
         for command in commands:
             await self._perform(command)
             await self._fair.breathe()
@@ -154,7 +163,9 @@ class Router:
 
     async def _report_to_parent(self, stats: ProcessStats) -> None:
         if self._listener is not None:
-            with suppress(ConnectionError):  # the parent is gone, and this server ends with it
+            with suppress(
+                ConnectionError
+            ):  # the parent is gone, and this server ends with it
                 await self._listener.report_stats(stats)
 
     async def _receive(
@@ -170,7 +181,9 @@ class Router:
                 if self._bad_frames.add():
                     log.warning("dropped bad frame %d: %s", self._bad_frames.count, error)
 
-    async def _send(self, wire: Socket, peer: bytes, message: bytes, frame: Frame = None) -> bool:
+    async def _send(
+        self, wire: Socket, peer: bytes, message: bytes, frame: Frame = None
+    ) -> bool:
         is_sent = await send_to(wire, peer, message, frame)
         if not is_sent and self._gone_peers.add():
             log.info("peer %s is gone (time %d)", ascii(peer), self._gone_peers.count)

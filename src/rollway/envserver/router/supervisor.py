@@ -138,7 +138,9 @@ class Supervisor:
             async with start_part(place, WORKER, spec, log=log_path, pass_fds=[fd]) as part:
                 self._running[name] = part, board
                 try:
-                    await part.listen(on_stats=lambda stats: None, on_message=lambda body: None)
+                    await part.listen(
+                        on_stats=lambda stats: None, on_message=lambda body: None
+                    )
                 except PartDied as error:
                     if not (part.was_ready or error.was_killed):
                         raise NeverReady(str(error)) from None

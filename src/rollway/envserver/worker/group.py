@@ -45,6 +45,10 @@ class LiveGroup:
             self._scored = asyncio.get_running_loop().create_task(scoring, context=Context())
             self._complete.set()
 
-    async def _score(self, members: dict[RolloutId, Rollout]) -> dict[RolloutId, Scores] | Failed:
+    async def _score(
+        self, members: dict[RolloutId, Rollout]
+    ) -> dict[RolloutId, Scores] | Failed:
         scored = await self._scoring.score_group(self._task, list(members.values()))
-        return scored if isinstance(scored, Failed) else dict(zip(members, scored, strict=True))
+        return (
+            scored if isinstance(scored, Failed) else dict(zip(members, scored, strict=True))
+        )

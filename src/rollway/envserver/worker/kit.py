@@ -99,7 +99,9 @@ async def open_kit(prepared: Prepared, watch: LoopWatch) -> AsyncIterator[Kit]:
 
 
 @asynccontextmanager
-async def open_speakers(prepared: Prepared, watch: LoopWatch) -> AsyncIterator[SpeakerFactory]:
+async def open_speakers(
+    prepared: Prepared, watch: LoopWatch
+) -> AsyncIterator[SpeakerFactory]:
     """Connect to the engines. A patient worker waits until one answers; others raise EngineError."""
     name, server, policy = prepared.part.name, prepared.part.server, prepared.policy
     engine, key = server.engine, os.environ.get(server.engine.key_var or "", "")
@@ -110,10 +112,14 @@ async def open_speakers(prepared: Prepared, watch: LoopWatch) -> AsyncIterator[S
             yield MessageSpeakers(client, policy)
         return
     waiting = 4 * server.env.local.concurrency
-    rendering = ProcessLane(f"{name}.render", 1, label="rendering", watch=watch, max_waiting=waiting)
+    rendering = ProcessLane(
+        f"{name}.render", 1, label="rendering", watch=watch, max_waiting=waiting
+    )
     reading = ProcessLane(f"{name}.replies", 1, label="reply", watch=watch)
     config = PoolConfig(
-        engines=tuple(EngineAccess(url, deadline_s, model, key) for url in server.engine_urls),
+        engines=tuple(
+            EngineAccess(url, deadline_s, model, key) for url in server.engine_urls
+        ),
         routes=engine.routes,
         shape=prepared.shape,
         patience_s=engine.patience_s,
@@ -122,7 +128,9 @@ async def open_speakers(prepared: Prepared, watch: LoopWatch) -> AsyncIterator[S
         with LongReplies(reading) as replies:
             is_patient = prepared.part.is_patient
             async with open_pool(config, policy, replies, is_patient=is_patient) as engines:
-                yield TokenSpeakers(engines, Renderer(prepared.renderer, server.model, rendering))
+                yield TokenSpeakers(
+                    engines, Renderer(prepared.renderer, server.model, rendering)
+                )
 
 
 def open_store(part: WorkerSpec) -> AbstractContextManager[PayloadStore]:

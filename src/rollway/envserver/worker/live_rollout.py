@@ -94,7 +94,11 @@ def progress(rollouts: Iterable[LiveRollout]) -> tuple[RolloutProgress, ...]:
     oldest = heapq.nsmallest(MAX_REPORTED, rollouts, key=lambda live: live.since_s)
     return tuple(
         RolloutProgress(
-            live.run.rollout_id, live.phase, now_s - live.since_s, live.num_turns, live.num_tokens
+            live.run.rollout_id,
+            live.phase,
+            now_s - live.since_s,
+            live.num_turns,
+            live.num_tokens,
         )
         for live in oldest
     )

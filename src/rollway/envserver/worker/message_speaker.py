@@ -25,7 +25,9 @@ class MessageSpeaker:
     def aside(self) -> "MessageSpeaker":
         return MessageSpeaker(self._client, self._version, LiveRollout(self._live.run))
 
-    async def generate(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> Reply:
+    async def generate(
+        self, messages: list[Message], tools: Sequence[dict[str, Any]]
+    ) -> Reply:
         live = self._live
         start_s = time.monotonic()
         with live.within("engine"):

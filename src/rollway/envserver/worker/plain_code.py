@@ -70,8 +70,12 @@ class _ChatHost:
                 case "go_on" | "call_tools", ():
                     await getattr(chat, call.method)()
                 case "child", (prompt, names, system_prompt):
-                    borrowed = [toolset for toolset in chat.tools if type(toolset).__name__ in names]
-                    child = await chat.child(prompt, tools=borrowed, system_prompt=system_prompt)
+                    borrowed = [
+                        toolset for toolset in chat.tools if type(toolset).__name__ in names
+                    ]
+                    child = await chat.child(
+                        prompt, tools=borrowed, system_prompt=system_prompt
+                    )
                     return _state_of(child)
         except Exception as error:  # of a stop, an engine or a tool: `run` raises it again
             self.error = error

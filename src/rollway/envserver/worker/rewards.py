@@ -19,7 +19,9 @@ Scores = dict[str, float]
 
 
 class Scoring:
-    def __init__(self, config: ServerConfig, spec: EnvSpec, env: Environment, lane: Lane) -> None:
+    def __init__(
+        self, config: ServerConfig, spec: EnvSpec, env: Environment, lane: Lane
+    ) -> None:
         self._limit_s = config.scoring_deadline_s
         self._queue_s = config.rollout_deadline_s
         self._spec = spec
@@ -36,7 +38,12 @@ class Scoring:
         try:
             if self._has_plain:
                 scores = await self._lane.call(
-                    score, self._spec, task, rollout, deadline_s=self._limit_s, queue_s=self._queue_s
+                    score,
+                    self._spec,
+                    task,
+                    rollout,
+                    deadline_s=self._limit_s,
+                    queue_s=self._queue_s,
                 )
             async with asyncio.timeout(self._limit_s):
                 for scorer in self._async_scorers:
@@ -47,7 +54,9 @@ class Scoring:
             return self._failed(task, error)
         return scores
 
-    async def score_group(self, task: Task, rollouts: Sequence[Rollout]) -> list[Scores] | Failed:
+    async def score_group(
+        self, task: Task, rollouts: Sequence[Rollout]
+    ) -> list[Scores] | Failed:
         """Return the scores that group rewards give each of these rollouts of one task."""
         columns: dict[str, list[float]] = {}
         try:
@@ -65,10 +74,13 @@ class Scoring:
         except (Exception, asyncio.CancelledError) as error:
             return self._failed(task, error)
         return [
-            {name: column[index] for name, column in columns.items()} for index in range(len(rollouts))
+            {name: column[index] for name, column in columns.items()}
+            for index in range(len(rollouts))
         ]
 
     def _failed(self, task: Task, error: BaseException) -> Failed:
         if isinstance(error, TimeoutError):
-            return Failed("scorer", f"task '{task.id}': scoring ran longer than {self._limit_s:g} s")
+            return Failed(
+                "scorer", f"task '{task.id}': scoring ran longer than {self._limit_s:g} s"
+            )
         return failed(task, error, "scorer")

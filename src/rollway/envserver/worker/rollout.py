@@ -43,7 +43,9 @@ async def play(kit: Kit, live: LiveRollout, group: LiveGroup | None) -> Finished
                 return chat
             rollout_s = time.monotonic() - start_s
             num_turns, num_tokens = live.num_turns, live.num_tokens
-            rollout = Rollout(tuple(chat.messages), num_turns, num_tokens, live.stop, chat.info)
+            rollout = Rollout(
+                tuple(chat.messages), num_turns, num_tokens, live.stop, chat.info
+            )
             live.enter("scoring")
             async with cancel_leftover_tasks():
                 scores = await kit.scoring.score(task, rollout, chat.aside())
@@ -66,7 +68,9 @@ async def _converse(
     until_s = time.monotonic() + limit_s
     try:
         async with asyncio.timeout(limit_s) as deadline:
-            toolsets = await stack.enter_async_context(kit.toolsets.opened(env.tools(task), group_key))
+            toolsets = await stack.enter_async_context(
+                kit.toolsets.opened(env.tools(task), group_key)
+            )
             chat = _open_chat(kit, live, toolsets)
             async with cancel_leftover_tasks():
                 for name in ("rollout", *hooks(type(env), "update")):
@@ -76,8 +80,12 @@ async def _converse(
                         if inspect.iscoroutinefunction(method):
                             await method(task, chat)
                         else:
-                            await kit.plain.run(name, task, chat, _seconds_for_plain_code(until_s))
-                    except Exception as error:  # of user code, which may raise a stop in a group
+                            await kit.plain.run(
+                                name, task, chat, _seconds_for_plain_code(until_s)
+                            )
+                    except (
+                        Exception
+                    ) as error:  # of user code, which may raise a stop in a group
                         if not (stop := stop_in(error)):
                             raise
                         live.stopped_by = live.stopped_by or stop
@@ -128,7 +136,9 @@ class RolloutEnd(Struct, frozen=True):
     frame: memoryview | None = None
 
 
-async def commit(kit: Kit, live: LiveRollout, finished: Finished, store: PayloadStore) -> RolloutEnd:
+async def commit(
+    kit: Kit, live: LiveRollout, finished: Finished, store: PayloadStore
+) -> RolloutEnd:
     """Write the rollout's columns, and only then return that it is scored."""
     live.enter("committing")
     rows = live.trace.finish()

@@ -63,11 +63,15 @@ class OpenToolsets:
                 if toolset.scope == "rollout":
                     live.append(await stack.enter_async_context(_bounded(toolset)))
                 else:
-                    live.append(await stack.enter_async_context(self._open_shared(toolset, group)))
+                    live.append(
+                        await stack.enter_async_context(self._open_shared(toolset, group))
+                    )
             yield tuple(live)
 
     @asynccontextmanager
-    async def _open_shared(self, toolset: Toolset, group: str | None) -> AsyncIterator[Toolset]:
+    async def _open_shared(
+        self, toolset: Toolset, group: str | None
+    ) -> AsyncIterator[Toolset]:
         key = self._key(toolset, group)
         shared = self._shared.get(key)
         if shared is None:

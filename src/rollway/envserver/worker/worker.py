@@ -127,7 +127,9 @@ class Worker:
                 self._is_draining = True
                 self._finish_if_drained()
 
-    def _begin(self, run: Run, tasks: asyncio.TaskGroup, group: LiveGroup | None = None) -> None:
+    def _begin(
+        self, run: Run, tasks: asyncio.TaskGroup, group: LiveGroup | None = None
+    ) -> None:
         live = self._running[run.rollout_id] = LiveRollout(run)
         context = owned_by(run.serial)
         tasks.create_task(self._run(live, group), name=run.rollout_id, context=context)
@@ -162,8 +164,12 @@ class Worker:
                 if live.cancel_reason is None:
                     raise
             finally:
-                live.asyncio_task = None  # a cancel comes too late now: the end must reach the router
-            await self._settle(live.run, end or RolloutEnd(Cancelled(live.cancel_reason or "")))
+                live.asyncio_task = (
+                    None  # a cancel comes too late now: the end must reach the router
+                )
+            await self._settle(
+                live.run, end or RolloutEnd(Cancelled(live.cancel_reason or ""))
+            )
         finally:
             if group is not None:
                 group.leave(live.run.rollout_id)
@@ -172,7 +178,9 @@ class Worker:
 
     async def _settle(self, run: Run, end: RolloutEnd) -> None:
         if isinstance(end.outcome, Failed):
-            origin = f"environment '{self._spec.id}', task '{run.task.id}', attempt {run.attempt}"
+            origin = (
+                f"environment '{self._spec.id}', task '{run.task.id}', attempt {run.attempt}"
+            )
             self._failures.add(run.rollout_id, end.outcome, origin)
         settled = encode(Settled(run.rollout_id, run.attempt, self._name, end.outcome))
         if end.frame is None:
@@ -211,7 +219,9 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
     """Open what rollouts need, say Hello, and serve until drained or until the router is gone."""
     part, watch, loop = prepared.part, parent.watch, asyncio.get_running_loop()
     faulthandler.enable()
-    board = RunningCodePage(part.board_fd)  # the router can read it even after this process has died
+    board = RunningCodePage(
+        part.board_fd
+    )  # the router can read it even after this process has died
     board.mark_tasks_of(loop)
     watch.show_holds(board.show_line)
     keep_track(loop)
@@ -222,7 +232,9 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
         wire = stack.enter_context(context.socket(zmq.DEALER))
         wire.setsockopt(zmq.IDENTITY, part.name.encode())
         wire.setsockopt(zmq.LINGER, 0)
-        wire.setsockopt(zmq.SNDHWM, 0)  # credits bound it; a send that waits could be cancelled half way
+        wire.setsockopt(
+            zmq.SNDHWM, 0
+        )  # credits bound it; a send that waits could be cancelled half way
         wire.connect(part.address)
         serving = Worker(prepared, wire, kit, tasks_lane, store)
         parent.in_flight, parent.on_stats = lambda: serving.in_flight, serving.send_stats

@@ -86,7 +86,9 @@ _replies = msgspec.json.Decoder(_Reply)
 class ChatClient:
     """One model at one endpoint. `url` is the base, such as `https://host/v1`. `/v1` may be left out."""
 
-    def __init__(self, url: str, model: str, key: str = "", *, deadline_s: float = 120.0) -> None:
+    def __init__(
+        self, url: str, model: str, key: str = "", *, deadline_s: float = 120.0
+    ) -> None:
         host, _, path = url.partition("://")[2].partition("/")
         self.url = url.rstrip("/")
         if host and not path.strip("/"):
@@ -143,7 +145,9 @@ class ChatClient:
         async with self._http.request("POST", PATH, body) as reply:
             return reply.head, await endpoint.read_all(reply)
 
-    def _request(self, messages: Sequence[Message], sampling: Sampling, tools: ToolSpecs) -> _Request:
+    def _request(
+        self, messages: Sequence[Message], sampling: Sampling, tools: ToolSpecs
+    ) -> _Request:
         """Build a request with all sampling parameters, so that no default of the model applies. Those
         that this endpoint refused before are left out."""
         params = {name: getattr(sampling, name) for name in ("max_tokens", *DEFAULTS)}
@@ -176,7 +180,9 @@ class ChatClient:
         now_s = asyncio.get_running_loop().time()
         if until_s is not None and now_s + pause_s >= until_s:
             deadline = f"the deadline of {self._deadline_s:g} s"
-            raise self._error(f"{refusal}; asking again in {pause_s:.1f} s would pass {deadline}")
+            raise self._error(
+                f"{refusal}; asking again in {pause_s:.1f} s would pass {deadline}"
+            )
         await asyncio.sleep(pause_s)
 
     def _parse_reply(self, body: bytearray) -> ChatReply:

@@ -35,7 +35,9 @@ class Judge:
         """Return the model's answer, or raise EngineError."""
         if self._client is None:
             key = os.environ.get(self._key_var, "")
-            self._client = ChatClient(self._url, self._model, key, deadline_s=self._deadline_s)
+            self._client = ChatClient(
+                self._url, self._model, key, deadline_s=self._deadline_s
+            )
         messages = [Message("user", prompt)]
         if self._system_prompt:
             messages.insert(0, Message("system", self._system_prompt))

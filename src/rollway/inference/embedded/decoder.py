@@ -81,8 +81,12 @@ class Decoder:
     def _complete(self, call: DecoderCall) -> None:
         request = requests.read(call.body, CompletionRequest)
         if request.logprobs:
-            raise BadRequest("logprobs above 0 is not supported: only the drawn token has a logprob")
-        binary = SAFETENSORS in call.accept and request.logprobs == 0 and request.return_token_ids
+            raise BadRequest(
+                "logprobs above 0 is not supported: only the drawn token has a logprob"
+            )
+        binary = (
+            SAFETENSORS in call.accept and request.logprobs == 0 and request.return_token_ids
+        )
 
         def reply(sequence: TokenSequence) -> DecoderAnswer:
             if binary:
@@ -90,7 +94,9 @@ class Decoder:
                 columns = sequence.tokens, sequence.logprobs, sequence.versions
                 body = encode_reply(*columns, reason, routes)
                 return DecoderAnswer(call.id, 200, body, SAFETENSORS)
-            return _encode(call, requests.completion_reply(sequence, request, self._tokenizer))
+            return _encode(
+                call, requests.completion_reply(sequence, request, self._tokenizer)
+            )
 
         stop_ids = frozenset() if request.ignore_eos else self._eos_ids()
         self._add(call, request.prompt, request, request.max_tokens, stop_ids, reply)
@@ -110,7 +116,9 @@ class Decoder:
             message = {"role": "assistant", "content": parsed.content}
             if parsed.reasoning:
                 message["reasoning_content"] = parsed.reasoning
-            return _encode(call, requests.chat_reply(sequence, request, message, self._tokenizer))
+            return _encode(
+                call, requests.chat_reply(sequence, request, message, self._tokenizer)
+            )
 
         self._add(call, prompt, request, max_tokens, self._eos_ids(), reply)
 
@@ -127,7 +135,9 @@ class Decoder:
     ) -> None:  # fmt: skip
         served = model_name(self._spec)
         if request.model not in (served, self._spec.model.path):
-            raise BadRequest(f"The model '{request.model}' does not exist; this is '{served}'", 404)
+            raise BadRequest(
+                f"The model '{request.model}' does not exist; this is '{served}'", 404
+            )
         start = request.routed_experts_prompt_start or 0
         requests.check_prompt(prompt, self._model.config.vocab_size, self._max_context, start)
         generation = GenerationRequest(

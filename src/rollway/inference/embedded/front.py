@@ -90,7 +90,9 @@ class EngineFront:
         }
         gauges = [Gauge(name, text, **options).labels(model) for name, text in helps.items()]
         self._running, self._waiting, self._cache = gauges
-        self._generated = Counter("vllm:generation_tokens", "Tokens drawn", **options).labels(model)
+        self._generated = Counter("vllm:generation_tokens", "Tokens drawn", **options).labels(
+            model
+        )
         self._num_generated = 0
 
     def app(self) -> web.Application:
@@ -134,7 +136,9 @@ class EngineFront:
 
 
 def _response(answer: DecoderAnswer) -> web.Response:
-    return web.Response(body=answer.body, status=answer.status, content_type=answer.content_type)
+    return web.Response(
+        body=answer.body, status=answer.status, content_type=answer.content_type
+    )
 
 
 @asynccontextmanager
@@ -143,7 +147,9 @@ async def _start_decoder(spec: EngineSpec) -> AsyncIterator[DecoderClient]:
         await process.send_spec(spec)
         first = await process.pipe.receive()
         if first is None:
-            raise EngineError("the embedded engine's decoder process ended while it loaded the model")
+            raise EngineError(
+                "the embedded engine's decoder process ended while it loaded the model"
+            )
         ready = msgpack.decode(first, type=DecoderAnswer)
         if ready.status != 200:
             raise ModelError(ready.body.decode())

@@ -85,13 +85,17 @@ def read(body: bytes, kind: type[T]) -> T:
         for name, neutral in NEUTRAL.items():
             value = fields.get(name)
             if value is not None and value not in neutral:
-                raise BadRequest(f"{name} = {value!r} is not supported by the embedded engine")
+                raise BadRequest(
+                    f"{name} = {value!r} is not supported by the embedded engine"
+                )
         return msgspec.convert(fields, kind)
     except UNREADABLE as error:
         raise BadRequest(str(error)) from None
 
 
-def check_prompt(prompt: list[int], vocab_size: int, max_context: int, routes_start: int) -> None:
+def check_prompt(
+    prompt: list[int], vocab_size: int, max_context: int, routes_start: int
+) -> None:
     """Raise BadRequest for a prompt that the model cannot take."""
     if not prompt:
         raise BadRequest("the prompt is empty")
@@ -106,7 +110,9 @@ def check_prompt(prompt: list[int], vocab_size: int, max_context: int, routes_st
         raise BadRequest(f"routed_experts_prompt_start {routes_start} lies beyond the prompt")
 
 
-def completion_reply(sequence: TokenSequence, request: CompletionRequest, tokenizer: Tokenizer) -> Json:
+def completion_reply(
+    sequence: TokenSequence, request: CompletionRequest, tokenizer: Tokenizer
+) -> Json:
     choice: Json = {
         "index": 0,
         "text": tokenizer.decode(sequence.tokens, skip_special_tokens=True),
@@ -145,7 +151,10 @@ def chat_reply(
 
 
 def _common_fields(sequence: TokenSequence) -> Json:
-    fields: Json = {"finish_reason": sequence.finish_reason, "token_versions": sequence.versions}
+    fields: Json = {
+        "finish_reason": sequence.finish_reason,
+        "token_versions": sequence.versions,
+    }
     if (routes := sequence.routes()) is not None:
         fields["routed_experts"] = encode_npy(routes)
     return fields

@@ -124,7 +124,9 @@ class Scheduler:
         widest = max(lengths)
         padded = [ids + [0] * (widest - len(ids)) for ids in new_ids]
         device = self._model.device
-        inputs = [torch.tensor(numbers, device=device) for numbers in (padded, starts, lengths)]
+        inputs = [
+            torch.tensor(numbers, device=device) for numbers in (padded, starts, lengths)
+        ]
         logits, routes = self._model.forward(first, *inputs)
         sequences = self._running[first : first + len(new_ids)]
         tokens, logprobs = draw(logits, sequences)
@@ -147,7 +149,9 @@ def draw(logits: Tensor, sequences: list[TokenSequence]) -> tuple[list[int], lis
     """Draw one token for each sequence, by inverting the cumulative distribution at a uniform number.
     The logprobs are those of the distribution drawn from: after temperature and top-p."""
     requests, device = [sequence.request for sequence in sequences], logits.device
-    is_greedy = torch.tensor([request.temperature == 0 for request in requests], device=device)
+    is_greedy = torch.tensor(
+        [request.temperature == 0 for request in requests], device=device
+    )
     scale = torch.tensor([request.temperature or 1.0 for request in requests], device=device)
     logprobs = torch.log_softmax(logits / scale[:, None], dim=-1)
     if any(request.top_p < 1 for request in requests):

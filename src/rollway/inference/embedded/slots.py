@@ -29,7 +29,12 @@ class SlotCache(DynamicCache):
         self._end = end
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
         if layer_idx == len(self._keys):
             num_slots, max_context = self._size

@@ -60,7 +60,12 @@ class Dialect(Protocol):
     """The names of the engine's metrics that describe its load."""
 
     def encode_request(
-        self, model: str, prompt: Prompt, sampling: Sampling, stop_ids: list[int], start: int | None
+        self,
+        model: str,
+        prompt: Prompt,
+        sampling: Sampling,
+        stop_ids: list[int],
+        start: int | None,
     ) -> bytes:
         """Return the body of a request. It asks for routes from position `start`, or for none."""
 
@@ -70,7 +75,9 @@ class Dialect(Protocol):
     def parse_columns(self, rest: Bytes) -> ReplyColumns:
         """Parse the JSON of a reply without its bulks."""
 
-    def decode_routes(self, bulks: Bulks, wanted: WantedRoutes, num_drawn: int) -> Routes | None:
+    def decode_routes(
+        self, bulks: Bulks, wanted: WantedRoutes, num_drawn: int
+    ) -> Routes | None:
         """Return the routes of the wanted positions, or None if the reply has none."""
 
     def weight_update(self, path: str, version: int) -> WeightUpdate:

@@ -107,7 +107,9 @@ class Engine:
         reported = parse_version(body) if reply.head.status == 200 else ""
         self._reports_version = bool(reported) and not reply.head.closes
         if reported and not is_at_least(reported, version):
-            raise EngineAway(f"the engine at {self.url} has version '{reported}', not {version} yet")
+            raise EngineAway(
+                f"the engine at {self.url} has version '{reported}', not {version} yet"
+            )
         connection.checked_version = version
 
     async def _read_binary(self, reply: HttpReply, buffer: BodyBuffer) -> Drawn:
@@ -116,9 +118,13 @@ class Engine:
             return decode_reply(buffer)
         return await thread_to_the_end(decode_reply, buffer)
 
-    async def _read_json(self, reply: HttpReply, buffer: BodyBuffer, wanted: WantedRoutes) -> Drawn:
+    async def _read_json(
+        self, reply: HttpReply, buffer: BodyBuffer, wanted: WantedRoutes
+    ) -> Drawn:
         dialect = self._dialect
-        cutter = BodyCutter(buffer, lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted))
+        cutter = BodyCutter(
+            buffer, lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted)
+        )
         await reply.read(cutter.feed, cutter)
         if self._long_replies is None or len(cutter.rest) <= INLINE_JSON_BYTES:
             drawn = dialect.parse_columns(cutter.rest)

@@ -58,12 +58,16 @@ class EngineLink:
         except HttpError as error:
             raise EngineError(f"{url}: {error}") from None
 
-    async def fetch(self, method: str, call: EngineCall, deadline_s: float | None = None) -> bytearray:
+    async def fetch(
+        self, method: str, call: EngineCall, deadline_s: float | None = None
+    ) -> bytearray:
         """Make a call and return its answer, which must be small."""
         async with self.request(method, call.path, call.body, deadline_s=deadline_s) as reply:
             return await read_all(reply)
 
-    async def fetch_on(self, connection: Connection, call: EngineCall) -> tuple[HttpReply, bytearray]:
+    async def fetch_on(
+        self, connection: Connection, call: EngineCall
+    ) -> tuple[HttpReply, bytearray]:
         """Make a call on a connection that is being checked. Returns the answer, whatever its status."""
         reply = await self._http.get_on(connection, call.path)
         return reply, await read_all(reply)

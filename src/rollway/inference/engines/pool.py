@@ -44,7 +44,9 @@ class _Member:
 class EnginePool:
     """The engines of a worker. All are expected to sample from the same `policy`."""
 
-    def __init__(self, engines: Sequence[Engine], policy: PolicyState, patience_s: float) -> None:
+    def __init__(
+        self, engines: Sequence[Engine], policy: PolicyState, patience_s: float
+    ) -> None:
         self._members = [_Member(engine) for engine in engines]
         self.policy = policy
         self.patience_s = patience_s
@@ -90,7 +92,9 @@ class PinnedEngine:
                     num_lost += 1
                 waited_s = time.monotonic() - since_s
                 if num_lost >= MAX_LOST:
-                    message = f"{error}; engines went away {num_lost} times during this request"
+                    message = (
+                        f"{error}; engines went away {num_lost} times during this request"
+                    )
                     raise EngineError(message) from None
                 if waited_s >= self._pool.patience_s:
                     raise _waited_too_long(error, waited_s) from None
@@ -113,7 +117,11 @@ class PoolConfig(Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def open_pool(
-    config: PoolConfig, policy: PolicyState, long_replies: LongReplies | None, *, is_patient: bool
+    config: PoolConfig,
+    policy: PolicyState,
+    long_replies: LongReplies | None,
+    *,
+    is_patient: bool,
 ) -> AsyncIterator[EnginePool]:
     """Open the engines, which must all serve the same model. With `is_patient` wait until one engine
     answers, and take the others to be like it. Otherwise all engines must answer now."""
@@ -147,7 +155,9 @@ async def _wait_for_first(links: Sequence[EngineLink], patience_s: float) -> Ser
 
 def check_same_model(engines: Sequence[tuple[str, ServedModel]]) -> None:
     """Raise EngineError unless all engines serve the same model: together they are one policy."""
-    served = [(url, f"'{model.id}' like {pick_dialect(model, None).name}") for url, model in engines]
+    served = [
+        (url, f"'{model.id}' like {pick_dialect(model, None).name}") for url, model in engines
+    ]
     first_url, first = served[0]
     for url, other in served:
         if other != first:

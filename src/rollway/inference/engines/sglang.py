@@ -66,13 +66,20 @@ class Sglang:
     name = "sglang"
     path = "/generate"
     weight_version = EngineCall("/model_info")
-    gauges = LoadGauges(b"sglang:num_running_reqs", b"sglang:num_queue_reqs", b"sglang:token_usage")
+    gauges = LoadGauges(
+        b"sglang:num_running_reqs", b"sglang:num_queue_reqs", b"sglang:token_usage"
+    )
 
     def __init__(self, shape: RouteShape | None) -> None:
         self._shape = shape
 
     def encode_request(
-        self, model: str, prompt: Prompt, sampling: Sampling, stop_ids: list[int], start: int | None
+        self,
+        model: str,
+        prompt: Prompt,
+        sampling: Sampling,
+        stop_ids: list[int],
+        start: int | None,
     ) -> bytes:
         request = _Request(
             input_ids=msgspec.Raw(b"[" + prompt.text + b"]"),
@@ -107,7 +114,9 @@ class Sglang:
         logprobs = [math.nan if logprob is None else logprob for logprob, _, _ in drawn]
         return make_columns(token_ids, logprobs, None, finish.type)
 
-    def decode_routes(self, bulks: Bulks, wanted: WantedRoutes, num_drawn: int) -> Routes | None:
+    def decode_routes(
+        self, bulks: Bulks, wanted: WantedRoutes, num_drawn: int
+    ) -> Routes | None:
         bulk = bulks.get(ROUTES)
         if bulk is None:
             return None

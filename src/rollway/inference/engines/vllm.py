@@ -75,11 +75,18 @@ class Vllm:
     path = "/v1/completions"
     weight_version = EngineCall("/weight_info")
     gauges = LoadGauges(
-        b"vllm:num_requests_running", b"vllm:num_requests_waiting", b"vllm:kv_cache_usage_perc"
+        b"vllm:num_requests_running",
+        b"vllm:num_requests_waiting",
+        b"vllm:kv_cache_usage_perc",
     )
 
     def encode_request(
-        self, model: str, prompt: Prompt, sampling: Sampling, stop_ids: list[int], start: int | None
+        self,
+        model: str,
+        prompt: Prompt,
+        sampling: Sampling,
+        stop_ids: list[int],
+        start: int | None,
     ) -> bytes:
         request = _Request(
             model=model,
@@ -103,9 +110,13 @@ class Vllm:
         except UNREADABLE as error:
             raise EngineError(f"the engine's reply is not a completion: {error}") from None
         logprobs = choice.logprobs.token_logprobs if choice.logprobs else None
-        return make_columns(choice.token_ids, logprobs, choice.token_versions, choice.finish_reason)
+        return make_columns(
+            choice.token_ids, logprobs, choice.token_versions, choice.finish_reason
+        )
 
-    def decode_routes(self, bulks: Bulks, wanted: WantedRoutes, num_drawn: int) -> Routes | None:
+    def decode_routes(
+        self, bulks: Bulks, wanted: WantedRoutes, num_drawn: int
+    ) -> Routes | None:
         bulk, prompt_bulk = bulks.get(ROUTES), bulks.get(PROMPT_ROUTES)
         if bulk is None:
             return None

@@ -23,7 +23,9 @@ class KernelDiscard:
     is smaller if the peer closes the connection first. The transport that owns the socket must not read
     meanwhile. Its descriptor is registered with the loop, so this waits on a duplicate."""
 
-    def __init__(self, sock: socket.socket, num_bytes: int, on_end: Callable[[int], None]) -> None:
+    def __init__(
+        self, sock: socket.socket, num_bytes: int, on_end: Callable[[int], None]
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._sock = socket.fromfd(sock.fileno(), sock.family, sock.type)
         self._num_bytes = self._left = num_bytes

@@ -50,7 +50,9 @@ class SyncRenderer:
         config = _renderer_config(model)
         options = model.template if config is None else None
         try:
-            self._renderer = renderers.create_renderer(tokenizer, config, chat_template_kwargs=options)
+            self._renderer = renderers.create_renderer(
+                tokenizer, config, chat_template_kwargs=options
+            )
         except (AssertionError, ValueError) as error:
             problem = f"renderer '{name}' does not fit the tokenizer of '{path}'"
             raise ModelError(f"{problem}: {error}") from None
@@ -62,7 +64,11 @@ class SyncRenderer:
         return list(self._renderer.render_ids(dicts, tools=given, add_generation_prompt=True))
 
     def extend(
-        self, prompt_ids: list[int], completion_ids: list[int], new: Sequence[Message], tools: Tools = ()
+        self,
+        prompt_ids: list[int],
+        completion_ids: list[int],
+        new: Sequence[Message],
+        tools: Tools = (),
     ) -> list[int] | None:
         """Return the last prompt, the drawn ids and the new messages as the next prompt. None means that
         this renderer cannot extend prompts: the whole conversation must be rendered again."""
@@ -107,7 +113,11 @@ class Renderer:
         return await self._call_lane(SyncRenderer.prompt, *args)
 
     async def extend(
-        self, prompt_ids: Ints, completion_ids: Ints, new: Sequence[Message], tools: Tools = ()
+        self,
+        prompt_ids: Ints,
+        completion_ids: Ints,
+        new: Sequence[Message],
+        tools: Tools = (),
     ) -> Ints | None:
         """Return the next prompt, or None, like `SyncRenderer.extend`. The renderer gets only the end of
         a long prompt, because earlier turns do not change."""
@@ -150,7 +160,10 @@ def _renderer_config(model: ModelConfig) -> Any:
     try:
         default = renderers.config_from_name(model.renderer)
     except ValueError as error:
-        names, name = re.findall(r"'([^']+)'", str(error).partition("Known:")[2]), model.renderer
+        names, name = (
+            re.findall(r"'([^']+)'", str(error).partition("Known:")[2]),
+            model.renderer,
+        )
         hint = did_you_mean(name, names) or f"; choose one of {', '.join(names)}"
         raise ConfigError(f"no renderer '{name}' for 'model.renderer'{hint}") from None
     try:

@@ -22,7 +22,9 @@ class Tokenizer:
         try:
             self._fast = FastTokenizer.from_buffer(path.read_bytes())
         except OSError as error:
-            raise ModelError(f"cannot read the tokenizer of model '{folder}': {error}") from None
+            raise ModelError(
+                f"cannot read the tokenizer of model '{folder}': {error}"
+            ) from None
         except ValueError as error:
             raise ModelError(f"{path} is not a tokenizer: {error}") from None
         self.name_or_path = folder
@@ -32,12 +34,16 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
         # a batch of one gives the same ids, and only batches can leave out the offsets, which saves time
-        (encoded,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        (encoded,) = self._fast.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
         ids: list[int] = encoded.ids
         return ids
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
-        text: str = self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        text: str = self._fast.decode(
+            list(token_ids), skip_special_tokens=skip_special_tokens
+        )
         return text
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:

@@ -177,7 +177,9 @@ class BodyCutter:
     """A sink for JSON. `rest` becomes the JSON with an empty string in place of each of the `bulks`.
     These are keyed by field name, in quotes. A field that is missing or null has no entry."""
 
-    def __init__(self, body_buffer: BodyBuffer, unneeded_chars: UnneededChars = keep_all) -> None:
+    def __init__(
+        self, body_buffer: BodyBuffer, unneeded_chars: UnneededChars = keep_all
+    ) -> None:
         self._store = body_buffer
         self._unneeded_chars = unneeded_chars
         self._key = b""

@@ -31,7 +31,9 @@ def make_columns(
     """Return the columns, or raise EngineError for values that a policy cannot have drawn."""
     if token_ids is None or logprobs is None:
         missing = "token_ids" if token_ids is None else "logprobs"
-        raise EngineError(f"the engine's reply has no {missing}; it must honour return_token_ids")
+        raise EngineError(
+            f"the engine's reply has no {missing}; it must honour return_token_ids"
+        )
     if not token_ids:
         raise EngineError("the engine's reply has no tokens")
     values = np.array(logprobs, np.float32)
@@ -41,7 +43,9 @@ def make_columns(
         ids = np.array(token_ids, np.int32)
         numbers = None if versions is None else np.array(versions, np.int32)
     except OverflowError as error:
-        raise EngineError(f"the engine's reply has numbers that do not fit int32: {error}") from None
+        raise EngineError(
+            f"the engine's reply has numbers that do not fit int32: {error}"
+        ) from None
     return ReplyColumns(ids, values, numbers, finish_reason or "abort")
 
 

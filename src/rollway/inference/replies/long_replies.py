@@ -49,10 +49,14 @@ class LongReplies:
             except LaneRaised as error:
                 raise EngineError(error.text) from None
             except LaneError as error:
-                raise EngineError(f"the engine's long reply could not be parsed: {error}") from None
+                raise EngineError(
+                    f"the engine's long reply could not be parsed: {error}"
+                ) from None
             size = 4 * num_columns * num_tokens
             raw = await thread_to_the_end(os.pread, file, size, 0)
-        token_ids, logprobs, *more = np.frombuffer(raw, np.int32).reshape(num_columns, num_tokens)
+        token_ids, logprobs, *more = np.frombuffer(raw, np.int32).reshape(
+            num_columns, num_tokens
+        )
         versions = more[0] if more else None
         return ReplyColumns(token_ids, logprobs.view(np.float32), versions, finish_reason)
 

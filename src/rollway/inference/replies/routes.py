@@ -76,7 +76,9 @@ def unneeded_chars(bulk: BulkString, wanted: WantedRoutes, is_prompt_only: bool)
         header = bulk.header
     except EngineError:
         return 0  # raised again when the bulk is decoded
-    longest_delta = wanted.num_prompt - wanted.start + (0 if is_prompt_only else wanted.max_tokens - 1)
+    longest_delta = (
+        wanted.num_prompt - wanted.start + (0 if is_prompt_only else wanted.max_tokens - 1)
+    )
     if header.num_positions <= longest_delta or header.num_positions < wanted.num_prompt:
         return 0
     return _char_at(header.offset + wanted.start * header.position_bytes)
@@ -92,7 +94,9 @@ def decode_npy(bulk: BulkString, start: int, num_positions: int) -> Routes:
     return narrow(_decode(bulk, bulk.header, start, num_positions))
 
 
-def decode_bare(bulk: BulkString, shape: RouteShape, start: int, num_positions: int) -> Routes:
+def decode_bare(
+    bulk: BulkString, shape: RouteShape, start: int, num_positions: int
+) -> Routes:
     """Do the same as `decode_npy` for bare int32 without a header."""
     position_bytes = 4 * shape.layers * shape.topk
     padding = bytes(bulk.from_char(max(0, bulk.num_chars - 2))).count(b"=")
@@ -115,7 +119,9 @@ def _decode(bulk: BulkString, header: NpyHeader, start: int, num_positions: int)
         )
     first = start if header.num_positions == num_positions else 0
     if bulk.num_chars != math.ceil(header.num_bytes / 3) * 4:
-        raise bad_routes(f"the engine sent {bulk.num_chars} characters of base64 for {header}")
+        raise bad_routes(
+            f"the engine sent {bulk.num_chars} characters of base64 for {header}"
+        )
     begin = header.offset + first * header.position_bytes
     char = _char_at(begin)
     if char < bulk.kept_from:

@@ -87,7 +87,9 @@ class ProcessLane:
             async with asyncio.timeout(queue_s):
                 slot = await self._free_slots.take()
         except TimeoutError:
-            raise LaneTimeout(f"no process of {self._name} was free within {queue_s:g} s") from None
+            raise LaneTimeout(
+                f"no process of {self._name} was free within {queue_s:g} s"
+            ) from None
         try:
             result: T = await slot.call((function, *args), deadline_s, replier)
             return result
@@ -145,7 +147,9 @@ class FairQueue(Generic[T]):
         except asyncio.CancelledError:
             self._waiting.pop(waiter, None)
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self.free(waiter.result())  # the item was given to this caller just as it was cancelled
+                self.free(
+                    waiter.result()
+                )  # the item was given to this caller just as it was cancelled
             raise
 
     def close(self) -> None:

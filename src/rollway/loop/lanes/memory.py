@@ -23,7 +23,9 @@ def recycle_buffers() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, MAX_RECYCLED_BYTES)
         mallopt(M_TRIM_THRESHOLD, MAX_IDLE_BYTES)
-        mallopt(M_ARENA_MAX, 2)  # otherwise each thread would keep a separate arena of free memory
+        mallopt(
+            M_ARENA_MAX, 2
+        )  # otherwise each thread would keep a separate arena of free memory
 
 
 _limit = ""
@@ -53,6 +55,8 @@ def _data_bytes() -> int:
     """Return the bytes that count against RLIMIT_DATA, or 0 where the system does not say."""
     try:
         with open("/proc/self/status") as status:
-            return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))
+            return next(
+                int(line.split()[1]) << 10 for line in status if line.startswith("VmData")
+            )
     except (OSError, StopIteration):
         return 0

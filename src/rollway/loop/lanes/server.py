@@ -101,7 +101,9 @@ def _show_stacks(fd: int) -> None:
 
 
 def _show_when_asked(fd: int, main_thread: int) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {STACK_SIGNAL})  # the main thread shall show its stack
+    signal.pthread_sigmask(
+        signal.SIG_BLOCK, {STACK_SIGNAL}
+    )  # the main thread shall show its stack
     with suppress(OSError):
         while os.read(fd, 1):
             stack = stacks.from_frame(sys._current_frames().get(main_thread))

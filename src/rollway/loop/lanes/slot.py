@@ -48,11 +48,15 @@ class LaneSlot:
         if self._closed:
             raise LaneClosed(f"{self._name} is closed")
         if self._starting is None:
-            self._starting = asyncio.create_task(self._start(), name=self._name, context=Context())
+            self._starting = asyncio.create_task(
+                self._start(), name=self._name, context=Context()
+            )
             self._starting.add_done_callback(_mark_as_seen)
         return self._starting
 
-    async def call(self, call: LaneCall, deadline_s: float, replier: Replier | None = None) -> Any:
+    async def call(
+        self, call: LaneCall, deadline_s: float, replier: Replier | None = None
+    ) -> Any:
         """Return the call's result. A call that cannot be pickled costs no process."""
         frame = _pack(call)
         process = await self._live_process()
@@ -60,7 +64,9 @@ class LaneSlot:
         try:
             answer = await _run(process, call[0], frame, deadline_s, self._budget, replier)
         finally:
-            if answer is None or (isinstance(answer, LaneFailure) and answer.is_out_of_memory):
+            if answer is None or (
+                isinstance(answer, LaneFailure) and answer.is_out_of_memory
+            ):
                 await self.end()
         return answer.take()
 
@@ -89,7 +95,9 @@ class LaneSlot:
                 fds = [stack_pipe.child_fd]
                 server = start(self._name, SERVER, grace_s=0, computes=True, pass_fds=fds)
                 child = await stack.enter_async_context(server)
-            except OSError as error:  # no more processes, files or memory: a later call may succeed
+            except (
+                OSError
+            ) as error:  # no more processes, files or memory: a later call may succeed
                 raise LaneCrashed(f"{self._name} could not start: {error}") from None
             ended = asyncio.ensure_future(child.wait())
             # processes that the child forked hold our pipe open: a crash would go unnoticed without this
@@ -134,7 +142,9 @@ async def _wait_until_up(child: Child, stack_pipe: StackPipe) -> None:
             if await child.pipe.receive() is not None:
                 return
     except TimeoutError:
-        raise LaneTimeout(f"{child.name} did not start within {START_DEADLINE_S:g} s") from None
+        raise LaneTimeout(
+            f"{child.name} did not start within {START_DEADLINE_S:g} s"
+        ) from None
     raise LaneCrashed(f"{child.name} could not start: it ended {await _how_it_ended(child)}")
 
 
@@ -168,13 +178,17 @@ async def _run(
     return answer
 
 
-async def _receive_answer(child: Child, name: str, replier: Replier | None) -> LaneAnswer | None:
+async def _receive_answer(
+    child: Child, name: str, replier: Replier | None
+) -> LaneAnswer | None:
     """Wait for the call's answer and answer its questions; None if its process ended."""
     while (frame := await child.pipe.receive()) is not None:
         match _unpack(frame, name):
             case LaneQuestion(value=question):
                 if replier is None:
-                    return LaneFailure("", f"{name} asked its caller, which does not answer questions")
+                    return LaneFailure(
+                        "", f"{name} asked its caller, which does not answer questions"
+                    )
                 reply = await replier(question)
                 await child.pipe.send(dumps(reply))
             case answer:
@@ -193,5 +207,7 @@ def _unpack(frame: bytes, name: str) -> LaneAnswer | LaneQuestion:
     try:
         message: LaneAnswer | LaneQuestion = pickle.loads(frame)
     except Exception as error:  # unpickling may run code of the user's class
-        return LaneFailure("", f"{name} returned a value that this process cannot read: {error!r}")
+        return LaneFailure(
+            "", f"{name} returned a value that this process cannot read: {error!r}"
+        )
     return message

@@ -35,7 +35,9 @@ def signal_name(code: int) -> str:
 class Child:
     """A running child process. Reading None from `pipe` means that the child has closed its end."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, pipe: AsyncPipe) -> None:
+    def __init__(
+        self, name: str, process: asyncio.subprocess.Process, pipe: AsyncPipe
+    ) -> None:
         self.name = name
         self.pipe = pipe
         self._process = process

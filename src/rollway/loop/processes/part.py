@@ -113,7 +113,11 @@ PartMain = Callable[[R, Parent], Awaitable[None]]
 
 
 def run_part(
-    name: str, sock: socket.socket, kind: type[S], prepare: Callable[[S], R], main: PartMain[R]
+    name: str,
+    sock: socket.socket,
+    kind: type[S],
+    prepare: Callable[[S], R],
+    main: PartMain[R],
 ) -> None:
     """Read this part's spec, run `main` on a watched loop, and exit with 0 only if it ended well.
     `prepare` loads what takes long before there is a loop that it could hold; `main` gets its result."""
@@ -127,7 +131,9 @@ def run_part(
     sys.exit(0 if ok else 1)
 
 
-async def _run_main(prepared: R, sock: socket.socket, watch: LoopWatch, main: PartMain[R]) -> bool:
+async def _run_main(
+    prepared: R, sock: socket.socket, watch: LoopWatch, main: PartMain[R]
+) -> bool:
     """Run `main` until it ends, the parent is gone, or SIGTERM arrives. Return False if it failed."""
     sock.setblocking(False)
     pipe = await AsyncPipe.open(sock)
@@ -153,7 +159,9 @@ async def _report_failure(pipe: AsyncPipe, error: str) -> None:
     try:
         await pipe.send(encode(PartFailure(error)))
     except ConnectionError:
-        logging.getLogger(__name__).info("the parent was gone before the error could be sent to it")
+        logging.getLogger(__name__).info(
+            "the parent was gone before the error could be sent to it"
+        )
 
 
 async def _report_stats(parent: Parent, work: "asyncio.Future[None]") -> None:
@@ -170,7 +178,9 @@ def first_cause(error: BaseException) -> BaseException:
     """Return the first leaf of nested exception groups, the error to show to the user."""
     while isinstance(error, BaseExceptionGroup):
         causes = error.exceptions
-        error = next((cause for cause in causes if isinstance(cause, RollwayError)), causes[0])
+        error = next(
+            (cause for cause in causes if isinstance(cause, RollwayError)), causes[0]
+        )
     return error
 
 

@@ -31,7 +31,9 @@ async def serve_app(
 ) -> AsyncIterator[str]:
     """Serve an app on a bound socket for the length of the block, and yield its address. A client that
     hangs up cancels its request. Requests may still run for `shutdown_s` when the block ends."""
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_s)
+    runner = web.AppRunner(
+        app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_s
+    )
     await runner.setup()
     try:
         await web.SockSite(runner, sock, backlog=MAX_BACKLOG).start()

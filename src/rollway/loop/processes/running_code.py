@@ -66,7 +66,9 @@ class RunningCodePage:
     def mark_tasks_of(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on, mark the page whenever a task of this loop that has an owner runs."""
 
-        def factory(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> "asyncio.Task[Any]":
+        def factory(
+            loop: asyncio.AbstractEventLoop, coro: Any, **options: Any
+        ) -> "asyncio.Task[Any]":
             context = options.get("context")
             owner = _owner.get() if context is None else context.get(_owner, 0)
             if owner:
@@ -81,7 +83,9 @@ class MarkedCoroutine(Coroutine[Any, Any, Any]):
 
     __slots__ = ("_coro", "_owner", "_words")
 
-    def __init__(self, page: RunningCodePage, owner: int, coro: Coroutine[Any, Any, Any]) -> None:
+    def __init__(
+        self, page: RunningCodePage, owner: int, coro: Coroutine[Any, Any, Any]
+    ) -> None:
         self._words = page.words
         self._owner = owner
         self._coro = coro
@@ -93,7 +97,9 @@ class MarkedCoroutine(Coroutine[Any, Any, Any]):
         try:
             return self._coro.send(value)
         except (SystemExit, KeyboardInterrupt):
-            words[_QUIT] = self._owner  # this ends the process, but other tasks may still run before
+            words[_QUIT] = (
+                self._owner
+            )  # this ends the process, but other tasks may still run before
             raise
         finally:
             words[_OWNER] = 0

@@ -106,7 +106,11 @@ class Lateness:
     """Counts windows that were too late, and decides which of them are worth a warning."""
 
     def __init__(self, config: WatchSpec) -> None:
-        limits_ms = {"p90": config.warn_p90_ms, "p99": config.warn_p99_ms, "max": config.warn_max_ms}
+        limits_ms = {
+            "p90": config.warn_p90_ms,
+            "p99": config.warn_p99_ms,
+            "max": config.warn_max_ms,
+        }
         self._limits_s = {stat: limit / 1000 for stat, limit in limits_ms.items() if limit}
         self._late_windows = Rarely()
 

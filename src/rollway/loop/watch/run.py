@@ -34,7 +34,9 @@ records that means pauses of 50 ms and more. These values keep pauses at 2 to 5 
 class LoopWatch:
     """Measures this process's loop and the calls in its lanes."""
 
-    def __init__(self, name: str, config: WatchSpec, lag: LagMonitor, stalls: StallWatch) -> None:
+    def __init__(
+        self, name: str, config: WatchSpec, lag: LagMonitor, stalls: StallWatch
+    ) -> None:
         self.name = name
         self.budget_s = config.stall_ms / 1000
         self._lag = lag

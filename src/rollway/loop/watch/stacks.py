@@ -48,7 +48,9 @@ def _lines(frames: Iterable[tuple[FrameType, int]]) -> list[StackLine]:
 
 def dump(stack: Sequence[StackLine]) -> str:
     """Write a stack in the format of `faulthandler`."""
-    lines = [f'  File "{line.file}", line {line.number} in {line.function}\n' for line in stack]
+    lines = [
+        f'  File "{line.file}", line {line.number} in {line.function}\n' for line in stack
+    ]
     return "".join([f"Stack {_HEADING}\n", *lines])
 
 

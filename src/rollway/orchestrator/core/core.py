@@ -268,7 +268,9 @@ class Core:
             commands += self._dispatch(group, rollout_ids, "eval")
         return commands
 
-    def _new_group(self, env: str, task: Task, size: int) -> tuple[OpenGroup, list[RolloutId]]:
+    def _new_group(
+        self, env: str, task: Task, size: int
+    ) -> tuple[OpenGroup, list[RolloutId]]:
         group_id = self._next_group
         self._next_group = GroupId(group_id + 1)
         rollout_ids = [make_rollout_id(group_id, member) for member in range(size)]
@@ -290,7 +292,11 @@ class Core:
         """Finish when everything is trained and settled, or give up if something cannot come."""
         published = self.weights.published
         waits = self.num_in_flight or self.closer.num_groups or self.evals.is_running
-        if published == self.spec.max_steps and not waits and not self.evals.is_due(published):
+        if (
+            published == self.spec.max_steps
+            and not waits
+            and not self.evals.is_due(published)
+        ):
             self.finished = True
             return [Finish()]
         reason = state.why_stuck(self)

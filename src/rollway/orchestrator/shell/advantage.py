@@ -30,7 +30,11 @@ class CreditLane:
     """Asks the advantage function about one group at a time, in another process."""
 
     def __init__(
-        self, advantage: str, lane: ProcessLane, max_groups: int, deadline_s: float = CREDIT_DEADLINE_S
+        self,
+        advantage: str,
+        lane: ProcessLane,
+        max_groups: int,
+        deadline_s: float = CREDIT_DEADLINE_S,
     ) -> None:
         self._advantage = advantage
         self._deadline_s = deadline_s
@@ -42,7 +46,11 @@ class CreditLane:
         where = f"orchestrator.advantage '{self._advantage}'"
         try:
             advantages = await self._lane.call(
-                credit, self._advantage, order, deadline_s=self._deadline_s, queue_s=self._queue_s
+                credit,
+                self._advantage,
+                order,
+                deadline_s=self._deadline_s,
+                queue_s=self._queue_s,
             )
         except LaneRaised as error:
             raise AdvantageError(f"{where} failed at {error.where}: {error}") from None
@@ -74,7 +82,9 @@ async def check(config: OrchestratorConfig) -> None:
         return
     async with ProcessLane("advantage-check", 1) as lane:
         try:
-            problem = await lane.call(problem_of, config.advantage, deadline_s=LOAD_DEADLINE_S)
+            problem = await lane.call(
+                problem_of, config.advantage, deadline_s=LOAD_DEADLINE_S
+            )
         except LaneError as error:
             problem = str(error)
     if problem:

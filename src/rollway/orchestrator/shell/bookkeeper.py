@@ -49,7 +49,9 @@ class Bookkeeper:
 
     async def dispatched(self, order: Dispatch) -> None:
         group_id, env, task, version = order.group_id, order.env, order.task, order.version
-        await self.ledger.record_group(group_id, env, task, version, order.position, order.split)
+        await self.ledger.record_group(
+            group_id, env, task, version, order.position, order.split
+        )
         for rollout_id in order.rollout_ids:
             await self.ledger.record_dispatch(rollout_id, group_id, env, task.id, version)
             self.tracker.started(rollout_id, group_id, env, task)
@@ -96,7 +98,9 @@ class Bookkeeper:
         await self._save(self._run.saved_evals(version), [closed])
         await self.segments.release(closed.refs)
 
-    async def eval_ended(self, version: PolicyVersion, groups: tuple[ClosedGroup, ...]) -> None:
+    async def eval_ended(
+        self, version: PolicyVersion, groups: tuple[ClosedGroup, ...]
+    ) -> None:
         await self.steps.report_eval(version, groups)
         await self.ledger.record_eval(version)
 

@@ -26,7 +26,9 @@ Say = Callable[[str], Awaitable[None]]
 
 
 class _FleetEngine:
-    def __init__(self, control: EngineControl, version: PolicyVersion, *, must_load: bool) -> None:
+    def __init__(
+        self, control: EngineControl, version: PolicyVersion, *, must_load: bool
+    ) -> None:
         self.control = control
         self.url = control.url
         self.version = version
@@ -58,7 +60,9 @@ class EngineFleet:
     ) -> None:
         """`is_needed` returns whether the run still has something to sample."""
         version, must_load = PolicyVersion(spec.first_step - 1), spec.must_push
-        self._engines = [_FleetEngine(control, version, must_load=must_load) for control in controls]
+        self._engines = [
+            _FleetEngine(control, version, must_load=must_load) for control in controls
+        ]
         self._wanted = UpdateWeights(version, spec.weights)
         self._patience_s = spec.engine.patience_s
         self._say = say
@@ -74,7 +78,9 @@ class EngineFleet:
 
     def states(self) -> tuple[EngineState, ...]:
         return tuple(
-            EngineState(engine.url, engine.version, engine.silent_s, engine.trouble, engine.load)
+            EngineState(
+                engine.url, engine.version, engine.silent_s, engine.trouble, engine.load
+            )
             for engine in self._engines
         )
 
@@ -128,7 +134,9 @@ class EngineFleet:
             wanted = self._wanted
             reported = await engine.control.weight_version()
             engine.reports_version = bool(reported)
-            if not engine.must_load and is_version(reported or str(engine.version), wanted.version):
+            if not engine.must_load and is_version(
+                reported or str(engine.version), wanted.version
+            ):
                 engine.version = wanted.version
                 return
             engine.must_load = True
@@ -179,14 +187,17 @@ class EngineFleet:
         if was_answering:
             others = [other for other in self._engines if not other.trouble]
             effect = "the others take its rollouts" if others else "rollouts wait for it"
-            await self._say(f"No answer from the engine at {engine.url} ({trouble}); {effect}")
+            await self._say(
+                f"No answer from the engine at {engine.url} ({trouble}); {effect}"
+            )
         shortest_s = min(other.silent_s for other in self._engines)
         if shortest_s >= self._patience_s and self._is_needed():
             raise EngineError(self._no_engine_answers())
 
     def _no_engine_answers(self) -> str:
         silences = [
-            f"{engine.url} for {engine.silent_s:.0f} s ({engine.trouble})" for engine in self._engines
+            f"{engine.url} for {engine.silent_s:.0f} s ({engine.trouble})"
+            for engine in self._engines
         ]
         summary = f"no answer from the engine at {silences[0]}"
         if len(silences) > 1:

@@ -99,16 +99,22 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
         await thread(remove_segments if core.finished else remove_spares, run.payload)
 
 
-async def _connect(spec: OrchestratorSpec, core: Core, parent: Parent, stack: AsyncExitStack) -> Peers:
+async def _connect(
+    spec: OrchestratorSpec, core: Core, parent: Parent, stack: AsyncExitStack
+) -> Peers:
     """Connect to engines, env servers and trainer, and start the process for advantages."""
     run, config, enter = RunDir(spec.run_dir), spec.core, stack.enter_async_context
 
     def is_engine_needed() -> bool:
         return not core.shipping.is_over
 
-    fleet = await enter(open_fleet(spec, lambda text: parent.send(Notice(text)), is_engine_needed))
+    fleet = await enter(
+        open_fleet(spec, lambda text: parent.send(Notice(text)), is_engine_needed)
+    )
     clients = {env.id: await _connect_env(spec, env, stack) for env in spec.envs}
-    credit = await enter(credit_lane(config.orchestrator, parent.watch, config.max_outstanding))
+    credit = await enter(
+        credit_lane(config.orchestrator, parent.watch, config.max_outstanding)
+    )
     sender = open_sender(run, spec.transport, spec.first_step, config.max_steps)
     return Peers(clients, fleet, stack.enter_context(sender), credit)
 
@@ -153,7 +159,9 @@ async def _write_situation(run: RunDir, tracker: RolloutTracker) -> None:
     await thread(write_whole, run.now, msgspec.json.encode(tracker.situation()))
 
 
-async def _look_out(run: RunDir, tracker: RolloutTracker, events: Events, parent: Parent) -> None:
+async def _look_out(
+    run: RunDir, tracker: RolloutTracker, events: Events, parent: Parent
+) -> None:
     """Keep that picture up to date, and say what the run waits for when a step takes long."""
     while True:
         await asyncio.sleep(LOOK_EVERY_S)

@@ -32,7 +32,11 @@ class Performer:
     """Turns commands into messages and requests. What they bring about returns as events."""
 
     def __init__(
-        self, peers: Peers, books: Bookkeeper, events: Events, samplings: Mapping[Split, Sampling]
+        self,
+        peers: Peers,
+        books: Bookkeeper,
+        events: Events,
+        samplings: Mapping[Split, Sampling],
     ) -> None:
         self._peers = peers
         self._books = books

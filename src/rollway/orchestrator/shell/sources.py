@@ -36,7 +36,9 @@ async def from_env(
                 )
             case Settled() as settled:
                 if isinstance(settled.outcome, Failed):
-                    whose = f"environment '{env}', attempt {settled.attempt}, {settled.worker}"
+                    whose = (
+                        f"environment '{env}', attempt {settled.attempt}, {settled.worker}"
+                    )
                     failures.add(settled.rollout_id, settled.outcome, whose)
                 await books.settled(settled)
                 await events.put(settled)
@@ -50,7 +52,9 @@ async def from_env(
                 await parent.on_stats(stats)
                 await events.put(WorkerLag(stats.lag.p90))
             case WorkerLost(worker=worker, num_moved=moved, num_failed=failed):
-                await parent.send(Notice(f"{worker} died: {moved} rollouts moved, {failed} failed"))
+                await parent.send(
+                    Notice(f"{worker} died: {moved} rollouts moved, {failed} failed")
+                )
 
 
 async def from_engines(fleet: EngineFleet, events: Events) -> None:
@@ -61,7 +65,9 @@ async def from_engines(fleet: EngineFleet, events: Events) -> None:
             await events.put(load)
 
 
-async def from_trainer(trainer: BatchSender, steps: range, events: Events, books: Bookkeeper) -> None:
+async def from_trainer(
+    trainer: BatchSender, steps: range, events: Events, books: Bookkeeper
+) -> None:
     """Pass on every version, in order, once its weights are complete and its rollouts are saved."""
     for step in steps:
         published = await trainer.wait_for_version(PolicyVersion(step))

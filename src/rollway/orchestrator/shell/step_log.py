@@ -97,7 +97,12 @@ class StepLog:
     """Reports every step. A step is measured from one publication to the next."""
 
     def __init__(
-        self, run: RunDir, parent: Parent, lags: Lags, view: Callable[[], CoreView], correct_at: float
+        self,
+        run: RunDir,
+        parent: Parent,
+        lags: Lags,
+        view: Callable[[], CoreView],
+        correct_at: float,
     ) -> None:
         self._file = MetricsFile(run.metrics)
         self._evals = MetricsFile(run.evals)
@@ -109,7 +114,9 @@ class StepLog:
         self._num_suspicious = 0
         self.phases = StepPhases()
 
-    async def report(self, step: Step, batch: Mapping[str, float], trained: Mapping[str, float]) -> None:
+    async def report(
+        self, step: Step, batch: Mapping[str, float], trained: Mapping[str, float]
+    ) -> None:
         now_s = monotonic()
         elapsed_s, self._last_s = now_s - self._last_s, now_s
         parent = self._parent
@@ -137,7 +144,9 @@ class StepLog:
         if self._num_suspicious == SUSPICIOUS_STEPS:
             await self._parent.send(Notice(MISMATCH))
 
-    async def report_eval(self, version: PolicyVersion, groups: tuple[ClosedGroup, ...]) -> None:
+    async def report_eval(
+        self, version: PolicyVersion, groups: tuple[ClosedGroup, ...]
+    ) -> None:
         """Write a line of `evals.jsonl`, and send a message for the console."""
         metrics = eval_metrics(groups, self._correct_at, env_name)
         line = msgspec.json.encode({"step": version, **metrics, "time": time.time()})

@@ -95,7 +95,9 @@ class RolloutTracker:
                 name: EnvState(in_flight[name], env.num_settled, now_s - env.last_s)
                 for name, env in self._envs.items()
             },
-            oldest=tuple(_waiting(rollout_id, rollout, now_s) for rollout_id, rollout in by_age),
+            oldest=tuple(
+                _waiting(rollout_id, rollout, now_s) for rollout_id, rollout in by_age
+            ),
             engines=self._engines(),
         )
 

@@ -37,7 +37,9 @@ class Calculator(DrawnTasks):
 
     def __init__(self, num_operations: int = 3, top: int = 9, num_eval: int = 128) -> None:
         if num_operations < 1 or top < 2:
-            raise ValueError(f"need num_operations >= 1 and top >= 2, got {num_operations}, {top}")
+            raise ValueError(
+                f"need num_operations >= 1 and top >= 2, got {num_operations}, {top}"
+            )
         self.num_operations = num_operations
         self.top = top
         self.num_eval = num_eval

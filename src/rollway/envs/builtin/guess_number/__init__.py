@@ -15,7 +15,9 @@ class GuessNumber(DrawnTasks):
 
     def __init__(self, size: int = 16, max_guesses: int = 6, num_eval: int = 128) -> None:
         if size < 2 or max_guesses < 1:
-            raise ValueError(f"need size >= 2 and max_guesses >= 1, got {size}, {max_guesses}")
+            raise ValueError(
+                f"need size >= 2 and max_guesses >= 1, got {size}, {max_guesses}"
+            )
         self.size = size
         self.max_guesses = max_guesses
         self.max_turns = max_guesses

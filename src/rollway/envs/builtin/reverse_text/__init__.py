@@ -13,7 +13,9 @@ class ReverseText(DrawnTasks):
 
     def __init__(self, min_length: int = 3, max_length: int = 7, num_eval: int = 128) -> None:
         if not 1 <= min_length <= max_length:
-            raise ValueError(f"need 1 <= min_length <= max_length, got {min_length}, {max_length}")
+            raise ValueError(
+                f"need 1 <= min_length <= max_length, got {min_length}, {max_length}"
+            )
         self.lengths = (min_length, max_length)
         self.num_eval = num_eval
 

@@ -13,6 +13,8 @@ def oldest_trainable(step: Step, max_off_policy_steps: int) -> PolicyVersion:
     return PolicyVersion(step - 1 - max_off_policy_steps)
 
 
-def is_trainer_behind(step: Step, published: PolicyVersion, max_off_policy_steps: int) -> bool:
+def is_trainer_behind(
+    step: Step, published: PolicyVersion, max_off_policy_steps: int
+) -> bool:
     """Return whether the batch of `step` must wait, because the trainer is too far behind it."""
     return step - 1 - published > max_off_policy_steps

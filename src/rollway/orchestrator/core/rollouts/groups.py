@@ -102,7 +102,7 @@ def _settled_group(group: OpenGroup) -> Group:
 
 class Stragglers:
     """Finds groups that wait only for their last rollouts. Once the share `after` of a group has
-    settled, the rest has `STRAGGLERS_WAIT_S` left. Without `after` there is no limit."""
+    settled, the rest has `STRAGGLERS_WAIT_S` left. Without `after` they wait without limit."""
 
     def __init__(self, after: float | None) -> None:
         self._after = after

@@ -93,7 +93,9 @@ class TaskMix:
         sources = self._sources.items()
         return {env: source.difficulty.num_pooled[pool] for env, source in sources}
 
-    def take(self, silent: Collection[str] = (), full: Collection[str] = ()) -> tuple[str, Task] | None:
+    def take(
+        self, silent: Collection[str] = (), full: Collection[str] = ()
+    ) -> tuple[str, Task] | None:
         """Take the next task of the environment that is furthest behind its share, or None to wait.
 
         A silent environment gets no tasks, and does not catch up later. The others wait for one that has
