@@ -429,6 +429,16 @@ def test_evaluations_run_beside_training_within_their_share() -> None:
     assert core.admission.budget.live_bytes == 0, "nothing of it is kept"
 
 
+def test_an_evaluation_ends_if_its_environment_falls_silent_before_it_starts() -> None:
+    core = new_core(eval=EVAL, max_in_flight=4, env_patience_s=60)
+    play(core, Started())
+    play(core, Tick(0.0))
+    assert orders_in(play(core, TasksArrived("env", 0, tasks(8)))), "training fills what may run"
+    assert not orders_in(play(core, TasksArrived("env", 0, tasks(3), split="eval")))
+    (report,) = of_kind(ReportEval, play(core, Tick(61.0)))
+    assert (report.version, report.closed) == (0, ())
+
+
 def test_the_last_version_is_evaluated_before_the_run_ends() -> None:
     core, orders = started(max_steps=1, max_outstanding=8, eval=EVAL)
     one_task = tasks(1)

@@ -139,7 +139,7 @@ class Core:
         reason = f"no rollout of the environment settled for {patience_s:g} s"
         for env in state.silent_envs(self):
             commands += _cancel(self.evals.abandon(env), reason)
-        return commands
+        return commands + self.evals.report_if_settled()
 
     def _on_tasks(self, event: TasksArrived) -> Commands:
         owes_more = self.groups.in_flight[event.env] > 0

@@ -92,7 +92,7 @@ class Evaluations:
         num_left = self._config.num_tasks - end
         if event.exhausted or not tasks or num_left <= 0:
             self._pulling.discard(env)
-            return self._finish()
+            return self.report_if_settled()
         return [PullTasks(env, end, min(PAGE, num_left), "eval")]
 
     def take(self, max_in_flight: int) -> tuple[str, Task] | None:
@@ -109,9 +109,9 @@ class Evaluations:
             return []
         closed = ClosedGroup(group, (0.0,) * len(group.members), "eval")
         self._closed.append(closed)
-        return [RecordEvalGroup(self._version, closed), *self._finish()]
+        return [RecordEvalGroup(self._version, closed), *self.report_if_settled()]
 
-    def _finish(self) -> Commands:
+    def report_if_settled(self) -> Commands:
         """Report once everything has settled, and begin the next evaluation if one is due."""
         if self._version is None or self._pulling or self._pending or self.num_in_flight:
             return []
@@ -120,6 +120,7 @@ class Evaluations:
         return [report, *self._begin()]
 
     def abandon(self, env: str) -> list[Running]:
-        """Drop the pending tasks of an environment, and return its rollouts, to be cancelled."""
+        """Drop the pending tasks of an environment, and return its rollouts, to be cancelled. If it has
+        none, no end of a rollout will finish the evaluation: call `report_if_settled`."""
         self._pending = deque(pending for pending in self._pending if pending[0] != env)
         return [running for running in self.groups.all_in_flight() if running[0] == env]
