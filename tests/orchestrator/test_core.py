@@ -433,7 +433,9 @@ def test_an_evaluation_ends_if_its_environment_falls_silent_before_it_starts() -
     core = new_core(eval=EVAL, max_in_flight=4, env_patience_s=60)
     play(core, Started())
     play(core, Tick(0.0))
-    assert orders_in(play(core, TasksArrived("env", 0, tasks(8)))), "training fills what may run"
+    assert orders_in(play(core, TasksArrived("env", 0, tasks(8)))), (
+        "training fills what may run"
+    )
     assert not orders_in(play(core, TasksArrived("env", 0, tasks(3), split="eval")))
     (report,) = of_kind(ReportEval, play(core, Tick(61.0)))
     assert (report.version, report.closed) == (0, ())

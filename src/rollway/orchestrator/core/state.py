@@ -100,9 +100,10 @@ def why_stuck(core: "Core") -> str:
             f"{budget.mean_bytes:.0f}; raise payload.budget_mb or lower orchestrator.batch_size"
         )
     if core.patience.is_stuck:
-        step = core.shipping.next_step
-        quiet = f"nothing has happened for {MAX_QUIET_S:g} s"
-        return f"{quiet}: step {step} waits for {waits_for(core)}"
+        return (
+            f"nothing has happened for {MAX_QUIET_S:g} s: "
+            f"step {core.shipping.next_step} waits for {waits_for(core)}"
+        )
     return core.useless.reason
 
 
