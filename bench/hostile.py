@@ -43,10 +43,10 @@ from rollway.wire.messages import (
     NewPolicy,
     NextTasks,
     Ping,
+    RolloutPhases,
     Run,
     ServerStats,
     Tasks,
-    WorkerProgress,
     encode,
 )
 
@@ -72,7 +72,7 @@ CANCEL, TAKEN = (
 SETTLED = Settled(RolloutId("r1"), 1, WorkerName("talk.w0.0"), Cancelled("evil"))
 STATS = ServerStats(ProcessStats("evil", LagStats(), 1))
 BY_STRANGERS = (RUN, CANCEL, NextTasks(0, 3), NewPolicy(PolicyVersion(9)), Ping(), TAKEN, SETTLED,
-                Tasks(0, ()), WorkerProgress(WorkerName("talk.w0.0"), ()), STATS)  # fmt: skip
+                Tasks(0, ()), RolloutPhases(WorkerName("talk.w0.0"), ()), STATS)  # fmt: skip
 BY_GREETERS = (Hello("evil"), CANCEL, Ping(), TAKEN)
 
 

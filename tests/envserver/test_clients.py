@@ -33,11 +33,11 @@ from rollway.wire.messages import (
     NextTasks,
     Ping,
     Refused,
+    RolloutPhases,
     RolloutProgress,
     ServerStats,
     Welcome,
     WorkerLost,
-    WorkerProgress,
 )
 
 
@@ -139,12 +139,12 @@ def test_progress_goes_to_the_rollouts_client_and_news_to_all_clients() -> None:
     (second,) = runs_sent(router.send(a_run("s"), OTHER))[A]
     unknown = RolloutProgress(RolloutId("x#9"), "env", 1.0, 0, 0)
     both = [RolloutProgress(run.rollout_id, "engine", 1.0, 2, 3) for run in (first, second)]
-    heard = router.on(WorkerMessage(A, WorkerProgress(A, (*both, unknown))))
+    heard = router.on(WorkerMessage(A, RolloutPhases(A, (*both, unknown))))
     assert {command.client: command.message.rollouts[0].rollout_id for command in heard} == {  # type: ignore[union-attr]
         CLIENT: "r",
         OTHER: "s",
     }
-    assert [len(progress.rollouts) for progress in sent(heard, WorkerProgress)] == [1, 1]
+    assert [len(progress.rollouts) for progress in sent(heard, RolloutPhases)] == [1, 1]
     assert len(sent(router.on(WorkerMessage(A, stats("a"))), ServerStats)) == 2
     assert len(sent(router.on(WorkerDied(A)), WorkerLost)) == 2
 

@@ -38,11 +38,11 @@ from rollway.wire.messages import (
     NewPolicy,
     NextTasks,
     Ping,
+    RolloutPhases,
     Run,
     ServerStats,
     Tasks,
     Welcome,
-    WorkerProgress,
     encode,
     from_client,
 )
@@ -54,7 +54,7 @@ OF_CLIENTS = [RUN, Cancel(RolloutId("r0"), "evil"), NextTasks(0, 3), NewPolicy(P
               FrameTaken(WorkerName("envs.w0.0"), 1 << 40)]  # fmt: skip
 OF_OTHERS = [
     Settled(RolloutId("r0"), 1, WorkerName("envs.w0.0"), Cancelled("evil")),
-    Tasks(0, ()), WorkerProgress(WorkerName("envs.w0.0"), ()),
+    Tasks(0, ()), RolloutPhases(WorkerName("envs.w0.0"), ()),
     ServerStats(ProcessStats("evil", LagStats(), 1)),
     Welcome("evil", 1), Drain(),
 ]  # fmt: skip

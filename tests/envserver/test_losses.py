@@ -13,7 +13,7 @@ from tests.doubles.env_server import UNRULY, Server, unruly
 
 from rollway.config.specs import ServerLimits
 from rollway.records.rollout import Failed, Outcome, Scored, Settled
-from rollway.wire.messages import WorkerProgress
+from rollway.wire.messages import RolloutPhases
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
@@ -135,7 +135,7 @@ async def test_progress_says_where_rollouts_are(tmp_path: Path, tiny_moe: Path) 
         await server.run("slow", "30")
         seen: dict[str, list[Any]] = {"quick": [], "slow": []}
         while not seen["slow"] or seen["slow"][-1].phase != "env":
-            for progress in (await server.receive(WorkerProgress)).rollouts:
+            for progress in (await server.receive(RolloutPhases)).rollouts:
                 seen[progress.rollout_id].append(progress)
         assert seen["quick"][0].phase == seen["slow"][0].phase == "engine"
         assert (seen["slow"][-1].num_turns, seen["slow"][-1].num_tokens > 0) == (1, True)

@@ -13,7 +13,7 @@ from rollway.errors import RunDirError
 from rollway.evals.driver import missing_rollouts
 from rollway.evals.folder import EvalFolder, latest_folder, new_folder, read_results, root_of
 from rollway.evals.recorder import open_recorder
-from rollway.evals.result import EvalFailure, EvalResult, ResultKey
+from rollway.evals.result import EvalFailure, ResultKey, RolloutResult
 from rollway.evals.spec import EvalSpec, differences
 from rollway.records.turn import Sampling
 
@@ -29,8 +29,10 @@ def changed(**changes: object) -> EvalSpec:
     return msgspec.structs.replace(SPEC, **changes)
 
 
-def result(position: int, rollout: int, *, ok: bool = True) -> EvalResult:
-    scored = EvalResult(position=position, task=f"t{position}", rollout=rollout, reward=1.0)
+def result(position: int, rollout: int, *, ok: bool = True) -> RolloutResult:
+    scored = RolloutResult(
+        position=position, task=f"t{position}", rollout=rollout, reward=1.0
+    )
     failed = msgspec.structs.replace(scored, reward=None, error=EvalFailure("engine", "no"))
     return scored if ok else failed
 
@@ -130,7 +132,7 @@ def test_a_broken_line_is_named_and_the_last_line_of_a_rollout_counts(tmp_path: 
 
 
 def test_missing_and_failed_rollouts_run_and_groups_run_whole() -> None:
-    previous: dict[ResultKey, EvalResult] = {
+    previous: dict[ResultKey, RolloutResult] = {
         (0, 0): result(0, 0),
         (0, 1): result(0, 1, ok=False),
     }

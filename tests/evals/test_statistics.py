@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollway.evals.result import EvalFailure, EvalResult
+from rollway.evals.result import EvalFailure, RolloutResult
 from rollway.evals.statistics import estimate, eval_metrics, pass_at, powers_of_two, summarise
 from rollway.records.group import ClosedGroup, Group, Member
 from rollway.records.ids import GroupId, PolicyVersion, RolloutId
@@ -68,13 +68,13 @@ def test_equal_tasks_have_no_standard_error(value: float, tasks: int, rollouts: 
     assert isclose(found.error or 0.0, 0.0, abs_tol=1e-9)
 
 
-def scored(position: int, rollout: int, reward: float, **more: object) -> EvalResult:
-    return EvalResult(position=position, task=str(position), rollout=rollout, reward=reward,
+def scored(position: int, rollout: int, reward: float, **more: object) -> RolloutResult:
+    return RolloutResult(position=position, task=str(position), rollout=rollout, reward=reward,
                   rewards={"exact": reward}, **more)  # type: ignore[arg-type]  # fmt: skip
 
 
-def failed(position: int, rollout: int, boundary: str) -> EvalResult:
-    return EvalResult(
+def failed(position: int, rollout: int, boundary: str) -> RolloutResult:
+    return RolloutResult(
         position=position,
         task=str(position),
         rollout=rollout,

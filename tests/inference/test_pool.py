@@ -10,7 +10,7 @@ from tests.doubles.versioned import VersionedEngine, versioned_engine
 
 from rollway.errors import EngineAway, EngineError
 from rollway.inference.engines.dialect import make_prompt
-from rollway.inference.engines.engine import PolicyState
+from rollway.inference.engines.engine import ExpectedPolicy
 from rollway.inference.engines.link import EngineAccess
 from rollway.inference.engines.pool import EnginePool, PinnedEngine, PoolConfig, open_pool
 from rollway.records.turn import Sampling, Turn
@@ -28,7 +28,7 @@ async def pool_of(
         shape=None,
         patience_s=patience_s,
     )
-    async with open_pool(config, PolicyState(), None, is_patient=is_patient) as pool:
+    async with open_pool(config, ExpectedPolicy(), None, is_patient=is_patient) as pool:
         yield pool
 
 

@@ -25,9 +25,9 @@ from rollway.transport import open_batches
 from rollway.transport.files import read_manifest, read_published
 from rollway.transport.messages import (
     PublishVersion,
+    RefusedByOrchestrator,
     ShippedBatch,
     TrainerHello,
-    TrainerRefused,
     TrainerWelcome,
     VersionNoted,
     WantBatch,
@@ -125,7 +125,7 @@ async def test_only_the_batch_that_was_shipped_makes_a_version(run: RunDir) -> N
                 await trainer.send(TrainerHello(), message)
                 await trainer.receive()
                 refused = await trainer.receive()
-                assert isinstance(refused, TrainerRefused)
+                assert isinstance(refused, RefusedByOrchestrator)
                 assert reason in refused.reason
         assert not (run.weights_of(PolicyVersion(1)) / STABLE).exists()
         async with open_batches(sender.address) as batches:

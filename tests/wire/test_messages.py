@@ -21,12 +21,12 @@ from rollway.wire.messages import (
     NewPolicy,
     NextTasks,
     Ping,
+    RolloutPhases,
     Run,
     RunGroup,
     ServerStats,
     Tasks,
     Welcome,
-    WorkerProgress,
     encode,
     for_client,
     for_worker,
@@ -43,7 +43,7 @@ CLIENT = [Hello("c"), NextTasks(0, 5), RUN, RunGroup((RUN, RUN)), Cancel(Rollout
 WORKER = [
     Tasks(0, (TASK,)),
     SETTLED,
-    WorkerProgress(WorkerName("w"), ()),
+    RolloutPhases(WorkerName("w"), ()),
     ServerStats(ProcessStats("w", LagStats(), 1)),
 ]
 

@@ -15,7 +15,7 @@ from ..wire.messages import NextTasks, Run, RunGroup, ServerStats, Tasks, Worker
 from .folder import EvalFolder
 from .progress import EvalProgress
 from .recorder import ResultRecorder
-from .result import EvalResults, ResultKey, result_of
+from .result import ResultKey, RolloutResults, rollout_result
 from .spec import EvalRuntime, EvalSpec
 
 PAGE = 64
@@ -28,7 +28,7 @@ class Evaluation(Struct, frozen=True):
     spec: EvalSpec
     runtime: EvalRuntime
     folder: EvalFolder
-    previous: EvalResults
+    previous: RolloutResults
     """The results of the evaluation that is resumed; empty for a new one."""
     progress: EvalProgress
     screen: Screen
@@ -139,7 +139,7 @@ class EvalDriver:
     async def _on_settled(self, settled: Settled) -> None:
         key, task = self._running.pop(settled.rollout_id)
         outcome = settled.outcome
-        result = result_of(key, task, outcome)
+        result = rollout_result(key, task, outcome)
         ref = outcome.ref if isinstance(outcome, Scored) else None
         await self._recorder.add(result, ref)
         self._progress.on_result(result)
@@ -147,7 +147,7 @@ class EvalDriver:
 
 
 def missing_rollouts(
-    position: int, num_rollouts: int, previous: EvalResults, *, whole_groups: bool
+    position: int, num_rollouts: int, previous: RolloutResults, *, whole_groups: bool
 ) -> list[tuple[int, ...]]:
     """Return which rollouts of the task at `position` to run, grouped by what is sent together.
 

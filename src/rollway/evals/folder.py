@@ -14,10 +14,10 @@ from ..config.plan import env_name
 from ..errors import UNREADABLE, RunDirError
 from ..payload.reuse import remove_segments
 from ..rundir.rundir import lock_folder, write_whole
-from .result import EvalResult, EvalResults
+from .result import RolloutResult, RolloutResults
 from .spec import EvalSpec, differences
 
-_results = msgspec.json.Decoder(EvalResult)
+_results = msgspec.json.Decoder(RolloutResult)
 
 
 class EvalFolder:
@@ -31,7 +31,7 @@ class EvalFolder:
         self.payload = self.path / "payload"
 
     @contextmanager
-    def opened(self, spec: EvalSpec, *, resume: bool) -> Iterator[EvalResults]:
+    def opened(self, spec: EvalSpec, *, resume: bool) -> Iterator[RolloutResults]:
         """Lock the folder and yield the results of a resumed evaluation; drop the payload at the end."""
         if resume:
             self._check_same(spec)
@@ -79,14 +79,14 @@ class EvalFolder:
             raise RunDirError(f"cannot read {self.spec_file}: {error}") from None
 
 
-def read_results(path: Path) -> EvalResults:
+def read_results(path: Path) -> RolloutResults:
     """Read the last result of each rollout. An incomplete last line (after a crash) is cut off."""
     if not path.exists():
         return {}
     *lines, incomplete = path.read_bytes().split(b"\n")
     if incomplete:
         os.truncate(path, path.stat().st_size - len(incomplete))
-    results: EvalResults = {}
+    results: RolloutResults = {}
     for number, line in enumerate(lines, 1):
         try:
             result = _results.decode(line)

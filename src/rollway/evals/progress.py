@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..loop.watch.rarely import Rarely
 from ..observe.console import Screen, lag_line, worst_lag
 from ..observe.health import ProcessHealth
-from .result import EvalFailure, EvalResult, EvalResults
+from .result import EvalFailure, RolloutResult, RolloutResults
 from .spec import EvalSpec
 from .statistics import Estimate, EvalSummary, summarise
 
@@ -20,7 +20,7 @@ class EvalProgress:
     """All results so far, those of a resumed evaluation included, and what the screen shows of them."""
 
     def __init__(
-        self, spec: EvalSpec, previous: EvalResults, screen: Screen, correct_at: float
+        self, spec: EvalSpec, previous: RolloutResults, screen: Screen, correct_at: float
     ) -> None:
         self._spec = spec
         self._screen = screen
@@ -48,7 +48,7 @@ class EvalProgress:
     def _elapsed_s(self) -> float:
         return 0.0 if self._start_s is None else time.monotonic() - self._start_s
 
-    def on_result(self, result: EvalResult) -> None:
+    def on_result(self, result: RolloutResult) -> None:
         lines_before = self.num_done * NUM_LINES // self._spec.total
         if replaced := self._results.get(result.key):
             self._reward_sum -= replaced.reward or 0.0

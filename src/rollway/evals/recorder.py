@@ -13,10 +13,10 @@ from ..payload.in_use import SegmentKeeper
 from ..payload.reader import SegmentReader
 from ..records.payload import PayloadRef
 from .folder import EvalFolder
-from .result import EvalResult
+from .result import RolloutResult
 
 MAX_QUEUED = 1_000
-QueuedResult = tuple[EvalResult, PayloadRef | None]
+QueuedResult = tuple[RolloutResult, PayloadRef | None]
 """A result, and the place of its transcript if it has one."""
 
 
@@ -31,7 +31,7 @@ class ResultRecorder:
         self._queue: asyncio.Queue[QueuedResult | None] = asyncio.Queue(MAX_QUEUED)
         self._error: RunDirError | None = None
 
-    async def add(self, result: EvalResult, ref: PayloadRef | None) -> None:
+    async def add(self, result: RolloutResult, ref: PayloadRef | None) -> None:
         """Queue a result; wait while the queue is full because the disk is slow."""
         if self._error is not None:
             raise self._error
@@ -62,7 +62,7 @@ class ResultRecorder:
         while unwritten:
             unwritten = unwritten[self._file.write(unwritten) :]
 
-    def _line(self, result: EvalResult, ref: PayloadRef | None) -> bytes:
+    def _line(self, result: RolloutResult, ref: PayloadRef | None) -> bytes:
         messages = self._segments.open(ref)["transcript"].tobytes() if ref else b"[]"
         return msgspec.json.encode(result)[:-1] + b',"messages":' + messages + b"}\n"
 

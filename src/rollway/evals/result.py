@@ -15,7 +15,7 @@ class EvalFailure(Struct, frozen=True, omit_defaults=True):
     traceback: str = ""
 
 
-class EvalResult(Struct, frozen=True, kw_only=True):
+class RolloutResult(Struct, frozen=True, kw_only=True):
     """The end of a rollout. It has either a `reward` or an `error`."""
 
     position: int
@@ -36,14 +36,14 @@ class EvalResult(Struct, frozen=True, kw_only=True):
         return self.position, self.rollout
 
 
-EvalResults = dict[ResultKey, EvalResult]
+RolloutResults = dict[ResultKey, RolloutResult]
 
 
-def result_of(key: ResultKey, task: Task, outcome: Outcome) -> EvalResult:
+def rollout_result(key: ResultKey, task: Task, outcome: Outcome) -> RolloutResult:
     position, rollout = key
     match outcome:
         case Scored() as scored:
-            return EvalResult(
+            return RolloutResult(
                 position=position,
                 task=task.id,
                 rollout=rollout,
@@ -59,4 +59,4 @@ def result_of(key: ResultKey, task: Task, outcome: Outcome) -> EvalResult:
             reason = EvalFailure(boundary, error, traceback)
         case Cancelled(reason=text):
             reason = EvalFailure("cancelled", text)
-    return EvalResult(position=position, task=task.id, rollout=rollout, error=reason)
+    return RolloutResult(position=position, task=task.id, rollout=rollout, error=reason)

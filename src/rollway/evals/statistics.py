@@ -11,7 +11,7 @@ from statistics import fmean, variance
 from msgspec import Struct
 
 from ..records.group import ClosedGroup
-from .result import EvalResult
+from .result import RolloutResult
 
 
 class Estimate(Struct, frozen=True):
@@ -71,12 +71,12 @@ def pass_rates(
 
 
 def summarise(
-    results: Iterable[EvalResult], correct_at: float, num_rollouts: int
+    results: Iterable[RolloutResult], correct_at: float, num_rollouts: int
 ) -> EvalSummary:
     settled = list(results)
     scored = [result for result in settled if result.error is None]
     errors = Counter(result.error.boundary for result in settled if result.error)
-    by_task: dict[int, list[EvalResult]] = {}
+    by_task: dict[int, list[RolloutResult]] = {}
     for result in scored:
         by_task.setdefault(result.position, []).append(result)
     tasks = list(by_task.values())

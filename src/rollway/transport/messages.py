@@ -85,14 +85,14 @@ class VersionNoted(Struct, frozen=True, tag="noted"):
     version: int
 
 
-class TrainerRefused(Struct, frozen=True, tag="refused"):
+class RefusedByOrchestrator(Struct, frozen=True, tag="refused"):
     """The orchestrator ends the conversation with this trainer."""
 
     reason: str
 
 
 FromTrainer = TrainerHello | WantBatch | BytesTaken | PublishVersion
-ToTrainer = TrainerWelcome | ShippedBatch | BlobHead | VersionNoted | TrainerRefused
+ToTrainer = TrainerWelcome | ShippedBatch | BlobHead | VersionNoted | RefusedByOrchestrator
 
 _from_trainer = MessageDecoder[FromTrainer](FromTrainer)
 _to_trainer = MessageDecoder[ToTrainer](ToTrainer)

@@ -14,9 +14,9 @@ from ..wire.keys import ClientKeys
 from ..wire.messages import encode
 from .messages import (
     FromTrainer,
+    RefusedByOrchestrator,
     ToTrainer,
     TrainerHello,
-    TrainerRefused,
     TrainerWelcome,
     decode_for_trainer,
 )
@@ -94,6 +94,6 @@ async def _talk(
         match message:
             case TrainerWelcome():
                 limit.reschedule(None)
-            case TrainerRefused(reason):
+            case RefusedByOrchestrator(reason):
                 raise ProtocolError(handshake.refusal(reason))
         await on_message(message, frame)

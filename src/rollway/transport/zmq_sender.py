@@ -28,10 +28,10 @@ from .messages import (
     BytesTaken,
     FromTrainer,
     PublishVersion,
+    RefusedByOrchestrator,
     ShippedBatch,
     ToTrainer,
     TrainerHello,
-    TrainerRefused,
     TrainerWelcome,
     VersionNoted,
     WantBatch,
@@ -135,12 +135,13 @@ class ZmqSender:
         if hello.protocol != PROTOCOL:
             reason = f"the run speaks version {PROTOCOL} of the protocol, the trainer {hello.protocol}"
             await self._send(
-                peer, TrainerRefused(f"{reason}: install the same rollway on both sides")
+                peer,
+                RefusedByOrchestrator(f"{reason}: install the same rollway on both sides"),
             )
             return
         if self._session is not None:
             self._session.stop()
-            await self._send(self._session.peer, TrainerRefused(TAKEN_OVER))
+            await self._send(self._session.peer, RefusedByOrchestrator(TAKEN_OVER))
         self._session = _TrainerSession(peer, self._window_bytes)
         log.info(
             "trainer '%s' has connected; step %d is next",
@@ -161,7 +162,7 @@ class ZmqSender:
                 f"the trainer asks for step {want.step}, but step {self._published + 1} is next and "
                 f"step {self._last} is the last: start the trainer from version {self._published}"
             )
-            await self._send(session.peer, TrainerRefused(reason))
+            await self._send(session.peer, RefusedByOrchestrator(reason))
             return
         session.stop()
         session.step = want.step
@@ -193,7 +194,7 @@ class ZmqSender:
         version = message.published.version
         if version > self._published:
             if reason := self._reason_to_refuse(message):
-                await self._send(peer, TrainerRefused(reason))
+                await self._send(peer, RefusedByOrchestrator(reason))
                 return
             await record_published(self._run, message.published)
             self._published = version

@@ -142,7 +142,7 @@ class RolloutProgress(Struct, frozen=True):
     num_tokens: int
 
 
-class WorkerProgress(Struct, frozen=True, tag="progress"):
+class RolloutPhases(Struct, frozen=True, tag="progress"):
     """Where the rollouts of one worker are, the longest in their phase first. Sent once a second."""
 
     worker: WorkerName
@@ -203,10 +203,10 @@ class _GroupHead(Struct, frozen=True, tag="run_group"):
 
 
 FromClient = Hello | NextTasks | Run | RunGroup | Cancel | Ping | NewPolicy | FrameTaken
-FromWorker = Hello | Tasks | Settled | WorkerProgress | ServerStats | Drained
+FromWorker = Hello | Tasks | Settled | RolloutPhases | ServerStats | Drained
 ToRouter = FromClient | FromWorker
 ToWorker = Run | RunGroup | Cancel | Drain | NextTasks | NewPolicy | FrameTaken
-ToClient = Welcome | Refused | Tasks | Settled | WorkerProgress | ServerStats | WorkerLost
+ToClient = Welcome | Refused | Tasks | Settled | RolloutPhases | ServerStats | WorkerLost
 
 M = TypeVar("M")
 

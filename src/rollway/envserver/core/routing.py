@@ -21,6 +21,7 @@ from ...wire.messages import (
     NextTasks,
     Ping,
     Refused,
+    RolloutPhases,
     RolloutProgress,
     Run,
     RunGroup,
@@ -29,7 +30,6 @@ from ...wire.messages import (
     ToClient,
     ToRouter,
     Welcome,
-    WorkerProgress,
 )
 from .blame import Loss
 from .clients import Clients, Undelivered
@@ -185,7 +185,7 @@ class Routing:
                 if worker in self._pool:
                     self._pool.note(worker, stats)  # which may give it, or others, more room
                 return self._send_news(message) + self._dispatch.assign()
-            case WorkerProgress(rollouts=rollouts):
+            case RolloutPhases(rollouts=rollouts):
                 return self._send_progress(worker, rollouts)
             case Drained():
                 return self._lose(WorkerDied(worker, "ended"))
@@ -207,7 +207,7 @@ class Routing:
     ) -> Commands:
         by_client = self._dispatch.progress(worker, rollouts)
         return [
-            SendToClient(client, WorkerProgress(worker, tuple(by_client[client])))
+            SendToClient(client, RolloutPhases(worker, tuple(by_client[client])))
             for client in self._clients.listening()
             if client in by_client
         ]

@@ -15,7 +15,7 @@ from ...envs.chat import Speaker
 from ...envs.environment import Environment
 from ...envs.in_lane import EnvSpec, load_shared
 from ...inference.chat.client import ChatClient
-from ...inference.engines.engine import PolicyState
+from ...inference.engines.engine import ExpectedPolicy
 from ...inference.engines.link import EngineAccess
 from ...inference.engines.pool import PoolConfig, open_pool
 from ...inference.rendering.rendering import Renderer, SyncRenderer
@@ -70,7 +70,7 @@ class Prepared(Struct, frozen=True):
     env: Environment
     renderer: SyncRenderer | None
     shape: RouteShape | None
-    policy: PolicyState
+    policy: ExpectedPolicy
 
 
 def prepare(part: WorkerSpec) -> Prepared:
@@ -79,7 +79,7 @@ def prepare(part: WorkerSpec) -> Prepared:
     renderer = shape = None
     if server.speaks == "tokens":
         renderer, shape = SyncRenderer(server.model), read_route_shape(server.model.path)
-    return Prepared(part, spec, spec.build(), renderer, shape, PolicyState())
+    return Prepared(part, spec, spec.build(), renderer, shape, ExpectedPolicy())
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from ...trace.trace import Trace
 from ...wire.messages import Phase, RolloutProgress, Run
 
 MAX_REPORTED = 256
-"""One WorkerProgress reports at most this many rollouts: those that are longest in their phase."""
+"""One RolloutPhases reports at most this many rollouts: those that are longest in their phase."""
 
 
 class LiveRollout:

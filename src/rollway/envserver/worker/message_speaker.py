@@ -6,7 +6,7 @@ from typing import Any
 
 from ...envs.rollout import Reply
 from ...inference.chat.client import ChatClient
-from ...inference.engines.engine import PolicyState
+from ...inference.engines.engine import ExpectedPolicy
 from ...records.task import Message
 from .live_rollout import LiveRollout
 
@@ -47,7 +47,7 @@ class MessageSpeaker:
 class MessageSpeakers:
     """Speakers for a chat endpoint: good for evaluation, useless for training."""
 
-    def __init__(self, client: ChatClient, policy: PolicyState) -> None:
+    def __init__(self, client: ChatClient, policy: ExpectedPolicy) -> None:
         self._client = client
         self._policy = policy
 

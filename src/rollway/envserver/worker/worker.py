@@ -32,12 +32,12 @@ from ...wire.messages import (
     Hello,
     NewPolicy,
     NextTasks,
+    RolloutPhases,
     Run,
     RunGroup,
     ServerStats,
     Tasks,
     ToWorker,
-    WorkerProgress,
     encode,
     for_worker,
     unread_runs,
@@ -209,7 +209,7 @@ class Worker:
         self._log.add(stats)
         await self.send(ServerStats(stats))
         if self._running:
-            await self.send(WorkerProgress(self._name, progress(self._running.values())))
+            await self.send(RolloutPhases(self._name, progress(self._running.values())))
 
     async def send(self, message: msgspec.Struct) -> None:
         await self._wire.send(encode(message))

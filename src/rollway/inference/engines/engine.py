@@ -35,7 +35,7 @@ class Completer(Protocol):
     ) -> Turn: ...
 
 
-class PolicyState:
+class ExpectedPolicy:
     """The policy version that all engines of one worker are expected to sample from."""
 
     version = 0
@@ -58,7 +58,7 @@ class Engine:
         self._buffers = buffers
         self._long_replies = long_replies
         self._reports_version = True
-        self.policy = PolicyState()
+        self.policy = ExpectedPolicy()
 
     async def complete(
         self, prompt: Prompt, sampling: Sampling, stop_ids: list[int], routes_start: int

@@ -14,7 +14,7 @@ from ..replies.body import BodyBuffers
 from ..replies.long_replies import LongReplies
 from ..replies.routes import RouteShape
 from .dialect import Prompt
-from .engine import Engine, PolicyState
+from .engine import Engine, ExpectedPolicy
 from .link import EngineAccess, EngineLink, open_link, pick_dialect
 
 FIRST_REST_S, LONGEST_REST_S = 0.25, 2.0
@@ -45,7 +45,7 @@ class EnginePool:
     """The engines of a worker. All are expected to sample from the same `policy`."""
 
     def __init__(
-        self, engines: Sequence[Engine], policy: PolicyState, patience_s: float
+        self, engines: Sequence[Engine], policy: ExpectedPolicy, patience_s: float
     ) -> None:
         self._members = [_Member(engine) for engine in engines]
         self.policy = policy
@@ -118,7 +118,7 @@ class PoolConfig(Struct, frozen=True, kw_only=True):
 @asynccontextmanager
 async def open_pool(
     config: PoolConfig,
-    policy: PolicyState,
+    policy: ExpectedPolicy,
     long_replies: LongReplies | None,
     *,
     is_patient: bool,

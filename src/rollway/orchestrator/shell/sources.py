@@ -14,7 +14,7 @@ from ...records.ids import PolicyVersion, Step
 from ...records.lag import ProcessStats
 from ...records.rollout import Failed, Scored, Settled
 from ...transport.batch import BatchSender
-from ...wire.messages import ServerStats, Tasks, WorkerLost, WorkerProgress
+from ...wire.messages import RolloutPhases, ServerStats, Tasks, WorkerLost
 from ..core.events import Event, TasksArrived, VersionPublished, WorkerLag
 from .bookkeeper import Bookkeeper
 from .fleet import LOOK_EVERY_S, EngineFleet
@@ -46,7 +46,7 @@ async def from_env(
                 raise RunStuck(f"environment '{env}' cannot give tasks: {error}")
             case Tasks(start=start, tasks=tasks, exhausted=exhausted, split=split):
                 await events.put(TasksArrived(env, start, tasks, exhausted, split))
-            case WorkerProgress() as progress:
+            case RolloutPhases() as progress:
                 books.tracker.progressed(progress)
             case ServerStats(stats=stats):
                 await parent.on_stats(stats)

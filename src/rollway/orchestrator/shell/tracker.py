@@ -14,7 +14,7 @@ from ...records.ids import GroupId, RolloutId, WorkerName
 from ...records.rollout import Cancelled, Outcome
 from ...records.situation import CoreView, EngineState, EnvState, Situation, WaitingRollout
 from ...records.task import Task
-from ...wire.messages import WorkerProgress
+from ...wire.messages import RolloutPhases
 
 MAX_OLDEST = 50
 RECENT_STEPS = 10
@@ -61,7 +61,7 @@ class RolloutTracker:
             group_id, env, task.id, now_s, now_s, phase_since_s=now_s
         )
 
-    def progressed(self, progress: WorkerProgress) -> None:
+    def progressed(self, progress: RolloutPhases) -> None:
         now_s = monotonic()
         for report in progress.rollouts:
             rollout = self._in_flight.get(report.rollout_id)
