@@ -1,8 +1,10 @@
 """What a run does beside training: evaluations, a mix by ratio, an environment that never answers."""
 
 import json
+import sqlite3
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -186,3 +188,23 @@ def test_an_interrupted_evaluation_is_run_again(
     for version in versions:
         kept = light.run / "rollouts" / f"step_{version}" / "eval.jsonl"
         assert len(kept.read_text().splitlines()) == 20, "no line twice"
+
+
+def test_the_last_evaluation_runs_again_if_it_was_interrupted(
+    light: Workspace, trainer: CopyingTrainer, envs: Path
+) -> None:
+    use(light, envs, {"one": 1.0}, "[eval]\nevery = 9\nnum_tasks = 5\nnum_rollouts = 4\n")
+    with light.training("--set", "max_steps=2") as process:
+        while not (light.run / "rollouts" / "step_2" / "eval.jsonl").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        light.kill()
+    with closing(sqlite3.connect(light.run / "run.db")) as ledger, ledger:
+        ledger.execute(
+            "DELETE FROM evals WHERE version = 2"
+        )  # it may have ended before the kill
+    done = light.train("--set", "max_steps=2", "--resume")
+    assert done.returncode == 0, done.stderr
+    lines = (light.run / "evals.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 2]
+    assert "Nothing to do" in light.train("--set", "max_steps=2", "--resume").stdout

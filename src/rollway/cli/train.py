@@ -75,11 +75,19 @@ def train(
         directory.clean()
     with directory.lock():
         start = find_start_point(config, directory, resume=resume)
-        if start.first_step > config.max_steps:
+        if is_complete(config, start):
             echo(f"Nothing to do: {directory.path} has trained {config.max_steps} steps")
             return
         directory.create(config)
         run_and_show(TrainRequest(config, planned, directory, start, warmup))
+
+
+def is_complete(config: RunConfig, start: StartPoint) -> bool:
+    """Return whether all steps are trained and the last version is evaluated, if it has to be."""
+    trained, evaluated = start.first_step - 1, start.restored.evaluated
+    if config.eval and trained == config.max_steps:
+        return evaluated is not None and evaluated >= trained
+    return trained >= config.max_steps
 
 
 class TrainRequest(Struct, frozen=True):

@@ -43,7 +43,6 @@ class RunDir:
         self.weights = self.path / "weights"
         self.checkpoints = self.path / "checkpoints"
         self.optimizer = self.path / "optimizer"
-        self.keys = self.path / "keys"
 
     @property
     def exists(self) -> bool:
@@ -63,7 +62,6 @@ class RunDir:
     def create(self, config: RunConfig) -> None:
         """Make the folders, and write down the config that the run was started with."""
         self.make_folders()
-        self.keys.mkdir(mode=0o700, exist_ok=True)
         tree = without_none(msgspec.to_builtins(config))
         write_whole(self.config, tomli_w.dumps(tree).encode())
 
