@@ -70,9 +70,8 @@ def need_sinks(config: MetricsConfig) -> None:
 
 def _need(package: str, setting: str) -> None:
     found = find_spec(package)
-    if (
-        found is None or found.origin is None
-    ):  # a folder of that name counts as found, without an origin
+    # a plain folder of that name counts as found too, but has no origin
+    if found is None or found.origin is None:
         raise ConfigError(
             f"{setting} needs the package {package}: pip install 'rollway[{package}]'"
         )

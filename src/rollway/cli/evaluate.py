@@ -54,7 +54,9 @@ SplitOption = Annotated[SplitName, Option(help="Which tasks of the environment t
 Temperature = Annotated[float, Option(min=0, help="Sampling temperature; 0 is greedy.")]
 TopP = Annotated[
     float,
-    Option(min=1e-6, max=1, help="Sample from the likeliest tokens of this total share."),
+    Option(
+        min=1e-6, max=1, help="Sample from the likeliest tokens that add up to this share."
+    ),
 ]
 MaxTokens = Annotated[
     int, Option(min=1, help="Most tokens that the model samples in one turn.")
@@ -79,7 +81,10 @@ Output = Annotated[
 ]
 Resume = Annotated[
     bool,
-    Option("--resume", help="Continue in --output, or the newest one with the same options."),
+    Option(
+        "--resume",
+        help="Continue the evaluation in --output, or the newest with these options.",
+    ),
 ]
 Workers = Annotated[int, Option(min=1, help="How many processes run the environment.")]
 Deadline = Annotated[float, Option(min=1, help="Seconds after which a rollout fails.")]

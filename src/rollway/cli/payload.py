@@ -120,7 +120,8 @@ def _show_segment(path: Path, *, verify: bool) -> bool:
     if rest:
         kind, start = "unfinished" if in_use else "torn tail", rest[0].offset
         echo(f"  {kind} at {start}, {len(data) - start} bytes: {rest[0].why}")
-    return len(broken) == (len(rest) if in_use else 0)
+    num_damaged = len(broken) - len(rest) if in_use else len(broken)
+    return num_damaged == 0
 
 
 def _lines(piece: Piece, *, verify: bool) -> Iterator[str]:
@@ -128,7 +129,7 @@ def _lines(piece: Piece, *, verify: bool) -> Iterator[str]:
         yield f"broken at {piece.offset}, {piece.length} bytes: {piece.why}"
         return
     rows = _rows(piece.entries)
-    num_rows = sum(map(bool, rows))
+    num_rows = len([name for name in rows if name])  # '' holds columns of the whole rollout
     token_ids = [entries["token_ids"] for entries in rows.values() if "token_ids" in entries]
     num_tokens = sum(entry.shape[0] for entry in token_ids)
     checksum = ", checksum ok" if verify else ""

@@ -24,9 +24,7 @@ MEANS = MeanDurations()
 
 Turns = Annotated[float, Option(min=0.1, help="Turns of a rollout.")]
 TurnS = Annotated[float, Option(min=0.001, help="Seconds the engine takes for one turn.")]
-ToolS = Annotated[
-    float, Option(min=0, help="Seconds the environment takes between two turns.")
-]
+ToolS = Annotated[float, Option(min=0, help="Seconds the environment takes after each turn.")]
 ScoringS = Annotated[float, Option(min=0, help="Seconds the rewards take.")]
 TrainS = Annotated[
     float, Option(min=0.001, help="Seconds from a shipped batch to its weights.")

@@ -37,7 +37,7 @@ def check_bind(
 
 
 def check_connect(address: str, keys: str | None, where: str) -> None:
-    """Refuse to connect without keys to a server on another machine, which has some."""
+    """Refuse to connect to a server on another machine without keys, because it requires them."""
     if not is_loopback(address, f"'{where}.address'") and not keys:
         raise ConfigError(
             f"'{where}.address' = '{address}' is on another machine, where servers require keys: set "

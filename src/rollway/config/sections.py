@@ -1,7 +1,8 @@
 """The sections of a run file. This module holds every key with its range, its default and its meaning.
 
 An optional part of a run is an optional section: leave it out to switch the part off. Two sections that
-exclude each other (a part to start, and one that runs already) are optional: `load.py` refuses both.
+exclude each other (a part to start, and one that runs already) are optional too: `load.py` refuses a
+file that has both of them.
 """
 
 from typing import Annotated, Any, Literal
@@ -208,7 +209,8 @@ class OrchestratorConfig(Section, frozen=True):
     """Once this share of a group has settled, the rest is cancelled after 30 s and the group trains
     without it, which favours short rollouts. Without this key a group waits for all its rollouts."""
     env_patience_s: Positive = 120.0
-    """An environment of which no rollout settles for this long gets no new ones until one does."""
+    """If no rollout of an environment settles for this long, the environment gets no new rollouts until
+    one settles."""
     max_useless_groups: Count = 500
     """If this many groups in a row give nothing to train on, the run stops and says why."""
     advantage: Annotated[str, Meta(min_length=1)] = "grpo"
@@ -225,8 +227,9 @@ class OrchestratorConfig(Section, frozen=True):
 
 
 class RetriesConfig(Section, frozen=True):
-    """How often a failed rollout runs again, by its boundary. It never does after a failed reward, after
-    its deadline, or if its environment needs whole groups. At most a tenth of rollouts are retries."""
+    """How often a failed rollout runs again, by its boundary. A rollout never runs again after a failed
+    reward, after its deadline, or if its environment needs whole groups. At most a tenth of all
+    rollouts are retries."""
 
     env: Natural = 0
     """Retries after a failure in the environment's own code."""
@@ -327,8 +330,8 @@ class PayloadConfig(Section, frozen=True):
 
 
 class ZmqTransportConfig(Section, frozen=True):
-    """Send batches to the trainer through a socket; one that restarts gets unfinished batches again.
-    Without this section batches are files in the run directory, and the trainer must see them."""
+    """Send batches to the trainer through a socket. A trainer that restarts gets its unfinished batches
+    again. Without this section batches are files in the run directory, which the trainer must see."""
 
     payload: Literal["files", "frames"] = "files"
     """The trainer reads the payload in the run directory (`files`) or is sent its bytes (`frames`). A

@@ -89,7 +89,7 @@ class RouterSpec(Struct, frozen=True):
     speaks: Literal["tokens", "messages"] = "tokens"
     """What the engine takes: token ids, or only chat messages, from which nothing can be trained."""
     generation: int = 0
-    """How often the run was resumed. Every generation names its segments differently."""
+    """Grows when a run is resumed. Every generation names its segments differently."""
     bind: str = ANY_LOOPBACK_PORT
     keys: str | None = None
     """Folder with the server's keys. Required where `bind` is reachable from other machines."""

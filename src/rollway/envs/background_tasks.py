@@ -15,7 +15,7 @@ _rollout_tasks: ContextVar[set[AnyTask] | None] = ContextVar(
 
 
 def keep_track(loop: asyncio.AbstractEventLoop) -> None:
-    """Note for every task that starts from now on which rollout it (or its context) belongs to."""
+    """Record for each task that starts from now on the rollout that it, or its context, belongs to."""
     make_task: Any = loop.get_task_factory() or _make_task
 
     def factory(

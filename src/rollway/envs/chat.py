@@ -21,7 +21,8 @@ class Stopped(Exception):
 
 
 def stop_in(error: Exception) -> str:
-    """Return the name of the stop that an exception or all exceptions of a group stand for, or ""."""
+    """Return the name of the stop that this error stands for, or "" if it is another error. A group of
+    exceptions is a stop only if all its members are."""
     if isinstance(error, Stopped):
         return error.name
     if isinstance(error, ExceptionGroup):

@@ -25,7 +25,8 @@ class Environment:
     seed: int = 0
     """The run's seed. It is set before `tasks` is called."""
     needs_whole_groups: bool = False
-    """Run groups whole in one worker, as tools of scope `group` and @rw.group_reward need it."""
+    """Run all rollouts of a group in one worker. Set this if a toolset has scope `group`. A method with
+    @rw.group_reward has the same effect."""
 
     def tasks(self) -> Iterable[Task]:
         """Return the tasks in training order, the same for the same seed. They may be endless."""
@@ -36,8 +37,8 @@ class Environment:
         return self.tasks()
 
     def tools(self, task: Task) -> Sequence[Toolset]:
-        """Return the toolsets for a rollout of this task. With scope `group` or `worker`, the first of
-        its class is opened, and later rollouts use it instead of theirs."""
+        """Return the toolsets for a rollout of this task. Toolsets of scope `group` or `worker` are
+        opened once for each class: the first rollout opens its own, and later ones share that."""
         return ()
 
     async def rollout(self, task: Task, chat: Chat) -> None:

@@ -77,7 +77,8 @@ def take_tasks(
 
 
 def _decoded(task: Task) -> Task:
-    """Return the task as it will arrive: only decoding checks the types of a struct's fields."""
+    """Encode and decode the task, as happens on its way to the orchestrator: only decoding checks the
+    types of its fields."""
     try:
         return msgspec.msgpack.decode(msgspec.msgpack.encode(task), type=Task)
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:

@@ -40,8 +40,9 @@ _UPDATES: MethodMarks[bool] = MethodMarks("update")
 def stop(method: Method) -> Method:
     """Mark `method(self, task, chat) -> bool` as a stop condition.
 
-    It is called before every turn but the first. When it returns true, the rollout ends there, and its
-    `stop` is the method's name. It runs on the event loop, so it must be quick.
+    It is called before every turn of the rollout's own chat but the first, and not in children. When
+    it returns true, the rollout ends there, and its `stop` is the method's name. It runs on the event
+    loop, so it must be quick.
     """
     return _STOPS.add(method, True)
 

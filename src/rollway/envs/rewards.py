@@ -32,8 +32,8 @@ def reward(method: Any = None, *, weight: float = 1.0) -> Any:
     """Mark `method(self, task, rollout) -> float` as a reward.
 
     A plain `def` runs in another process, on that process's copy of the environment, and is killed at
-    its deadline. An `async def` runs on the worker's event loop. With a further argument `chat`, it gets
-    a conversation with the policy, which may judge, or children with the rollout's open tools.
+    its deadline. An `async def` runs on the worker's event loop. If it has an argument `chat`, it can
+    ask the policy to judge, or start children with the rollout's open tools. These turns do not train.
     """
     return _mark(method, weight=float(weight), is_metric=False)
 

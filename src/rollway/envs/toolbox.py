@@ -16,11 +16,12 @@ from .tools import Toolset, ToolSpec, as_text, tool_specs
 CallPlain = Callable[[str, dict[str, Any]], Awaitable[Any]]
 """Calls a plain (not async) tool by name, in a process or thread where it cannot hold up the loop."""
 Within = Callable[[Literal["tool"]], AbstractContextManager[None]]
-"""Notes for the length of a block which phase the rollout is in."""
+"""Marks the phase that the rollout is in, for the length of a block."""
 
 
 class Toolbox:
-    """Open toolsets, and their tools by name. Texts that begin with `error:` are read by the policy."""
+    """Open toolsets, and their tools by name. A result that begins with `error:` tells the policy what
+    went wrong."""
 
     def __init__(
         self,

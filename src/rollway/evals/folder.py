@@ -1,6 +1,5 @@
 """The folder of an evaluation: its specification, its results, and how it is resumed."""
 
-import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -103,10 +102,12 @@ def root_of(spec: EvalSpec, outputs: Path) -> Path:
 
 def new_folder(root: Path, now: datetime) -> EvalFolder:
     """Return a folder that does not exist yet, named by the time."""
-    name = now.strftime("%Y%m%d-%H%M%S")
-    numbered = (f"{name}-{number}" for number in itertools.count(2))
-    paths = (root / folder for folder in itertools.chain([name], numbered))
-    return EvalFolder(next(path for path in paths if not path.exists()))
+    name, number = now.strftime("%Y%m%d-%H%M%S"), 1
+    path = root / name
+    while path.exists():
+        number += 1
+        path = root / f"{name}-{number}"
+    return EvalFolder(path)
 
 
 def latest_folder(root: Path, spec: EvalSpec) -> EvalFolder:

@@ -40,7 +40,7 @@ class ResultRecorder:
         await self._queue.put((result, ref))
 
     async def write_all(self) -> None:
-        """Write queued results until `stop` is called, as many as are queued in one call of a thread."""
+        """Write queued results until `stop` is called. One call of the thread writes all that waits."""
         stopped = False
         while not stopped:
             taken = [await self._queue.get(), *self._take_queued()]

@@ -43,7 +43,7 @@ def pass_at(k: int, num_samples: int, num_passed: int) -> float:
 
 
 def powers_of_two(limit: int) -> list[int]:
-    return [1 << n for n in range(limit.bit_length()) if 1 << n <= limit]
+    return [1 << n for n in range(limit.bit_length())]
 
 
 def estimate(samples: Iterable[Sequence[float]]) -> Estimate | None:

@@ -133,7 +133,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     "Where a rollout's time goes": (
         Metric("timing/{phase}/mean", "s", "mean time of a rollout in each phase: `queue` (sent to the "
                "env server, not yet in a worker), then `engine`, `env`, `scoring`, and `total`, the "
-               "sum of these three"),
+               "whole time in the worker. `engine` adds up requests that ran at the same time"),
         Metric("timing/{phase}/max", "s", "longest time of a rollout in each phase"),
     ),
     "Where a step's time goes": (

@@ -97,7 +97,7 @@ class PrometheusExporter:
         })  # fmt: skip
 
     def on_step(self, done: StepDone) -> None:
-        """Show this step's values. A label that only the last step had disappears."""
+        """Show this step's values. A label that only the previous step had disappears."""
         for exported in self._by_step:
             exported.clear_labels()
         self._set(self._by_step, done.metrics)
@@ -107,7 +107,9 @@ class PrometheusExporter:
 
     def _set(self, exported: list[_Exported], values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            any(metric.add(name, value) for metric in exported)
+            for metric in exported:
+                if metric.add(name, value):
+                    break
 
     def render(self) -> bytes:
         return generate_latest(self._registry)

@@ -2,15 +2,15 @@
 
 A blob starts at a multiple of 64 bytes, and so does its data. Wider dtypes come first, so that every
 tensor is aligned to its own item size without holes (safetensors allows none). The header opens with
-the checksum of the data and the mark of the segment it is written to, always the same eight hex digits
-wide, so that its length is known before they are:
+the checksum of the data and the mark of the segment it is written to. Both always have eight hex
+digits, so the length of the header is known before their values are:
 
     8 bytes  length of the header
     header   {"__metadata__":{"crc32c":"1a2b3c4d","segment":"5e6f7a8b"},"row0.token_ids":{…},…}, spaces
     data     the columns, one after the other
 
-Segments take over the files of released ones, so a blob must tell whether it is of the segment in which
-it is found, or of one that lay there before.
+New segments reuse the files of released ones. The mark tells whether a blob belongs to the segment in
+which it is found, or to one that used the file before.
 """
 
 import math
@@ -144,7 +144,8 @@ def read_header(blob: memoryview) -> BlobHeader:
     except UNREADABLE as error:
         raise PayloadError(f"its header cannot be read: {error}") from None
     start = 8 + size
-    end = start + max((0, *(entry.data_offsets[1] for entry in entries.values())))
+    ends = (entry.data_offsets[1] for entry in entries.values())
+    end = start + max(ends, default=0)
     if end > len(blob):
         raise PayloadError(f"its header claims {end} bytes, but {len(blob)} bytes are there")
     return BlobHeader(start, end, metadata.crc32c, entries)

@@ -51,12 +51,12 @@ class OpenSegment:
         os.close(self._file)
 
     def _sync(self) -> None:
+        sync = getattr(os, "fdatasync", os.fsync)
         try:
-            os.fdatasync(self._file) if hasattr(os, "fdatasync") else os.fsync(self._file)
+            sync(self._file)
         except OSError:
-            self.is_sound = (
-                False  # the kernel may have dropped the pages and will not report that again
-            )
+            # the kernel may have dropped the pages, and will not report that again
+            self.is_sound = False
             raise
 
     def _cut(self) -> None:
@@ -85,15 +85,13 @@ def _sync_folder(folder: Path) -> None:
 
 def _write_all(file: int, parts: Sequence[Buffer], offset: int) -> int:
     """Call `pwritev` until everything is written; return where the last part ends."""
-    unwritten, index = list(parts), 0
-    while index < len(unwritten):
-        written = os.pwritev(file, unwritten[index : index + MAX_VECTORS], offset)
+    views, index = [memoryview(part).cast("B") for part in parts], 0
+    while index < len(views):
+        written = os.pwritev(file, views[index : index + MAX_VECTORS], offset)
         offset += written
-        while index < len(unwritten) and written >= (
-            size := memoryview(unwritten[index]).nbytes
-        ):
-            written -= size
+        while index < len(views) and written >= len(views[index]):
+            written -= len(views[index])
             index += 1
         if written:
-            unwritten[index] = memoryview(unwritten[index]).cast("B")[written:]
+            views[index] = views[index][written:]
     return offset

@@ -108,8 +108,8 @@ class RunDir:
         return max((Step(step) for step, _ in numbered(self.checkpoints)), default=None)
 
     def next_generation(self) -> int:
-        """Return how often the run will have been resumed once it resumes now. Segments are named after
-        the generation that wrote them, so the newest segment tells."""
+        """Return a generation newer than that of every segment here, so that a resumed run writes to
+        no file that exists already. Segments are named after the generation that wrote them."""
         names = [SegmentName.parse(path.name) for path in self.payload.glob("r*.seg")]
         return max((name.generation for name in names if name), default=0) + 1
 

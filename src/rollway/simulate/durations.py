@@ -32,8 +32,9 @@ class Durations(Struct, frozen=True):
     """The samples that simulated rollouts and steps are drawn from."""
 
     groups: Sequence[Sequence[SampledRollout]]
-    """Drawn as a whole, because rollouts of a group ran at the same load: the slowest is not as slow as
-    that of independent draws. And a group whose rewards are all equal is not trained on."""
+    """Groups are drawn as a whole. Their rollouts ran under the same load, so the slowest of a group is
+    not as slow as the slowest of independent draws. Whole groups also keep the share of groups whose
+    rewards are all equal, which are not trained on."""
     train_s: Seconds
     """From the written manifest until the version that it makes is published."""
     update_s: Seconds
@@ -51,7 +52,7 @@ class MeanDurations(Struct, frozen=True, kw_only=True):
     turn_s: float = 5.0
     """Seconds the engine takes for one turn."""
     tool_s: float = 0.0
-    """Seconds the environment takes between two turns."""
+    """Seconds the environment takes after each turn."""
     scoring_s: float = 0.1
     """Seconds the rewards take."""
     train_s: float = 30.0

@@ -113,7 +113,7 @@ class SimulatedWorld:
         tally.most_in_flight = max(tally.most_in_flight, self._core.num_in_flight)
 
     def _tick(self) -> Event:
-        """Happen once a second and report the engine's load too: some rules of the core need both."""
+        """Tick once a second and report the engine's load: some rules of the core need both."""
         self._later(1.0, self._tick)
         self._hear(EngineLoad(len(self._running), len(self._queue), 0.0))
         return Tick(self.tally.now_s)

@@ -105,9 +105,8 @@ def _copy_for_plain_code(env: Environment) -> Environment:
     """Copy the environment: as in a worker, plain code does not see what async code notes on `self`."""
     try:
         return copy.deepcopy(env)
-    except (
-        Exception
-    ) as error:  # the environment holds something that exists once, such as a connection
+    except Exception as error:
+        # the environment may hold something that exists only once, such as a connection
         warnings.warn(
             f"{type(env).__name__} cannot be copied ({error!r}), so plain (not async) code of this test "
             "shares it with async code. In a worker, plain code has its own copy of the environment.",

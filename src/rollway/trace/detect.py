@@ -28,7 +28,7 @@ def detect(token_ids: Ints, logprobs: Floats) -> tuple[Detection, ...]:
 
 
 def longest_run(flags: np.typing.NDArray[np.bool_]) -> int:
-    if not flags.any():
-        return 0
-    ends = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).astype(np.int8)))
-    return int((ends[1::2] - ends[::2]).max())
+    padded = np.concatenate(([False], flags, [False])).astype(np.int8)
+    edges = np.flatnonzero(np.diff(padded))
+    starts, ends = edges[::2], edges[1::2]
+    return int((ends - starts).max(initial=0))

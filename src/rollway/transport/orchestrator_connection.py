@@ -35,9 +35,9 @@ OnMessage = Callable[[ToTrainer, Any], Awaitable[None]]
 
 
 class OrchestratorConnection:
-    """Connects to the orchestrator, and connects again when a connection is lost, and with it the
-    messages under way. Every connection has a new socket and begins with TrainerHello and
-    TrainerWelcome, whose receiver must send again what was not answered."""
+    """Connects to the orchestrator, and connects again when the connection is lost. Messages that were
+    on their way are then lost too. Every connection has a new socket and begins with TrainerHello and
+    TrainerWelcome. Whoever receives TrainerWelcome must send again what was not answered."""
 
     def __init__(
         self, context: Context, address: str, keys: ClientKeys | None, patience_s: float
@@ -66,9 +66,8 @@ class OrchestratorConnection:
     async def _receive_until_lost(self, on_message: OnMessage, deadline_s: float) -> bool:
         """Receive on one connection until it is lost. Return whether TrainerWelcome came."""
         with self._context.socket(zmq.DEALER) as wire:
-            wire.setsockopt(
-                zmq.SNDHWM, 0
-            )  # the orchestrator's requests bound the number of answers
+            # no limit: the orchestrator's requests bound the number of answers
+            wire.setsockopt(zmq.SNDHWM, 0)
             for option, value in KEEPALIVE.items():
                 wire.setsockopt(option, value)
             with Handshake(wire, "orchestrator", self._address, self._keys) as handshake:

@@ -53,7 +53,7 @@ class Handshake:
         self, talk: Coroutine[Any, Any, T], *, until_lost: bool = False
     ) -> T | None:
         """Talk to the server and return the result. Raise CurveKeysError if it refuses this client.
-        Return None if a good connection `until_lost` is lost, and with it the messages under way."""
+        With `until_lost`, return None when an accepted connection is lost, with all messages on it."""
         talking = asyncio.ensure_future(talk)
         watching = asyncio.ensure_future(self._watch(until_lost))
         try:
@@ -72,7 +72,7 @@ class Handshake:
         return f"the {self._server} at {self.address} refused: {reason}"
 
     def silence(self, waited_s: float) -> str:
-        """Say what is there instead of the server, if it has not answered."""
+        """Say why no answer came: something else answers at the address, or nothing listens there."""
         found = (
             "something else answers there" if self._has_connected else "nothing listens there"
         )

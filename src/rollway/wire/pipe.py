@@ -13,7 +13,7 @@ from typing import Self
 _LENGTH = struct.Struct("<Q")
 Buffer = bytes | bytearray | memoryview
 CONGESTED_BYTES = 256 << 10
-"""With more unsent bytes than this the reader does not keep up. Less may be the writes of one moment."""
+"""More unsent bytes than this mean that the reader does not keep up. Fewer may be the last writes."""
 
 
 class AsyncPipe:

@@ -100,7 +100,7 @@ NEW_S = 10.0
 @contextmanager
 def private_address(name: str) -> Iterator[str]:
     """Yield the address of a unix socket in a new folder that only this user may enter. Both are removed
-    at the end, and so are those that killed processes left behind."""
+    at the end. Folders that killed processes left behind are removed first."""
     parent = Path(tempfile.gettempdir())
     longest = parent / f"{PREFIX}{8 * 'x'}" / name
     if len(os.fsencode(longest)) > zmq.IPC_PATH_MAX_LEN:

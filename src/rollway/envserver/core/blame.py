@@ -1,8 +1,8 @@
 """Decides which rollout is to blame for the loss of a worker. Pure.
 
 A worker's board shows the rollout whose code was running. If the worker was silent, that rollout held
-its loop. If it died, that rollout probably killed it: a crash is believed the second time, a SIGKILL,
-which may have come from anywhere, the third.
+its event loop and fails. If the worker died, that rollout probably killed it. It fails after its
+second crash, or after three lost workers if SIGKILL, which may come from anywhere, ended some of them.
 """
 
 from ...records.rollout import Failed

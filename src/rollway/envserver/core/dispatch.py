@@ -60,7 +60,8 @@ class RouterDispatch:
         return self.assign()
 
     def assign(self) -> Commands:
-        """Give waiting runs to the workers with the most room. None overtakes a group that waits."""
+        """Give waiting runs to the workers with the most room. If the next group needs more room than
+        any worker has, the runs behind it wait too."""
         commands: Commands = []
         while size := self.waiting.next_size():
             worker = self._pool.freest(size)
@@ -96,7 +97,8 @@ class RouterDispatch:
         return commands + self.assign()
 
     def settle(self, event: WorkerMessage, settled: Settled) -> Commands:
-        """Pass an end on to its client, once. Drop that of a lost attempt, or for a client that left."""
+        """Pass a rollout's end on to its client, once. An end is dropped if its attempt was given up
+        or its client has left."""
         worker, size, key = event.worker, event.num_bytes, settled.rollout_id
         was_running = self._pool.give_back(worker, key)
         run = self.open_runs.get(key)

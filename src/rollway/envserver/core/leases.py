@@ -6,7 +6,8 @@ from typing import Generic, TypeVar
 Holder = TypeVar("Holder", bound=Hashable)
 
 MAX_GAP_S = 1.0
-"""In a longer gap between two ticks the router itself did not run: that is not silence of others."""
+"""If two ticks are further apart than this, the router itself did not run. The time beyond this does
+not count as silence of its peers."""
 
 
 class Leases(Generic[Holder]):

@@ -72,9 +72,8 @@ class OpenRuns:
             if run.rollout_id in keys:
                 continue
             self._last_serial = serial = self._last_serial + 1
-            key = RolloutId(
-                f"{run.rollout_id}#{serial}"
-            )  # readable in logs, unique in the server
+            # the key is readable in logs and unique in the server
+            key = RolloutId(f"{run.rollout_id}#{serial}")
             keyed = replace(run, rollout_id=key, serial=serial)
             keys[run.rollout_id] = key
             self._runs[key] = OpenRun(client, run.rollout_id, keyed, unit, now_s)

@@ -10,7 +10,8 @@ Unit = dict[RolloutId, None]
 
 
 class RunQueue:
-    """First come, first served within a client. Clients alternate, so none waits for another's crowd."""
+    """First come, first served within a client. Clients take turns, so that no client waits for all
+    rollouts of another."""
 
     def __init__(self) -> None:
         self._queues: OrderedDict[bytes, OrderedDict[int, Unit]] = OrderedDict()

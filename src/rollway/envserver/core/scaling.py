@@ -47,7 +47,8 @@ class Scaling:
         return count
 
     def to_retire(self, now_s: float, load: WorkerLoad) -> list[WorkerName]:
-        """Return the idle workers to retire now. The first name walks through the tasks and stays."""
+        """Return the idle workers to retire now, those with the last names first. The worker with the
+        first name answers requests for tasks; another one would have to walk through them again."""
         since_s = {name: self._idle_since_s.get(name, now_s) for name in load.idle}
         self._idle_since_s = since_s
         if load.num_waiting:

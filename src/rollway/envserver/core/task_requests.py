@@ -20,7 +20,8 @@ class _OpenRequest(Struct):
 
 
 class TaskRequests:
-    """Gives all requests to one worker while it lives, because going back in the tasks is slow."""
+    """Gives all requests to one worker while it lives: another worker would have to walk through the
+    tasks from the start."""
 
     def __init__(self) -> None:
         self._open: dict[_RequestKey, _OpenRequest] = {}

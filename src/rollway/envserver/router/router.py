@@ -163,9 +163,8 @@ class Router:
 
     async def _report_to_parent(self, stats: ProcessStats) -> None:
         if self._listener is not None:
-            with suppress(
-                ConnectionError
-            ):  # the parent is gone, and this server ends with it
+            # if the parent is gone, this server ends with it
+            with suppress(ConnectionError):
                 await self._listener.report_stats(stats)
 
     async def _receive(

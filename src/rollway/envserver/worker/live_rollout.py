@@ -38,7 +38,7 @@ class LiveRollout:
         """The stop condition or limit that ended the rollout, if one did."""
         self.cancel_reason: str | None = None
         self.asyncio_task: asyncio.Task[None] | None = None
-        """What a cancel must reach. None before the rollout has begun and after it has ended."""
+        """The task that `cancel` cancels. None before the rollout has begun and after it has ended."""
 
     @property
     def stop(self) -> str:
@@ -50,7 +50,9 @@ class LiveRollout:
 
     @contextmanager
     def within(self, phase: Phase) -> Iterator[None]:
-        """Stay in a phase for the length of the block, then return to the phase before it."""
+        """Stay in a phase for the length of the block, then return to the phase before it. Children
+        that run at the same time may be in this phase already. The block then ends in `env`: to
+        return to this phase would leave the rollout in it forever."""
         before = self.phase
         self.enter(phase)
         try:

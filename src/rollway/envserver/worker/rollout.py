@@ -83,10 +83,10 @@ async def _converse(
                             await kit.plain.run(
                                 name, task, chat, _seconds_for_plain_code(until_s)
                             )
-                    except (
-                        Exception
-                    ) as error:  # of user code, which may raise a stop in a group
-                        if not (stop := stop_in(error)):
+                    except Exception as error:
+                        # user code may raise anything, also a stop inside a group of exceptions
+                        stop = stop_in(error)
+                        if not stop:
                             raise
                         live.stopped_by = live.stopped_by or stop
     except asyncio.CancelledError as error:

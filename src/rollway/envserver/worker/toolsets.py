@@ -16,7 +16,8 @@ CLOSE_DEADLINE_S = 30.0
 
 
 class _SharedToolset:
-    """A toolset of several rollouts. One task opens and closes it, because its code may need that."""
+    """A toolset of several rollouts. The same task opens and closes it: code that uses anyio, for
+    example, must leave its cancel scopes in the task that entered them."""
 
     def __init__(self, toolset: Toolset) -> None:
         loop = asyncio.get_running_loop()

@@ -164,9 +164,8 @@ class Worker:
                 if live.cancel_reason is None:
                     raise
             finally:
-                live.asyncio_task = (
-                    None  # a cancel comes too late now: the end must reach the router
-                )
+                # a cancel comes too late now: the end must reach the router
+                live.asyncio_task = None
             await self._settle(
                 live.run, end or RolloutEnd(Cancelled(live.cancel_reason or ""))
             )
@@ -219,9 +218,8 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
     """Open what rollouts need, say Hello, and serve until drained or until the router is gone."""
     part, watch, loop = prepared.part, parent.watch, asyncio.get_running_loop()
     faulthandler.enable()
-    board = RunningCodePage(
-        part.board_fd
-    )  # the router can read it even after this process has died
+    # the router can read this page even after this process has died
+    board = RunningCodePage(part.board_fd)
     board.mark_tasks_of(loop)
     watch.show_holds(board.show_line)
     keep_track(loop)
@@ -232,9 +230,8 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
         wire = stack.enter_context(context.socket(zmq.DEALER))
         wire.setsockopt(zmq.IDENTITY, part.name.encode())
         wire.setsockopt(zmq.LINGER, 0)
-        wire.setsockopt(
-            zmq.SNDHWM, 0
-        )  # credits bound it; a send that waits could be cancelled half way
+        # no limit: credits bound it, and a send that waits could be cancelled halfway
+        wire.setsockopt(zmq.SNDHWM, 0)
         wire.connect(part.address)
         serving = Worker(prepared, wire, kit, tasks_lane, store)
         parent.in_flight, parent.on_stats = lambda: serving.in_flight, serving.send_stats

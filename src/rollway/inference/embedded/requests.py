@@ -79,7 +79,8 @@ class VersionRequest(Struct, frozen=True):
 
 
 def read(body: bytes, kind: type[T]) -> T:
-    """Decode a body as `kind`. Refuses fields that would otherwise be ignored silently."""
+    """Decode a body as `kind`. Refuses fields of NEUTRAL that would change the reply: this engine would
+    ignore them. Other unknown fields are ignored."""
     try:
         fields = msgspec.json.decode(body or b"{}", type=Json)
         for name, neutral in NEUTRAL.items():

@@ -74,7 +74,7 @@ class SlotModel:
     ) -> tuple[Tensor, Tensor | None]:
         """Process `lengths[i]` new tokens of slot `first_slot + i` from position `starts[i]`. Return the
         logits after each slot's last new token, and routes `[slots, tokens, layers, topk]`. `ids` is
-        padded on the right: beyond what is attended to, and the sequence overwrites it later."""
+        padded on the right. No token attends to the padding, and the next tokens overwrite it."""
         positions = starts[:, None] + torch.arange(ids.shape[1], device=ids.device)
         end = int((starts + lengths).max())
         mask = torch.arange(end, device=ids.device) <= positions[:, None, :, None]

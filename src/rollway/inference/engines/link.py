@@ -80,7 +80,7 @@ class EngineLink:
         except HttpAway as error:
             raise EngineAway(f"no engine at {self.url}: {error}") from None
         except (HttpError, TimeoutError, *UNREADABLE) as error:
-            reason = str(error) or type(error).__name__
+            reason = str(error) or f"no answer within {self._access.deadline_s:g} s"
             raise EngineError(f"no engine at {self.url}: {reason}") from None
         return endpoint.pick_model(models or (), self._access.model, self.url)
 

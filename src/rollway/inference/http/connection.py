@@ -29,7 +29,8 @@ class Connection(asyncio.BufferedProtocol):
         self.has_received = False
         """True once the server has sent a byte since the last request."""
         self.checked_version = 0
-        """The newest version that the process at the other end was found to have. The user sets it."""
+        """The newest version that the process at the other end was found to have. The code that checks
+        the connection sets it."""
         self._lost: Exception | None = None
 
     async def ask(self, request: bytes) -> ReplyHead:

@@ -160,10 +160,8 @@ def _renderer_config(model: ModelConfig) -> Any:
     try:
         default = renderers.config_from_name(model.renderer)
     except ValueError as error:
-        names, name = (
-            re.findall(r"'([^']+)'", str(error).partition("Known:")[2]),
-            model.renderer,
-        )
+        names = re.findall(r"'([^']+)'", str(error).partition("Known:")[2])
+        name = model.renderer
         hint = did_you_mean(name, names) or f"; choose one of {', '.join(names)}"
         raise ConfigError(f"no renderer '{name}' for 'model.renderer'{hint}") from None
     try:

@@ -24,7 +24,8 @@ KEY_ENDING = b'routed_experts"'
 HEAD_CHARS = 1024
 """How much of a bulk must have arrived before it is decided which part of it is needed."""
 REST_BYTES = 8192
-"""How much is searched for a bulk at a time. Bytes behind its opening quote are copied in vain."""
+"""How much of the body is searched for a bulk at a time. Bytes after the bulk's opening quote are
+copied and then deleted again, so this is small."""
 MAX_KEPT_BYTES = 64 << 20
 """How much memory a BodyBuffer keeps for the next body."""
 
@@ -260,8 +261,8 @@ class BodyCutter:
 INLINE_BODY_BYTES = 64 << 10
 """Bodies up to this size are read as soon as they arrive."""
 MAX_LARGE_BODIES = 2
-"""How many large bodies are read at a time. The others wait in the kernel, because a loop gets late by
-bursts of work and not by their sum."""
+"""How many large bodies are read at a time. The others wait in the kernel: reading many of
+them at once would hold the loop in one long burst."""
 
 
 class BodyBuffers:

@@ -70,16 +70,17 @@ def read_route_shape(folder: str) -> RouteShape | None:
 
 
 def unneeded_chars(bulk: BulkString, wanted: WantedRoutes, is_prompt_only: bool) -> int:
-    """Return how many characters at the start of a .npy file hold only positions before `wanted.start`:
-    0 unless the length shows that the engine sent all positions, though asked for new ones."""
+    """Return how many characters at the start of a .npy file hold only positions before `wanted.start`.
+    An engine that sent only the new positions, as it was asked to, has none. The number of positions
+    tells which of the two it sent; if it does not, the answer is 0."""
     try:
         header = bulk.header
     except EngineError:
         return 0  # raised again when the bulk is decoded
-    longest_delta = (
-        wanted.num_prompt - wanted.start + (0 if is_prompt_only else wanted.max_tokens - 1)
-    )
-    if header.num_positions <= longest_delta or header.num_positions < wanted.num_prompt:
+    max_new = wanted.num_prompt - wanted.start
+    if not is_prompt_only:
+        max_new += wanted.max_tokens - 1
+    if header.num_positions <= max_new or header.num_positions < wanted.num_prompt:
         return 0
     return _char_at(header.offset + wanted.start * header.position_bytes)
 
@@ -115,7 +116,7 @@ def _decode(bulk: BulkString, header: NpyHeader, start: int, num_positions: int)
     num_new = num_positions - start
     if header.num_positions not in (num_positions, num_new):
         raise bad_routes(
-            f"the engine sent {header} for {num_positions} positions, or {num_new} from {start} on"
+            f"the engine sent {header}; expected {num_positions} positions, or {num_new} from {start} on"
         )
     first = start if header.num_positions == num_positions else 0
     if bulk.num_chars != math.ceil(header.num_bytes / 3) * 4:

@@ -147,9 +147,8 @@ class FairQueue(Generic[T]):
         except asyncio.CancelledError:
             self._waiting.pop(waiter, None)
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self.free(
-                    waiter.result()
-                )  # the item was given to this caller just as it was cancelled
+                # the item was given to this caller just as it was cancelled
+                self.free(waiter.result())
             raise
 
     def close(self) -> None:

@@ -23,9 +23,8 @@ def recycle_buffers() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, MAX_RECYCLED_BYTES)
         mallopt(M_TRIM_THRESHOLD, MAX_IDLE_BYTES)
-        mallopt(
-            M_ARENA_MAX, 2
-        )  # otherwise each thread would keep a separate arena of free memory
+        # without this limit each thread would keep its own arena of free memory
+        mallopt(M_ARENA_MAX, 2)
 
 
 _limit = ""

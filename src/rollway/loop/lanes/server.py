@@ -101,9 +101,8 @@ def _show_stacks(fd: int) -> None:
 
 
 def _show_when_asked(fd: int, main_thread: int) -> None:
-    signal.pthread_sigmask(
-        signal.SIG_BLOCK, {STACK_SIGNAL}
-    )  # the main thread shall show its stack
+    # the main thread must take the signal: the stack to show is its own
+    signal.pthread_sigmask(signal.SIG_BLOCK, {STACK_SIGNAL})
     with suppress(OSError):
         while os.read(fd, 1):
             stack = stacks.from_frame(sys._current_frames().get(main_thread))

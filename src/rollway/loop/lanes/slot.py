@@ -95,14 +95,14 @@ class LaneSlot:
                 fds = [stack_pipe.child_fd]
                 server = start(self._name, SERVER, grace_s=0, computes=True, pass_fds=fds)
                 child = await stack.enter_async_context(server)
-            except (
-                OSError
-            ) as error:  # no more processes, files or memory: a later call may succeed
+            except OSError as error:
+                # no more processes, files or memory: a later call may succeed
                 raise LaneCrashed(f"{self._name} could not start: {error}") from None
             ended = asyncio.ensure_future(child.wait())
             # processes that the child forked hold our pipe open: a crash would go unnoticed without this
             ended.add_done_callback(lambda _: child.kill())
             await _wait_until_up(child, stack_pipe)
+            # `stack` still owns the resources: if warming fails, leaving the block closes them
             process = _Process(child, stack_pipe, AsyncExitStack())
             if self._warm is not None:
                 frame, budget = _pack(self._warm), CallBudget(self._budget.label)

@@ -225,8 +225,8 @@ class Part:
                     self._ready.set_result(address)
                 case PartStats(stats=stats):
                     on_stats(stats)
-                case PartFailure(error=error):
-                    pass
+                case PartFailure(error=text):
+                    error = text
                 case PartMessage(body=body):
                     on_message(body)
         code = await self._process.wait()

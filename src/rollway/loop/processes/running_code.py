@@ -97,9 +97,8 @@ class MarkedCoroutine(Coroutine[Any, Any, Any]):
         try:
             return self._coro.send(value)
         except (SystemExit, KeyboardInterrupt):
-            words[_QUIT] = (
-                self._owner
-            )  # this ends the process, but other tasks may still run before
+            # this ends the process, but other tasks may run before it does
+            words[_QUIT] = self._owner
             raise
         finally:
             words[_OWNER] = 0

@@ -83,6 +83,7 @@ class StallWatch:
         line = max(samples, key=lambda line: samples[line], default=None)
         if line is None:
             return  # the loop was late because it got no CPU; the lag shows that
+        # the hold ended with the first beat after `started_s`; another beat may have come since
         previous_s, last_s = self._beats_s
         ended_s = last_s if previous_s == started_s else previous_s
         held_s = ended_s - started_s - self._tick_s

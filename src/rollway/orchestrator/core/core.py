@@ -107,7 +107,8 @@ class Core:
         return []
 
     def _restore(self, restored: Restored) -> Commands:
-        """Continue an interrupted run: what is shipped trains, what settled is used, the rest runs."""
+        """Continue an interrupted run: shipped batches are trained, settled rollouts are used, and the
+        other rollouts run again."""
         self._next_group = restored.next_group
         self.evals.last = restored.evaluated
         for pooled in restored.pooled:

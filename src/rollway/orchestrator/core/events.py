@@ -54,7 +54,8 @@ class Started(Struct, frozen=True):
 
     restored: Restored = Restored()
     whole_groups: frozenset[str] = frozenset()
-    """Environments that need all rollouts of a group in one worker: none of them can run again alone."""
+    """Environments that need all rollouts of a group in one worker. A failed rollout of theirs cannot
+    run again alone."""
 
 
 Event = (

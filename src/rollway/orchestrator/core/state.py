@@ -1,5 +1,6 @@
-"""What the state of a core says: how much is on its way, which environments are silent, what the next
-step waits for, and why it can no longer complete. These functions only read."""
+"""Answers questions about the state of a core: what may start, which environments are silent, what the
+next step waits for, and why it can no longer complete. Only `may_start_group` changes something: it
+notes in `admission.is_held_back` whether the payload budget alone is in the way."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING
@@ -95,8 +96,8 @@ def why_stuck(core: "Core") -> str:
     if _is_starved(core):
         budget, num_ready = core.admission.budget, core.shipping.ready.num_rollouts
         return (
-            f"a batch does not fit into payload.budget_mb: {num_ready} rollouts wait "
-            f"for others with {budget.live_bytes} bytes, a rollout has about "
+            f"a batch does not fit into payload.budget_mb: {num_ready} rollouts that wait for the rest "
+            f"of their batch hold {budget.live_bytes} bytes, and each further one needs about "
             f"{budget.mean_bytes:.0f}; raise payload.budget_mb or lower orchestrator.batch_size"
         )
     if core.patience.is_stuck:

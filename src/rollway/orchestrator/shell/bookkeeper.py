@@ -26,7 +26,8 @@ from .tracker import RolloutTracker
 
 
 class Bookkeeper:
-    """The memory of a run. The ledger has a batch before the trainer does; the rest follows later."""
+    """The memory of a run. The ledger has every rollout of a batch before the trainer gets the batch.
+    That the batch was shipped is recorded afterwards; a resume learns it from the manifest."""
 
     def __init__(
         self,

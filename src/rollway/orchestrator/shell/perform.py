@@ -96,7 +96,8 @@ class Performer:
 
     async def _ship(self, ship: commands.Ship) -> None:
         with self._books.steps.phases.shipping(ship.manifest.step):
-            await self._books.ledger.flush()  # all that the batch is made of
+            # before the trainer gets the batch, the ledger must have every rollout that is in it
+            await self._books.ledger.flush()
             await self._peers.trainer.ship(ship.manifest)
         await self._books.shipped(ship)
 

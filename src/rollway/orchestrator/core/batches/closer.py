@@ -42,7 +42,9 @@ class GroupCloser:
         if penalty is not None:
             lengths = num_turns if penalty.by == "turns" else num_tokens
             rewards = penalise_length(rewards, lengths, penalty.weight, config.correct_at)
-        return self._judge(group, (baseline or BASELINES["grpo"])(rewards))
+        # a group with too few scored rollouts never trains, so any baseline will do for it
+        baseline = baseline or BASELINES["grpo"]
+        return self._judge(group, baseline(rewards))
 
     def credited(self, group_id: GroupId, advantages: Advantages) -> ClosedGroup | None:
         """Close a group whose advantages have arrived; None if it does not wait for any: a duplicate."""

@@ -69,12 +69,15 @@ def _spread(lengths: Lengths, bins: list[list[int]], count: int) -> MicroBatches
     def total_cost(rows: Rows) -> float:
         return sum(cost(lengths[row]) for row in rows)
 
-    while splittable := [rows for rows in bins if len(rows) > 1 and len(bins) < count]:
-        costliest = max(splittable, key=total_cost)
-        bins.remove(costliest)
-        bins += _shares(lengths, costliest, 2)
-    padding: list[list[int]] = [[]] * (count - len(bins))
-    return tuple(tuple(sorted(rows)) for rows in bins + padding)
+    while len(bins) < count:
+        splittable = [rows for rows in bins if len(rows) > 1]
+        if splittable:
+            costliest = max(splittable, key=total_cost)
+            bins.remove(costliest)
+            bins += _shares(lengths, costliest, 2)
+        else:
+            bins.append([])
+    return tuple(tuple(sorted(rows)) for rows in bins)
 
 
 def _costliest_first(lengths: Lengths, rows: Rows) -> list[int]:

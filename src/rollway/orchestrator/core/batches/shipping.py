@@ -40,7 +40,7 @@ class ReadyGroups:
 
     @property
     def worth(self) -> float:
-        """How far the next batch is, in rollouts; with `batch_tokens`, in rollouts of mean length."""
+        """How much of the next batch is ready, in rollouts (of mean length, with `batch_tokens`)."""
         if not self._batch_tokens or not self.num_tokens:
             return self.num_rollouts
         return self.num_tokens * self._rollouts_seen / self._tokens_seen

@@ -20,9 +20,9 @@ RESERVED_SHARE = 1 / 4
 class Concurrency:
     """How many rollouts may run at the same time.
 
-    The limit starts at `max_in_flight` and stays there unless `adapt_in_flight` is set. Then it falls by
-    a tenth at every report of overload, and rises by one group at every report of room while it is the
-    bound that keeps rollouts from starting.
+    The limit starts at `max_in_flight` and stays there unless `adapt_in_flight` is set. Then a report of
+    overload lowers it to nine tenths of what runs. A report of room raises it by one group, if this
+    limit is what keeps rollouts from starting.
     """
 
     def __init__(self, config: OrchestratorConfig) -> None:
@@ -128,8 +128,9 @@ class Admission:
 
 
 def _env_limits(spec: CoreSpec) -> dict[str, int]:
-    """A slow environment needs more than its share of what runs, but leaves every other a quarter of
-    theirs: an environment that never answers must not take everything."""
+    """Return the most rollouts of each environment that may be in flight. A slow environment may use
+    more than its share, but every environment reserves a quarter of its share: one that never answers
+    must not take everything."""
     size, most = spec.orchestrator.group_size, spec.orchestrator.max_in_flight
     total = sum(spec.ratios.values())
     reserved = {

@@ -6,7 +6,7 @@ from ....config.sections import DifficultyConfig
 from ....records.task import Pool, Task
 
 MAX_POOLED = 10_000
-"""Tasks in one pool. Of more than this, the one that has been there longest becomes ordinary again."""
+"""The most tasks in one pool. Above this, the task that was there longest becomes ordinary again."""
 SHARES: dict[Pool, float] = {"hard": 0.1, "easy": 0.05}
 """The share of the groups that the tasks of each pool get. Hard tasks come first where both are due."""
 
@@ -32,7 +32,8 @@ class DifficultyPools:
     def put(self, task: Task, pool: Pool) -> None:
         waiting = self._waiting[pool]
         waiting[task.id] = task
-        self.num_pooled[pool] += task.id not in self.pool_of
+        if task.id not in self.pool_of:
+            self.num_pooled[pool] += 1
         self.pool_of[task.id] = pool
         if len(waiting) > MAX_POOLED:
             self._leave(next(iter(waiting)))

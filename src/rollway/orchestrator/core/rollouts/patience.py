@@ -23,7 +23,7 @@ class Patience:
         self._now_s: float | None = None
         self._owes_since_s: dict[str, float] = {}
         self._owed_s: dict[str, float] = {}
-        """For environments that owe nothing now and answered nothing before: how long they had owed."""
+        """How long environments had owed an answer when all that they owed was cancelled."""
         self._last_change_s = 0.0
 
     def tick(self, now_s: float) -> None:

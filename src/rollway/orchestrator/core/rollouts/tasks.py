@@ -35,8 +35,8 @@ class _TaskSource(Struct):
 
     @property
     def share(self) -> float:
-        """How much the environment has had so far, in units of its ratio. Groups that did not train
-        count only as far as `MOST_SHARES` demands."""
+        """How much the environment has had so far, in units of its ratio. Groups that did not train are
+        not counted, but at least a quarter (1 / MOST_SHARES) of all its groups is."""
         taken = self.num_taken
         return max(taken - self.num_useless, taken / MOST_SHARES) / self.ratio
 
@@ -98,8 +98,9 @@ class TaskMix:
     ) -> tuple[str, Task] | None:
         """Take the next task of the environment that is furthest behind its share, or None to wait.
 
-        A silent environment gets no tasks, and does not catch up later. The others wait for one that has
-        no room for a group (`full`), which keeps the mix true to the ratios.
+        A silent environment gets no tasks, and does not catch up later. If the environment that is
+        furthest behind has no room for a group (`full`), the others wait for it, which keeps the mix
+        true to the ratios.
         """
         answering = [env for env in self._sources if env not in silent]
         if not answering:
@@ -109,7 +110,10 @@ class TaskMix:
         for name in silent:
             other = self._sources[name]
             other.num_taken += max(0, int((source.share - other.share) * other.ratio))
-        if env in full or (task := source.take()) is None:
+        if env in full:
+            return None
+        task = source.take()
+        if task is None:
             return None
         source.num_taken += 1
         source.difficulty.num_groups += 1
@@ -145,6 +149,8 @@ class TaskMix:
 
     def arrived(self, event: TasksArrived) -> None:
         source, start = self._sources[event.env], event.start
+        # An empty page shows where the tasks end only if the tasks before it were seen. After a restart
+        # `start` is a saved position, which may lie beyond the end of a dataset that has shrunk since.
         known_end = source.pulled if source.buffer or source.num_taken else None
         source.pulling = False
         source.buffer.extend(event.tasks)
