@@ -37,7 +37,7 @@ from rollway.orchestrator.core.events import (
 )
 from rollway.orchestrator.core.rollouts.patience import MAX_QUIET_S
 from rollway.orchestrator.core.rollouts.tasks import TaskMix
-from rollway.orchestrator.core.state import silent_envs
+from rollway.orchestrator.core.state import needs_engine, silent_envs
 from rollway.records.engine import EngineLoad
 from rollway.records.ids import PolicyVersion, Step, WorkerName
 from rollway.records.rollout import Cancelled, Failed, Outcome, RowSummary, Settled
@@ -453,12 +453,15 @@ def test_the_last_version_is_evaluated_before_the_run_ends() -> None:
     commands = play(core, VersionPublished(PolicyVersion(1), "p"))
     assert of_kind(UpdateWeights, commands)
     assert not core.finished
+    assert needs_engine(core), "the last version is not evaluated yet"
     (pull,) = play(core, WeightsApplied(PolicyVersion(1)))
+    assert needs_engine(core), "its evaluation runs"
     assert pull == PullTasks("env", 0, 3, "eval")
     evals = orders_in(play(core, TasksArrived("env", 0, one_task, True, "eval")))
     for number, order in enumerate(evals):
         commands = settle(core, order, scored(1.0, 1, 100 + number))
     assert [type(command) for command in commands][-2:] == [ReportEval, Finish]
+    assert not needs_engine(core)
 
 
 def test_a_run_in_which_nothing_happens_stops_and_says_what_it_waited_for() -> None:

@@ -47,6 +47,12 @@ def may_start_group(core: "Core", silent: Collection[str]) -> bool:
     )
 
 
+def needs_engine(core: "Core") -> bool:
+    """Return whether the run samples again: for a batch, or for an evaluation after the last batch."""
+    must_evaluate = core.evals.is_running or core.evals.is_due(core.spec.max_steps)
+    return must_evaluate or not core.shipping.is_over
+
+
 def silent_envs(core: "Core") -> tuple[str, ...]:
     """Return the environments that have not answered for too long: the others do not wait for them."""
     lost = [env for env in core.spec.ratios if core.patience.is_lost(env)]

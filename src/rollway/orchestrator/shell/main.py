@@ -30,6 +30,7 @@ from ...wire.keys import read_client_keys
 from ...wire.messages import NewPolicy
 from ..core.core import Core
 from ..core.events import Started, Tick
+from ..core.state import needs_engine
 from .advantage import credit_lane
 from .bookkeeper import Bookkeeper
 from .fleet import LOOK_EVERY_S, open_fleet
@@ -104,12 +105,8 @@ async def _connect(
 ) -> Peers:
     """Connect to engines, env servers and trainer, and start the process for advantages."""
     run, config, enter = RunDir(spec.run_dir), spec.core, stack.enter_async_context
-
-    def is_engine_needed() -> bool:
-        return not core.shipping.is_over
-
     fleet = await enter(
-        open_fleet(spec, lambda text: parent.send(Notice(text)), is_engine_needed)
+        open_fleet(spec, lambda text: parent.send(Notice(text)), lambda: needs_engine(core))
     )
     clients = {env.id: await _connect_env(spec, env, stack) for env in spec.envs}
     credit = await enter(
