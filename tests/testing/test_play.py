@@ -314,6 +314,25 @@ class SlowReward(Base):
         return 1.0
 
 
+class SlowAsyncReward(Base):
+    @rw.reward
+    async def exact(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        await asyncio.sleep(60)
+        return 1.0
+
+
+class TimesOut(Base):
+    @rw.reward
+    async def exact(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        raise TimeoutError("the judge is late")
+
+
+class TimesOutInGroup(Base):
+    @rw.group_reward
+    async def rank(self, task: rw.Task, rollouts: list[rw.Rollout]) -> list[float]:
+        raise TimeoutError("the judge is late")
+
+
 class Sleeps(Base):
     async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
         await asyncio.sleep(60)
@@ -326,6 +345,9 @@ class Sleeps(Base):
         (RaisesPlain(), "env", "task 't': KeyError: 'no such thing'"),
         (RaisingReward(), "scorer", "no such thing"),
         (SlowReward(), "scorer", "ran longer than 0.1 s"),
+        (SlowAsyncReward(), "scorer", "task 't': scoring ran longer than 0.1 s"),
+        (TimesOut(), "scorer", "task 't': TimeoutError('the judge is late')"),
+        (TimesOutInGroup(), "scorer", "task 't': TimeoutError('the judge is late')"),
         (Sleeps(), "deadline", "task 't' ran longer than 0.1 s; it was at " + __file__),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, rw.Environment) else None,
@@ -334,14 +356,14 @@ async def test_a_failure_names_its_boundary_and_its_error(
     env: rw.Environment, boundary: str, text: str
 ) -> None:
     limits = {
-        "scoring_deadline_s": 0.1 if isinstance(env, SlowReward) else 30,
+        "scoring_deadline_s": 0.1 if isinstance(env, SlowReward | SlowAsyncReward) else 30,
         "rollout_deadline_s": 0.1 if isinstance(env, Sleeps) else 30,
     }
     with pytest.raises(testing.RolloutFailed) as failure:
         await testing.play(env, TASK, loud, **limits)
     assert failure.value.boundary == boundary
     assert text in str(failure.value)
-    if "KeyError" in text:
+    if "Error(" in text:
         assert "test_play.py" in failure.value.traceback
 
 

@@ -35,6 +35,7 @@ class Scoring:
     async def score(self, task: Task, rollout: Rollout, chat: Chat) -> Scores | Failed:
         """Return one rollout's own rewards and metrics by name. `chat` is for rewards that take one."""
         scores: Scores = {}
+        deadline: asyncio.Timeout | None = None
         try:
             if self._has_plain:
                 scores = await self._lane.call(
@@ -45,13 +46,13 @@ class Scoring:
                     deadline_s=self._limit_s,
                     queue_s=self._queue_s,
                 )
-            async with asyncio.timeout(self._limit_s):
+            async with asyncio.timeout(self._limit_s) as deadline:
                 for scorer in self._async_scorers:
                     name, method = scorer.name, getattr(self._env, scorer.name)
                     extra = {"chat": chat} if scorer.wants_chat else {}
                     scores[name] = finite_number(name, await method(task, rollout, **extra))
         except (Exception, asyncio.CancelledError) as error:
-            return self._failed(task, error)
+            return self._failed(task, error, deadline)
         return scores
 
     async def score_group(
@@ -59,28 +60,32 @@ class Scoring:
     ) -> list[Scores] | Failed:
         """Return the scores that group rewards give each of these rollouts of one task."""
         columns: dict[str, list[float]] = {}
+        deadline: asyncio.Timeout | None = None
         try:
             if any(not scorer.is_async for scorer in self._group_scorers):
                 columns = await self._lane.call(
                     score_group, self._spec, task, tuple(rollouts),
                     deadline_s=self._limit_s, queue_s=self._queue_s,
                 )  # fmt: skip
-            async with asyncio.timeout(self._limit_s):
+            async with asyncio.timeout(self._limit_s) as deadline:
                 for scorer in self._group_scorers:
                     if scorer.is_async:
                         name = scorer.name
                         values = await getattr(self._env, name)(task, list(rollouts))
                         columns[name] = one_for_each(name, values, len(rollouts), "rewards")
         except (Exception, asyncio.CancelledError) as error:
-            return self._failed(task, error)
+            return self._failed(task, error, deadline)
         return [
             {name: column[index] for name, column in columns.items()}
             for index in range(len(rollouts))
         ]
 
-    def _failed(self, task: Task, error: BaseException) -> Failed:
-        if isinstance(error, TimeoutError):
-            return Failed(
-                "scorer", f"task '{task.id}': scoring ran longer than {self._limit_s:g} s"
-            )
+    def _failed(
+        self, task: Task, error: BaseException, deadline: asyncio.Timeout | None
+    ) -> Failed:
+        """`deadline` is None if no async reward ran. These may raise a TimeoutError of their own."""
+        is_late = deadline is not None and deadline.expired()
+        if is_late and isinstance(error, TimeoutError):
+            problem = f"scoring ran longer than {self._limit_s:g} s"
+            return Failed("scorer", f"task '{task.id}': {problem}")
         return failed(task, error, "scorer")
