@@ -35,6 +35,8 @@ class VersionedEngine:
         self.may_answer.set()
         self.load = {"running": 3.0, "waiting": 2.0, "cache": 0.5}
         self.version = "default"
+        self.version_status = 200
+        """The status of its answer when it is asked for its version."""
         self.requests: list[tuple[list[int], str]] = []
         self.calls: list[str] = []
         self.url = ""
@@ -91,7 +93,8 @@ class VersionedEngine:
     async def _weight_info(self, request: web.Request) -> web.Response:
         self.calls.append("/weight_info")
         await self._notify()
-        return web.json_response({"weight_version": self.version})
+        report = {"weight_version": self.version}
+        return web.json_response(report, status=self.version_status)
 
     async def _control(self, request: web.Request) -> web.Response:
         self.calls.append(request.path)

@@ -133,6 +133,18 @@ async def test_an_engine_that_does_not_report_its_version_gets_requests() -> Non
         assert (await ask(pool.pin(0), 0)).versions.tolist() == [3]
 
 
+@pytest.mark.parametrize("status", [500, 503])
+async def test_an_engine_that_cannot_tell_its_version_yet_is_asked_again(status: int) -> None:
+    async with versioned_engine() as engine, pool_of(engine, patience_s=0.1) as pool:
+        pool.policy.version, engine.version_status = 3, status
+        with pytest.raises(EngineError, match=f"/weight_info: HTTP {status}.*; waited"):
+            await ask(pool.pin(0), 0)
+        engine.version_status = 200
+        with pytest.raises(EngineError, match="has version 'default', not 3 yet"):
+            await ask(pool.pin(0), 1)
+    assert prompts(engine) == []
+
+
 async def test_a_request_during_which_engines_keep_going_away_fails() -> None:
     async with versioned_engine() as engine, pool_of(engine) as pool:
         engine.hangs_up_on = lambda prompt: prompt == [13]

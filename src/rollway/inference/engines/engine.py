@@ -11,6 +11,7 @@ from ...loop.lanes.lanes import thread_to_the_end
 from ...records.turn import Routes, Sampling, Turn
 from ..http.client import HttpReply
 from ..http.connection import Connection
+from ..http.endpoint import describe_error
 from ..replies.body import BodyBuffer, BodyBuffers, BodyCutter
 from ..replies.columns import SAFETENSORS, ReplyColumns, decode_reply
 from ..replies.long_replies import LongReplies
@@ -100,11 +101,16 @@ class Engine:
         """Raise EngineAway if the process at the other end has an older version than `policy`: it was
         started again from old weights, or missed an update. A connection ends with its process, so each
         connection is asked once for each version."""
-        version = self.policy.version
+        version, call = self.policy.version, self._dialect.weight_version
         if connection.checked_version >= version or not self._reports_version:
             return
-        reply, body = await self._link.fetch_on(connection, self._dialect.weight_version)
-        reported = parse_version(body) if reply.head.status == 200 else ""
+        reply, body = await self._link.fetch_on(connection, call)
+        status = reply.head.status
+        if status not in (200, 404):  # it knows the path, and may answer later
+            text = f"{self.url}{call.path}: {describe_error(status, body)}"
+            raise EngineAway(text, status=status)
+        reported = parse_version(body) if status == 200 else ""
+        # where a server closes its connections after each answer, no request can follow the check
         self._reports_version = bool(reported) and not reply.head.closes
         if reported and not is_at_least(reported, version):
             raise EngineAway(
