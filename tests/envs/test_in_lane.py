@@ -88,6 +88,14 @@ def test_a_file_is_an_environment(tmp_path: Path) -> None:
     assert total(type(spec.build()), scores) == 2.0
 
 
+def test_tasks_that_raised_are_not_taken_for_ended(tmp_path: Path) -> None:
+    path = tmp_path / "raises.py"
+    path.write_text(FILE.replace("for n in", "raise OSError('no network')\n        for n in"))
+    for _ in range(2):
+        with pytest.raises(OSError, match="no network"):
+            take_tasks(EnvSpec(str(path), b"{}", 0), 0, 1)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

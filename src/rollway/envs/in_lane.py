@@ -61,9 +61,9 @@ def take_tasks(
     spec: EnvSpec, start: int, count: int, split: str = "train"
 ) -> tuple[Task, ...]:
     """Return `count` tasks from `start`, or fewer if they end. Going back builds a new environment."""
-    cursor = _cursors.get((spec, split))
+    cursor = _cursors.pop((spec, split), None)
     if cursor is None or cursor.position > start:
-        cursor = _cursors[spec, split] = _Cursor(spec, split)
+        cursor = _Cursor(spec, split)
     taken: list[Task] = []
     for task in cursor.tasks:
         cursor.position += 1
@@ -73,6 +73,8 @@ def take_tasks(
             taken.append(_decoded(task))
         if len(taken) == count:
             break
+    # only if tasks() did not raise: a generator that has raised looks as if it had ended
+    _cursors[spec, split] = cursor
     return tuple(taken)
 
 
