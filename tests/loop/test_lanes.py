@@ -29,6 +29,7 @@ from rollway.errors import (
     LaneTimeout,
 )
 from rollway.loop.lanes.lanes import ProcessLane, thread
+from rollway.loop.lanes.server import find_caller
 from rollway.loop.watch.lag import LagMonitor
 from rollway.loop.watch.run import LoopWatch
 from rollway.loop.watch.stalls import StallWatch
@@ -86,6 +87,14 @@ def private_class() -> Any:
     exec("class Score: pass", module.__dict__)
     sys.modules["only_here"] = module
     return module.Score()
+
+
+def ask(question: Any) -> Any:
+    return find_caller()(question)
+
+
+def ask_with_private_class() -> Any:
+    return ask(private_class())
 
 
 def spawn_and_spin(path: str) -> None:
@@ -181,10 +190,26 @@ async def test_an_exception_carries_its_class_and_traceback_and_the_process_live
         with pytest.raises(LaneRaised, match="lambda"):
             await lane.call(unpicklable, deadline_s=30)
         with pytest.raises(
-            LaneRaised, match="private_class returned a value that this process cannot"
+            LaneRaised, match="private_class sent a value that this process cannot"
         ):
             await lane.call(private_class, deadline_s=30)
         assert await lane.call(pid, deadline_s=30) == before
+
+
+async def test_a_question_that_gets_no_reply_costs_its_process_and_no_other_call() -> None:
+    async def reply(question: Any) -> Any:
+        return f"{question}!"
+
+    async with ProcessLane("test", size=1) as lane:
+        assert await lane.call(ask, "ready", deadline_s=30, replier=reply) == "ready!"
+        pids = {await lane.call(pid, deadline_s=30)}
+        with pytest.raises(LaneRaised, match="sent a value that this process cannot read"):
+            await lane.call(ask_with_private_class, deadline_s=30, replier=reply)
+        pids.add(await lane.call(pid, deadline_s=30))
+        with pytest.raises(LaneRaised, match="asked its caller, which does not answer"):
+            await lane.call(ask, "ready", deadline_s=30)
+        pids.add(await lane.call(pid, deadline_s=30))
+    assert len(pids) == 3
 
 
 @pytest.mark.parametrize("stuck", [spin, hold_the_gil])

@@ -55,7 +55,8 @@ class LaneFailure(Struct, frozen=True):
 
 
 class LaneQuestion(Struct, frozen=True):
-    value: Any
+    pickled: bytes
+    """Pickled apart, so that a question is known as one even if its value cannot be read."""
 
 
 LaneAnswer = LaneResult | LaneFailure
@@ -75,7 +76,7 @@ def find_caller() -> Ask:
 
 
 def _ask_through(pipe: BlockingPipe, value: Any) -> Any:
-    pipe.send(dumps(LaneQuestion(value)))
+    pipe.send(dumps(LaneQuestion(dumps(value))))
     frame = pipe.receive()
     if frame is None:
         sys.exit(1)  # the parent is gone, so nothing waits for the result either

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ...errors import LaneClosed, LaneCrashed, LaneTimeout
+from ...errors import LaneClosed, LaneCrashed, LaneRaised, LaneTimeout
 from ..coroutines import is_cancelled
 from ..processes.child import Child, signal_name, start
 from .call_watch import CallBudget, CallWatch, StackPipe
@@ -181,18 +181,18 @@ async def _run(
 async def _receive_answer(
     child: Child, name: str, replier: Replier | None
 ) -> LaneAnswer | None:
-    """Wait for the call's answer and answer its questions; None if its process ended."""
+    """Wait for the call's answer and answer its questions; None if its process ended. A question without
+    a reply is raised as an error: its process waits, and would take the next call for the reply."""
     while (frame := await child.pipe.receive()) is not None:
-        match _unpack(frame, name):
-            case LaneQuestion(value=question):
-                if replier is None:
-                    return LaneFailure(
-                        "", f"{name} asked its caller, which does not answer questions"
-                    )
-                reply = await replier(question)
-                await child.pipe.send(dumps(reply))
-            case answer:
-                return answer
+        message: LaneAnswer | LaneQuestion = _unpack(frame, name)
+        if not isinstance(message, LaneQuestion):
+            return message
+        question = _unpack(message.pickled, name)
+        if isinstance(question, LaneFailure):
+            question.take()
+        if replier is None:
+            raise LaneRaised("", f"{name} asked its caller, which does not answer questions")
+        await child.pipe.send(dumps(await replier(question)))
     return None
 
 
@@ -202,12 +202,11 @@ async def _how_it_ended(child: Child) -> str:
     return f"by {signal_name(code)}" if code < 0 else f"with exit code {code}"
 
 
-def _unpack(frame: bytes, name: str) -> LaneAnswer | LaneQuestion:
-    """Read a message of the process. User code may return a class that only its own process knows."""
+def _unpack(frame: bytes, name: str) -> Any:
+    """Read what the process sent, or return a LaneFailure: user code may send an object of a class that
+    only its own process knows."""
     try:
-        message: LaneAnswer | LaneQuestion = pickle.loads(frame)
+        return pickle.loads(frame)
     except Exception as error:  # unpickling may run code of the user's class
-        return LaneFailure(
-            "", f"{name} returned a value that this process cannot read: {error!r}"
-        )
-    return message
+        problem = f"{name} sent a value that this process cannot read"
+        return LaneFailure("", f"{problem}: {error!r}")
