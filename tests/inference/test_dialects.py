@@ -118,6 +118,8 @@ def spoiled(**changes: Any) -> bytes:
         (spoiled(token_ids=None), "no token_ids"),
         (spoiled(logprobs=None), "no logprobs"),
         (spoiled(token_ids=[]), "no tokens"),
+        (spoiled(token_ids=[1, 2]), "has 2 tokens and 5 logprobs"),
+        (spoiled(token_versions=[1]), "has 5 tokens and 1 versions"),
         (spoiled(routed_experts="%%%"), "cannot be read"),
         (spoiled(routed_experts="AAAA"), "cannot be read"),
         (

@@ -36,6 +36,10 @@ def make_columns(
         )
     if not token_ids:
         raise EngineError("the engine's reply has no tokens")
+    for name, column in (("logprobs", logprobs), ("versions", versions)):
+        if column is not None and len(column) != len(token_ids):
+            counts = f"{len(token_ids)} tokens and {len(column)} {name}"
+            raise EngineError(f"the engine's reply has {counts}; these numbers must be equal")
     values = np.array(logprobs, np.float32)
     if not np.isfinite(values).all():
         raise EngineError("the engine's reply has logprobs that are not finite")
