@@ -31,6 +31,19 @@ class BackDoor(Door):
     pass
 
 
+class ReturnsNothing(Door):
+    scope = "rollout"
+
+    async def __aenter__(self) -> None:  # type: ignore[override]
+        self.is_open = True
+
+
+async def test_a_toolset_that_does_not_return_itself_is_open_all_the_same() -> None:
+    door = ReturnsNothing()
+    async with OpenToolsets() as toolsets, toolsets.opened([door], None) as opened:
+        assert opened == (door,)
+
+
 async def test_a_toolset_that_cannot_be_closed_keeps_no_other_open() -> None:
     front, jammed, back = Door(), Jammed(), BackDoor()
     with pytest.raises(KeyError, match="jammed"):

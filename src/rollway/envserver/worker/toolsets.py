@@ -61,12 +61,9 @@ class OpenToolsets:
         async with AsyncExitStack() as stack:
             live = []
             for toolset in toolsets:
-                if toolset.scope == "rollout":
-                    live.append(await stack.enter_async_context(_bounded(toolset)))
-                else:
-                    live.append(
-                        await stack.enter_async_context(self._open_shared(toolset, group))
-                    )
+                is_own = toolset.scope == "rollout"
+                opening = _bounded(toolset) if is_own else self._open_shared(toolset, group)
+                live.append(await stack.enter_async_context(opening))
             yield tuple(live)
 
     @asynccontextmanager
@@ -117,9 +114,9 @@ class OpenToolsets:
 @asynccontextmanager
 async def _bounded(toolset: Toolset) -> AsyncIterator[Toolset]:
     """Open a toolset for one rollout. Closing it cannot take forever."""
-    live = await toolset.__aenter__()
+    await toolset.__aenter__()
     try:
-        yield live
+        yield toolset
     finally:
         await _within_deadline(toolset, toolset.__aexit__(None, None, None))
 
