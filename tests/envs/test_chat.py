@@ -8,6 +8,7 @@ import pytest
 
 import rollway as rw
 from rollway.envs.chat import StopReason, never_stop, stop_in
+from rollway.envs.plain_chat import ChatState, PlainChat
 from rollway.envs.toolbox import Toolbox
 from rollway.envs.tools import Toolset
 from rollway.errors import EnvironmentInvalid, ToolFailed
@@ -237,6 +238,15 @@ async def test_a_child_borrows_tools_that_are_open_and_no_others() -> None:
     assert "no tool is called 'add'" in without.messages[2].content
     with pytest.raises(ValueError, match="Sums is not open in this chat"):
         await chat.child("hello", tools=[Sums()])
+
+
+def test_a_child_of_plain_code_borrows_tools_by_name_and_no_others() -> None:
+    chat = PlainChat(lambda call: call.state, ChatState((), (), {}, ("Sums",)))
+    chat.child("hello", tools=["Sums"])
+    with pytest.raises(ValueError, match="Sum is not open in this chat"):
+        chat.child("hello", tools=["Sums", "Sum"])
+    with pytest.raises(TypeError, match="takes a list of names as tools, not 'Sums'"):
+        chat.child("hello", tools="Sums")
 
 
 def bad_toolset(kind: Literal["untyped", "star", "odd"]) -> rw.Toolset:

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from ..records.task import Message
 from .rollout import Reply
+from .toolbox import not_open
 
 
 class ChatState(Struct, frozen=True):
@@ -79,6 +80,11 @@ class PlainChat:
         self, prompt: str, *, tools: Sequence[str] = (), system_prompt: str = ""
     ) -> "PlainChat":
         """Hold another conversation with the same policy; `tools` are names out of `chat.tools`."""
+        if isinstance(tools, str):
+            raise TypeError(f"chat.child takes a list of names as tools, not {tools!r}")
+        for name in tools:
+            if name not in self.tools:
+                raise not_open(name)
         state = self._send("child", prompt, tuple(tools), system_prompt)
         return PlainChat(_refuse, state)
 

@@ -48,8 +48,7 @@ class Toolbox:
         """Return a toolbox with some of these open toolsets, for a child to borrow."""
         for toolset in toolsets:
             if toolset not in self.toolsets:
-                name = type(toolset).__name__
-                raise ValueError(f"{name} is not open in this chat: borrow from chat.tools")
+                raise not_open(type(toolset).__name__)
         return Toolbox(toolsets, self._call_plain, self._deadline_s, self._within)
 
     async def answer(
@@ -97,6 +96,10 @@ class Toolbox:
             raise TimeoutError(
                 f"{spec.name} took longer than {self._deadline_s:g} s"
             ) from None
+
+
+def not_open(name: str) -> ValueError:
+    return ValueError(f"{name} is not open in this chat: borrow from chat.tools")
 
 
 def _describe(error: Exception) -> str:
