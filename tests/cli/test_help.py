@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,3 +82,11 @@ def test_options_are_called_like_the_keys_of_a_run_file() -> None:
         assert {"--model", "-m"} <= command.keys()
     for command in (evaluate, engine):
         assert command["--max-context"].default == EngineConfig().max_context
+
+
+@pytest.mark.parametrize("option", ["--max-batch", "--threads", "--max-context"])
+def test_a_wrong_value_is_refused_under_the_name_of_its_option(
+    tiny_moe: Path, option: str
+) -> None:
+    refused = CliRunner().invoke(app, ["engine", "--model", str(tiny_moe), option, "0"])
+    assert str(refused.exception).endswith(f"for `{option}`")

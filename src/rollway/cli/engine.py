@@ -32,7 +32,9 @@ def engine(
     """Serve a model with the embedded engine, over vLLM's version of the OpenAI API, until Ctrl-C."""
     check_folder(str(model))
     need_torch("the embedded engine")
-    embedded = EmbeddedEngineConfig(port=port or None, max_batch=max_batch, threads=threads)
+    embedded = checked(
+        EmbeddedEngineConfig(port=port or None, max_batch=max_batch, threads=threads)
+    )
     spec = EngineSpec(
         model=ModelConfig(path=str(model), renderer=renderer),
         engine=checked(EngineConfig(max_context=max_context, embedded=embedded)),
