@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from rollway.cli.main import app
 from rollway.ledger.ledger import open_ledger
 from rollway.model.tiny import write_tokenizer
-from rollway.payload.blob import build
+from rollway.payload.blob import build, row_columns
 from rollway.payload.writer import SegmentWriter
 from rollway.records.ids import GroupId, PolicyVersion, RolloutId, WorkerName
 from rollway.records.payload import PayloadRef, SegmentName
@@ -45,12 +45,12 @@ def run(tmp_path: Path) -> RunDir:
 
 async def settle(run: RunDir) -> None:
     columns = {
-        "row0.token_ids": [np.array([65, 66, 67], np.int32)],
-        "row0.loss_mask": [np.array([0, 1, 1], np.uint8)],
-        "row0.logprobs": [np.array([0, -0.1, -9], np.float32)],
+        "token_ids": [np.array([65, 66, 67], np.int32)],
+        "loss_mask": [np.array([0, 1, 1], np.uint8)],
+        "logprobs": [np.array([0, -0.1, -9], np.float32)],
     }
     with SegmentWriter(run.payload, SegmentName("w", 0), 1 << 20) as writer:
-        ref: PayloadRef = await writer.append(build(columns))
+        ref: PayloadRef = await writer.append(build(row_columns([columns] * 11)))
     scored = Scored(1.0, {}, {}, (RowSummary(3, 2),), ref, 1, "stop", PolicyVersion(1), PolicyVersion(2),
                     Timing(0, 0, 0, 0))  # fmt: skip
     rollout_id = RolloutId("g3.0")
@@ -85,6 +85,7 @@ def test_a_rollout_is_shown_with_its_tokens_until_they_are_released(run: RunDir)
         "row0",
     ):
         assert word in shown
+    assert shown.index("row2") < shown.index("row10")
     for segment in run.payload.glob("*.seg"):
         segment.unlink()
     assert "released" in show(str(run.path), "--rollout", "g3.0")

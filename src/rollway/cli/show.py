@@ -115,8 +115,9 @@ def _rows(run: RunDir, rollout_id: str) -> list[Text]:
     from ..inference.rendering.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(tomllib.loads(run.config.read_text())["model"]["path"])
-    names = sorted({name.partition(".")[0] for name in columns if name.startswith("row")})
-    return [_coloured(name, columns, tokenizer) for name in names]
+    names = {name.partition(".")[0] for name in columns if name.startswith("row")}
+    in_order = sorted(names, key=lambda name: int(name.removeprefix("row")))
+    return [_coloured(name, columns, tokenizer) for name in in_order]
 
 
 def _coloured(row: str, columns: Any, tokenizer: Any) -> Text:
