@@ -1,6 +1,7 @@
 """Files of released segments are reused, and no reader ever sees another segment's bytes."""
 
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from rollway.errors import PayloadError
 from rollway.payload.blob import Blob, build
 from rollway.payload.in_use import SegmentKeeper
-from rollway.payload.lock import lock_shared
+from rollway.payload.lock import lock_shared, open_exclusively
 from rollway.payload.reader import SegmentReader
 from rollway.payload.reuse import make_spare, remove_segments, remove_spares, take_spare
 from rollway.payload.scan import RecoveryReport, WholeBlob, map_segment, recover, scan
@@ -96,6 +97,21 @@ async def test_a_reader_that_opened_a_file_just_before_its_release_notices(
         assert take_spare(tmp_path / "new.0-0000.seg")
         with pytest.raises(FileNotFoundError):
             lock_shared(early.fileno(), path)
+
+
+async def test_an_error_while_a_segment_is_locked_is_not_one_of_its_lock(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "w.0-0000.seg"
+    path.touch()
+    with (
+        pytest.raises(OSError, match="no space left"),
+        open_exclusively(path, os.O_RDWR),
+    ):
+        raise OSError("no space left")
+    path.with_name(path.name + ".spare").mkdir()
+    make_spare(path)
+    assert not path.exists(), "it cannot be renamed, so it is removed"
 
 
 async def test_older_bytes_are_not_taken_for_a_blob_that_never_reached_the_disk(

@@ -45,14 +45,15 @@ def open_exclusively(path: Path, mode: int) -> Iterator[int]:
     except OSError as error:
         raise PayloadError(f"cannot open segment {path}: {error.strerror or error}") from None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = f"segment {path} is in use; try again when its run has ended"
+            raise PayloadError(text) from None
+        except OSError as error:
+            text = f"cannot lock segment {path}: {error.strerror or error}"
+            raise PayloadError(text) from None
         yield file
-    except BlockingIOError:
-        raise PayloadError(
-            f"segment {path} is in use; try again when its run has ended"
-        ) from None
-    except OSError as error:
-        raise PayloadError(f"cannot lock segment {path}: {error.strerror or error}") from None
     finally:
         os.close(file)
 

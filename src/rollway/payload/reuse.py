@@ -20,7 +20,7 @@ def make_spare(path: Path) -> None:
     try:
         with open_exclusively(path, os.O_RDONLY):
             path.rename(path.with_name(path.name + SPARE))
-    except PayloadError:
+    except (PayloadError, OSError):
         path.unlink(missing_ok=True)
 
 

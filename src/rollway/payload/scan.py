@@ -99,8 +99,11 @@ def recover(path: Path) -> RecoveryReport:
             )
         if end < size:
             del data
-            os.ftruncate(file, end)
-            os.fsync(file)
+            try:
+                os.ftruncate(file, end)
+                os.fsync(file)
+            except OSError as error:
+                raise PayloadError(f"cannot cut segment {path}: {error.strerror}") from None
     before = [piece for piece in pieces if piece.offset < end]
     num_broken = sum(isinstance(piece, BrokenPiece) for piece in before)
     return RecoveryReport(len(before) - num_broken, num_broken, size - end)
