@@ -1,6 +1,7 @@
 """Batches over a real socket: acknowledged, sent again after a lost connection, taken once."""
 
 import asyncio
+import logging
 import shutil
 from pathlib import Path
 
@@ -90,6 +91,16 @@ async def test_a_trainer_that_restarts_gets_its_batch_again(run: RunDir) -> None
         ):
             async with open_batches(sender.address, first=1) as batches:
                 await anext(batches)
+
+
+async def test_the_log_names_the_trainer_that_has_connected(
+    run: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "rollway")
+    async with orchestrator(run) as sender, raw_trainer(sender.address) as trainer:
+        await trainer.send(TrainerHello("mine\n"))
+        await trainer.receive()
+    assert r"trainer 'mine\n' has connected; step 1 is next" in caplog.messages
 
 
 async def test_a_message_that_comes_twice_counts_once(run: RunDir) -> None:

@@ -143,14 +143,9 @@ class ZmqSender:
             self._session.stop()
             await self._send(self._session.peer, RefusedByOrchestrator(TAKEN_OVER))
         self._session = _TrainerSession(peer, self._window_bytes)
-        log.info(
-            "trainer '%s' has connected; step %d is next",
-            ascii(hello.name),
-            self._published + 1,
-        )
-        await self._send(
-            peer, TrainerWelcome(self._published + 1, self._last, str(self._run.payload))
-        )
+        step = self._published + 1
+        log.info("trainer %s has connected; step %d is next", ascii(hello.name), step)
+        await self._send(peer, TrainerWelcome(step, self._last, str(self._run.payload)))
 
     async def _on_want(
         self, session: _TrainerSession, want: WantBatch, tasks: asyncio.TaskGroup
