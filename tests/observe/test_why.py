@@ -17,6 +17,7 @@ from rollway.records.situation import (
     Situation,
     WaitingRollout,
 )
+from rollway.rundir.rundir import RunDir
 
 
 def waiting(number: int, env: str = "dead") -> WaitingRollout:
@@ -108,6 +109,9 @@ def test_why_says_when_a_run_has_ended(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "The run has ended. State at 1970-01-01" in result.output
     assert "step 7 waits for rollouts" in result.output
+    with RunDir(tmp_path).lock():
+        result = cli.invoke(app, ["why", str(tmp_path)])
+    assert "The run is starting or ending, or its orchestrator hangs. State" in result.output
     picture = cli.invoke(app, ["why", str(tmp_path), "--json"])
     assert msgspec.json.decode(picture.output, type=Situation) == NOW
 

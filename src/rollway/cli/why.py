@@ -23,7 +23,8 @@ def why(
 
     For a run that has ended, this is the state at its end.
     """
-    now = read(RunDir(run))
+    directory = RunDir(run)
+    now = read(directory)
     if as_json:
         echo(msgspec.json.encode(now).decode())
         return
@@ -33,7 +34,9 @@ def why(
         return
     old_s = time.time() - now.time_s
     if old_s > FRESH_S:
-        echo(f"The run has ended. State at {stamp}, {old_s:.0f} s ago:")
+        alive = "is starting or ending, or its orchestrator hangs"
+        state = alive if directory.is_locked else "has ended"
+        echo(f"The run {state}. State at {stamp}, {old_s:.0f} s ago:")
     for line in lines(now):
         echo(line)
 

@@ -59,6 +59,17 @@ class RunDir:
         with lock_folder(self.logs, f"trains in {self.path}"):
             yield
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether a process trains in this run."""
+        try:
+            with lock_folder(self.logs, "trains"):
+                return False
+        except RunDirError:
+            return True
+        except OSError:  # no such folder, or a file system without locks
+            return False
+
     def create(self, config: RunConfig) -> None:
         """Make the folders, and write down the config that the run was started with."""
         self.make_folders()
