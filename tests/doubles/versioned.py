@@ -31,7 +31,7 @@ class VersionedEngine:
         """It accepts new weights without loading them."""
         self.hangs_up_on: Callable[[list[int]], bool] = lambda prompt: False
         self.may_answer = asyncio.Event()
-        """While it is not set, a request for metrics waits."""
+        """While it is not set, requests for metrics and models wait."""
         self.may_answer.set()
         self.load = {"running": 3.0, "waiting": 2.0, "cache": 0.5}
         self.version = "default"
@@ -84,6 +84,7 @@ class VersionedEngine:
             self._changed.notify_all()
 
     async def _models(self, request: web.Request) -> web.Response:
+        await self.may_answer.wait()
         return web.json_response({"data": [{"id": self._model, "owned_by": "vllm"}]})
 
     async def _metrics(self, request: web.Request) -> web.Response:

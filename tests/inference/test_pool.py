@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.doubles.versioned import VersionedEngine, versioned_engine
 
-from rollway.errors import EngineAway, EngineError
+from rollway.errors import EngineAway, EngineError, EngineLate
 from rollway.inference.engines.dialect import make_prompt
 from rollway.inference.engines.engine import ExpectedPolicy
 from rollway.inference.engines.link import EngineAccess
@@ -20,10 +20,13 @@ pytestmark = pytest.mark.anyio
 
 @asynccontextmanager
 async def pool_of(
-    *engines: VersionedEngine, patience_s: float = 60.0, is_patient: bool = False
+    *engines: VersionedEngine,
+    patience_s: float = 60.0,
+    is_patient: bool = False,
+    deadline_s: float = 30.0,
 ) -> AsyncIterator[EnginePool]:
     config = PoolConfig(
-        engines=tuple(EngineAccess(engine.url, deadline_s=30.0) for engine in engines),
+        engines=tuple(EngineAccess(engine.url, deadline_s) for engine in engines),
         routes=False,
         shape=None,
         patience_s=patience_s,
@@ -186,3 +189,16 @@ async def test_a_patient_pool_waits_for_one_engine_that_answers() -> None:
         with pytest.raises(EngineError, match=r"waited 0\.1 s"):
             await pool_of(a, b, patience_s=0.1, is_patient=True).__aenter__()
     assert (prompts(a), prompts(b)) == ([1], [0])
+
+
+async def test_a_patient_pool_passes_over_an_engine_that_never_answers() -> None:
+    async with versioned_engine() as silent, versioned_engine() as other:
+        silent.may_answer.clear()
+        with pytest.raises(EngineLate, match=f"{silent.url}: no answer within 0.1 s"):
+            await pool_of(silent, deadline_s=0.1).__aenter__()
+        with pytest.raises(EngineError, match=r"no answer within 0\.1 s; waited 0\.1 s"):
+            await pool_of(
+                silent, deadline_s=0.1, patience_s=0.1, is_patient=True
+            ).__aenter__()
+        async with pool_of(silent, other, deadline_s=0.1, is_patient=True) as pool:
+            await ask(pool.pin(1), 0)

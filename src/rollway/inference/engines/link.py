@@ -74,14 +74,16 @@ class EngineLink:
 
     async def fetch_model(self) -> ServedModel:
         """Return the model that `access` names, or raise EngineError if the engine does not serve it."""
+        limit_s, problem = self._access.deadline_s, f"no engine at {self.url}"
         try:
-            async with asyncio.timeout(self._access.deadline_s):
+            async with asyncio.timeout(limit_s):
                 models = await endpoint.fetch_models(self._http, "/v1/models")
         except HttpAway as error:
-            raise EngineAway(f"no engine at {self.url}: {error}") from None
-        except (HttpError, TimeoutError, *UNREADABLE) as error:
-            reason = str(error) or f"no answer within {self._access.deadline_s:g} s"
-            raise EngineError(f"no engine at {self.url}: {reason}") from None
+            raise EngineAway(f"{problem}: {error}") from None
+        except TimeoutError:
+            raise EngineLate(f"{problem}: no answer within {limit_s:g} s") from None
+        except (HttpError, *UNREADABLE) as error:
+            raise EngineError(f"{problem}: {error}") from None
         return endpoint.pick_model(models or (), self._access.model, self.url)
 
 

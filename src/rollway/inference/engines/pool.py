@@ -7,7 +7,7 @@ from contextlib import ExitStack, asynccontextmanager
 
 from msgspec import Struct
 
-from ...errors import EngineAway, EngineError
+from ...errors import EngineAway, EngineError, EngineLate
 from ...records.turn import Sampling, Turn
 from ..http.endpoint import ServedModel
 from ..replies.body import BodyBuffers
@@ -103,7 +103,7 @@ class PinnedEngine:
                 return turn
 
 
-def _waited_too_long(error: EngineAway, waited_s: float) -> EngineError:
+def _waited_too_long(error: EngineError, waited_s: float) -> EngineError:
     return EngineError(f"{error}; waited {waited_s:.1f} s for an engine (engine.patience_s)")
 
 
@@ -147,7 +147,7 @@ async def _wait_for_first(links: Sequence[EngineLink], patience_s: float) -> Ser
         for link in links:
             try:
                 return await link.fetch_model()
-            except EngineAway as error:
+            except (EngineAway, EngineLate) as error:
                 if time.monotonic() >= until_s:
                     raise _waited_too_long(error, patience_s) from None
         await asyncio.sleep(LONGEST_REST_S)
