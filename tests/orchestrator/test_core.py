@@ -441,6 +441,20 @@ def test_an_evaluation_ends_if_its_environment_falls_silent_before_it_starts() -
     assert (report.version, report.closed) == (0, ())
 
 
+def test_an_evaluation_does_not_wait_for_tasks_of_a_silent_environment() -> None:
+    config = EvalConfig(every=1, num_tasks=100, num_rollouts=2)
+    core = new_core(eval=config, env_patience_s=60)
+    play(core, Started())
+    play(core, Tick(0.0))
+    (report,) = of_kind(ReportEval, play(core, Tick(61.0)))
+    assert (report.version, report.closed) == (0, ())
+    page = TasksArrived("env", 0, tasks(64), split="eval")
+    assert not play(core, page), "nothing waits for these tasks any more"
+    assert of_kind(PullTasks, play(core, WeightsApplied(PolicyVersion(1))))
+    assert of_kind(PullTasks, play(core, page)) == [PullTasks("env", 64, 36, "eval")]
+    assert not of_kind(PullTasks, play(core, page)), "the answer to the older request"
+
+
 def test_the_last_version_is_evaluated_before_the_run_ends() -> None:
     core, orders = started(max_steps=1, max_outstanding=8, eval=EVAL)
     one_task = tasks(1)

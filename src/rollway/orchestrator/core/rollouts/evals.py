@@ -32,7 +32,8 @@ class Evaluations:
         """The last version that was evaluated, or is being evaluated, also before a restart."""
         self._next: PolicyVersion | None = None
         self._version: PolicyVersion | None = None
-        self._pulling: set[str] = set()
+        self._pulling: dict[str, int] = {}
+        """Environments that owe tasks, and the position of the first one they owe."""
         self._pending: deque[tuple[str, Task]] = deque()
         self.groups = OpenGroups()
         self._closed: list[ClosedGroup] = []
@@ -79,20 +80,21 @@ class Evaluations:
         if self._config is None or self._next is None or self.is_running:
             return []
         self._version, self._next = self._next, None
-        self._pulling = set(self._envs)
+        self._pulling = dict.fromkeys(self._envs, 0)
         count = min(PAGE, self._config.num_tasks)
         return [PullTasks(env, 0, count, "eval") for env in self._envs]
 
     def arrived(self, event: TasksArrived) -> Commands:
         env, tasks = event.env, event.tasks
-        if self._config is None or env not in self._pulling:
-            return []
+        if self._config is None or self._pulling.get(env) != event.start:
+            return []  # of an evaluation that did not wait for it
         self._pending.extend((env, task) for task in tasks)
         end = event.start + len(tasks)
         num_left = self._config.num_tasks - end
         if event.exhausted or not tasks or num_left <= 0:
-            self._pulling.discard(env)
+            del self._pulling[env]
             return self.report_if_settled()
+        self._pulling[env] = end
         return [PullTasks(env, end, min(PAGE, num_left), "eval")]
 
     def take(self, max_in_flight: int) -> tuple[str, Task] | None:
@@ -120,7 +122,8 @@ class Evaluations:
         return [report, *self._begin()]
 
     def abandon(self, env: str) -> list[Running]:
-        """Drop the pending tasks of an environment, and return its rollouts, to be cancelled. If it has
-        none, no end of a rollout will finish the evaluation: call `report_if_settled`."""
+        """Drop the tasks of an environment, also those it owes, and return its rollouts, to cancel. If
+        it has none, no end of a rollout will finish the evaluation: call `report_if_settled`."""
+        self._pulling.pop(env, None)
         self._pending = deque(pending for pending in self._pending if pending[0] != env)
         return [running for running in self.groups.all_in_flight() if running[0] == env]
