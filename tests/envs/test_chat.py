@@ -249,7 +249,7 @@ def test_a_child_of_plain_code_borrows_tools_by_name_and_no_others() -> None:
         chat.child("hello", tools="Sums")
 
 
-def bad_toolset(kind: Literal["untyped", "star", "odd"]) -> rw.Toolset:
+def bad_toolset(kind: Literal["untyped", "star", "odd", "selfless"]) -> rw.Toolset:
     class Untyped(rw.Toolset):
         @rw.tool
         def go(self, where) -> None:  # type: ignore[no-untyped-def]
@@ -265,7 +265,13 @@ def bad_toolset(kind: Literal["untyped", "star", "odd"]) -> rw.Toolset:
         def go(self, where: "asyncio.Future[int]") -> None:
             pass
 
-    return {"untyped": Untyped, "star": Star, "odd": Odd}[kind]()
+    class Selfless(rw.Toolset):
+        @rw.tool
+        def go() -> None:  # type: ignore[misc]
+            pass
+
+    kinds = {"untyped": Untyped, "star": Star, "odd": Odd, "selfless": Selfless}
+    return kinds[kind]()
 
 
 @pytest.mark.parametrize(
@@ -274,6 +280,7 @@ def bad_toolset(kind: Literal["untyped", "star", "odd"]) -> rw.Toolset:
         ("untyped", "'where' needs a type hint"),
         ("star", "name each argument"),
         ("odd", "tool Odd.go"),
+        ("selfless", "tool Selfless.go: its first argument must be 'self'"),
     ],
 )
 def test_tools_without_a_schema_are_refused(kind: Any, error: str) -> None:

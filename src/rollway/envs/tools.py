@@ -93,8 +93,10 @@ def _fields(method: Callable[..., Any]) -> Iterator[Any]:
         hints = get_type_hints(method, include_extras=True)
     except Exception as error:  # hints may be code in quotes
         raise TypeError(f"its type hints cannot be read: {error}") from None
-    _, *parameters = inspect.signature(method).parameters.values()
-    for parameter in parameters:
+    parameters = list(inspect.signature(method).parameters.values())
+    if not parameters:
+        raise TypeError("its first argument must be 'self'")
+    for parameter in parameters[1:]:
         name, default = parameter.name, parameter.default
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise TypeError(
