@@ -176,9 +176,9 @@ class Workspace:
 
     def why(self) -> str:
         command = [sys.executable, "-m", "rollway", "why", str(self.run)]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=60, check=True
-        ).stdout
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def metrics(self) -> list[dict[str, Any]]:
         return [

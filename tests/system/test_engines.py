@@ -60,6 +60,8 @@ def test_a_killed_embedded_engine_is_started_again_and_a_killed_launcher_takes_a
         process.kill()
     work.assert_nothing_is_left()
     check_steps(work, last)
+    settled = "SELECT DISTINCT num_settled FROM rollouts WHERE outcome IS NOT NULL"
+    assert work.ledger(settled) == [(1,)]
 
 
 def test_an_engine_that_comes_back_with_old_weights(

@@ -161,8 +161,8 @@ async def _look_out(
 ) -> None:
     """Keep that picture up to date, and say what the run waits for when a step takes long."""
     while True:
-        await asyncio.sleep(LOOK_EVERY_S)
         await _write_situation(run, tracker)
+        await asyncio.sleep(LOOK_EVERY_S)
         await events.put(Tick(time.monotonic()))
         if remark := tracker.remark():
             await parent.send(Notice(remark))
