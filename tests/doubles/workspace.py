@@ -56,6 +56,8 @@ class Workspace:
                 f"external = {{ url = {json.dumps([*engines])} }}\n            routes = false"
             )
         self.trainer = trainer
+        self.printed: list[str] = []
+        """The lines of all runs that were read while they ran."""
         self.folder = folder
         self.run = folder / "outputs" / "test"
         self.mark = uuid.uuid4().hex
@@ -140,6 +142,7 @@ class Workspace:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line)
+            self.printed.append(line)
             if self.trainer and (found := re.search(WAITS_FOR_TRAINER, line)):
                 self.trainer.begin(str(self.folder / found[1]))
             if re.search(pattern, line):

@@ -117,7 +117,7 @@ UNKNOWN_DTYPE = pybase64.b64decode(npy(GOOD)).replace(b"|u1", b"<u9")
         (npy(np.zeros((12, 4, 2), np.float32)), "float32 is not a type of integers"),
         (npy(np.zeros((12, 8), np.uint8)), r"is not \[tokens, layers, topk\]"),
         (npy(np.asfortranarray(GOOD)), r"is not \[tokens, layers, topk\]"),
-        (npy(GOOD[:-1]), "for 12 positions"),
+        (npy(GOOD[:-1]), "expected 12 positions"),
         (npy(GOOD)[:-8], "characters of base64 for uint8"),
         (npy(GOOD) + "AAAA", "cannot be read"),
         (npy(GOOD)[:-4] + "A===", "cannot be read"),

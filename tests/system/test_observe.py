@@ -46,12 +46,12 @@ def train_and_scrape(
 ) -> tuple[str, str]:
     """Return what was scraped after the second step, and all that was on the console."""
     with work.training(*options) as process:
-        lines = work.wait_for_step(process, 2)
+        work.wait_for_step(process, 2)
         text = scraped(port)
         trainer.release()
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
-    return text, "".join(lines) + out
+    return text, "".join(work.printed) + out
 
 
 def test_blocking_calls_are_named_in_log_metrics_console_and_prometheus(
