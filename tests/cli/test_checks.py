@@ -56,7 +56,7 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(
     ).mkdir()  # a folder of this name, such as an old log folder, is not the package
     train = ["train", "run.toml", "--set", f"metrics.{key}={value}"]
     command = [sys.executable, "-c", WITHOUT, package, *train]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1
     assert done.stderr.startswith(f"rollway: {message}")
     assert f"pip install 'rollway[{package}]'" in done.stderr

@@ -37,7 +37,7 @@ def test_a_new_environment_passes_its_own_test_and_can_be_loaded(tmp_path: Path)
     path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
     tested = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-W", "error"],
-        cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=100,
+        cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert tested.returncode == 0, tested.stdout + tested.stderr
     assert "6 passed" in tested.stdout

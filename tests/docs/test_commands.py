@@ -24,9 +24,9 @@ from tests.doubles.command import Rollway
 from tests.doubles.engine import engine_double
 from tests.doubles.shared import build_once
 from tests.doubles.stand_ins import copying_trainer, drawing_engines
-from tests.doubles.workspace import ENVS, Workspace
+from tests.doubles.workspace import DEADLINE_S, ENVS, Workspace
 
-pytestmark = [pytest.mark.anyio, pytest.mark.system, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
 UNTIL_STOPPED = {"serve", "engine"}
 """Commands that end only by Ctrl-C. Tests in tests/system start them."""
@@ -89,7 +89,7 @@ def fill_folder(folder: Path, tiny_moe: Path) -> None:
         with work.training(*first_training().args[2:]) as process:
             work.wait_for_step(process, STOPPED_AFTER)
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=60)
+            process.communicate(timeout=DEADLINE_S)
     finally:
         work.kill()
 

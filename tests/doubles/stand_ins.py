@@ -21,7 +21,7 @@ from tests.doubles.versioned import VersionedEngine
 
 T = TypeVar("T")
 
-DEADLINE_S = 60.0
+DEADLINE_S = 600.0
 
 
 class Background:

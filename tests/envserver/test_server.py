@@ -207,7 +207,7 @@ async def test_a_killed_workers_rollouts_move_and_settle_once(
         assert sorted({ends[0].attempt for ends in server.settled.values()}) == [1, 2]
         assert all(len(ends) == 1 for ends in server.settled.values())
         assert [(lost.num_moved, lost.num_failed) for lost in server.lost] == [(8, 0)]
-        psutil.wait_procs(lanes, timeout=10)
+        psutil.wait_procs(lanes, timeout=60)
         assert not [lane for lane in lanes if lane.is_running()]
         server.stats.clear()
         await server.until_up(2)

@@ -130,7 +130,7 @@ async def test_after_sigterm_running_rollouts_finish_and_waiting_ones_are_cancel
         ends = [await server.outcome(f"r{n}") for n in range(8)]
         assert sum(isinstance(end, Scored) for end in ends) == 4
         assert ends.count(Cancelled("the env server is ending")) == 4
-        psutil.wait_procs(children, timeout=10)
+        psutil.wait_procs(children, timeout=60)
         assert not [child for child in children if child.is_running()]
 
 

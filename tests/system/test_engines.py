@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from tests.doubles.stand_ins import CopyingTrainer, DrawingEngine, drawing_engines
-from tests.doubles.workspace import Workspace
+from tests.doubles.workspace import DEADLINE_S, Workspace
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.system]
 
 
 def check_steps(work: Workspace, steps: int) -> None:
@@ -34,7 +34,7 @@ def check_steps(work: Workspace, steps: int) -> None:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -76,7 +76,7 @@ def test_an_engine_that_comes_back_with_old_weights(
         wait_until(lambda: "no answer for" in light.why())
         assert f"the engine at {engine.url}: no answer for" in light.why().splitlines()[0]
         engine.open()
-        out, err = process.communicate(timeout=150)
+        out, err = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, err
     assert engine.version == "7"
     assert "default" not in {version for _, version in engine.requests}
@@ -91,7 +91,7 @@ def test_an_engine_that_never_comes_back_stops_the_run_and_resume_continues_it(
     with light.training("--set", "max_steps=500", "--set", "engine.patience_s=2") as process:
         light.wait_for_step(process, 2)
         engine.kill()
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 1
     message = rf"rollway: no answer from the engine at {engine.url} for \d+ s \(.*\), and engine\.pat"
     assert re.match(message, err), err
@@ -131,7 +131,7 @@ def test_two_engines_one_of_which_misses_a_few_versions(
             "with the weights it missed"
         )
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 130
     assert f"The engine at {second.url} is back after " in out
     check_steps(work, work.metrics()[-1]["step"])

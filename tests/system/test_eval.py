@@ -19,7 +19,7 @@ from tests.doubles.command import Rollway
 from tests.doubles.engine import engine_double
 from tests.doubles.workspace import MARK, marked_processes
 
-pytestmark = [pytest.mark.anyio, pytest.mark.system, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
 ENVS = str(Path(__file__).parents[1] / "doubles" / "envs.py")
 KEY_VAR = "ROLLWAY_TEST_KEY"

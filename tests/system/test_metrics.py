@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from tests.doubles.stand_ins import CopyingTrainer
-from tests.doubles.workspace import Workspace
+from tests.doubles.workspace import DEADLINE_S, Workspace
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system]
 
 
 def published(work: Workspace) -> int:
@@ -25,7 +25,7 @@ def stop_before_a_report(work: Workspace, trainer: CopyingTrainer) -> int:
     """Stop the orchestrator while the trainer holds a batch, then let the trainer publish it. Return the
     step that is trained and not reported."""
     step = 3
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + DEADLINE_S
     while not (work.run / "batches" / f"step_{step}" / "manifest.json").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)

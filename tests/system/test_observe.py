@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.doubles import credit
 from tests.doubles.stand_ins import CopyingTrainer
-from tests.doubles.workspace import ENVS, Workspace
+from tests.doubles.workspace import DEADLINE_S, ENVS, Workspace
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system]
 
 CREDIT = Path(credit.__file__)
 
@@ -49,7 +49,7 @@ def train_and_scrape(
         work.wait_for_step(process, 2)
         text = scraped(port)
         trainer.release()
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, err
     return text, "".join(work.printed) + out
 

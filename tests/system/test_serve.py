@@ -15,6 +15,7 @@ import psutil
 import pytest
 from tests.doubles.command import Rollway
 from tests.doubles.engine import engine_double
+from tests.doubles.workspace import DEADLINE_S
 
 from rollway.envserver import client as envs
 from rollway.errors import CurveKeysError
@@ -105,8 +106,8 @@ async def test_a_server_on_its_own_from_start_to_signal(
                 assert (await line_with(process, told))[1] == "1"
             everyone = psutil.Process(process.pid).children(recursive=True)
             os.kill(process.pid, how)
-            assert await asyncio.to_thread(process.wait, 30) == code
-            assert not psutil.wait_procs(everyone, timeout=10)[1], "nothing outlives it"
+            assert await asyncio.to_thread(process.wait, DEADLINE_S) == code
+            assert not psutil.wait_procs(everyone, timeout=60)[1], "nothing outlives it"
             assert process.stderr is not None
             assert process.stderr.read() == "Stopped.\n"
     assert {path.name for path in (tmp_path / "logs").iterdir()} >= {
@@ -148,7 +149,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, tiny_moe: Path) -> None:
         taken.listen()
         bind = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         with serving(tmp_path, tiny_moe, "http://127.0.0.1:9", "--bind", bind) as process:
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
     assert (
         errors
@@ -180,7 +181,6 @@ store = "frames"
 """
 
 
-@pytest.mark.timeout(180)
 async def test_a_run_trains_on_a_served_environment(tmp_path: Path, tiny_moe: Path) -> None:
     server, client = make_keys(tmp_path / "keys")
     with started(tmp_path, "engine", "-m", str(tiny_moe), "--port", "0") as engine:
@@ -193,7 +193,7 @@ async def test_a_run_trains_on_a_served_environment(tmp_path: Path, tiny_moe: Pa
             )
             (tmp_path / "run.toml").write_text(told)
             with started(tmp_path, "train", "run.toml") as train:
-                said, errors = await asyncio.to_thread(train.communicate, timeout=150)
+                said, errors = await asyncio.to_thread(train.communicate, timeout=DEADLINE_S)
             assert train.returncode == 0, errors
             assert "Step 2/2" in said
             assert process.poll() is None, "the server goes on"

@@ -4,9 +4,9 @@ import json
 
 import pytest
 from tests.doubles.stand_ins import CopyingTrainer
-from tests.doubles.workspace import Workspace
+from tests.doubles.workspace import DEADLINE_S, Workspace
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.system]
 
 SINKS = ["--set", "metrics.tensorboard=true", "--set", "metrics.wandb_project=tests"]
 
@@ -57,7 +57,7 @@ def test_sinks_that_die_do_not_end_the_run(light: Workspace, trainer: CopyingTra
             process, "Warning: W&B and TensorBoard will not get further steps"
         )
         trainer.release()
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, err
     assert [line["step"] for line in light.metrics()] == list(range(1, 9))
     light.assert_nothing_is_left()

@@ -12,12 +12,12 @@ import pytest
 from tests.doubles.command import Rollway
 from tests.doubles.declared import declarations_of
 from tests.doubles.stand_ins import CopyingTrainer
-from tests.doubles.workspace import Workspace
+from tests.doubles.workspace import DEADLINE_S, Workspace
 
 from rollway.observe.declared import DECLARED
 from rollway.payload.reuse import SPARE
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system]
 
 ENDLESS = ("--set", "max_steps=500")
 """For runs that are ended from outside."""
@@ -48,7 +48,7 @@ def test_a_whole_run_that_is_interrupted_and_resumed(
         check_scraped(port)
         spare.touch()
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 130
     assert not spare.exists(), "a segment that nothing is written into takes no space"
     assert "--resume" in err
@@ -87,7 +87,7 @@ def check_scraped(port: int) -> None:
         names.append(f'rollway_rss_bytes{{process="{name}"}}')
     names += ["rollway_step ", "rollway_in_flight ", "rollway_payload_live_bytes ",
               "rollway_time_train_seconds "]  # fmt: skip
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + DEADLINE_S
     missing = names
     while missing and time.monotonic() < deadline:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
@@ -203,7 +203,7 @@ def test_a_killed_env_worker_costs_nothing_but_time(
         light.find("rollway.envserver.worker.worker:main")[0].kill()
         light.wait_for_line(process, "died:")
         trainer.release()
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, err
     assert "Step 8/8" in out
     assert light.ledger("SELECT DISTINCT num_settled FROM rollouts") == [(1,)]
@@ -214,7 +214,7 @@ def test_a_part_stopped_from_outside_ends_the_run(trains: Workspace) -> None:
     with trains.training(*ENDLESS) as process:
         (victim,) = trains.find("rollway.trainer.front:main")
         victim.terminate()
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 1
     assert "trainer" in err
     assert "was stopped from outside" in err
@@ -235,7 +235,7 @@ def check_killed(work: Workspace, process: "subprocess.Popen[str]", entry: str) 
     """Kill the part with this entry: the run ends and names it."""
     (victim,) = work.find(entry)
     victim.kill()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
     assert entry.split(".")[1] in err
     assert "SIGKILL" in err or "died" in err
@@ -253,7 +253,7 @@ def test_sigterm_ends_a_run_in_which_no_other_can_train(
             assert second.code == 1
             assert second.err.startswith("rollway: another process trains in ")
         process.terminate()
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 143
     assert "Traceback" not in err
     light.assert_nothing_is_left()

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.doubles.workspace import Workspace
+from tests.doubles.workspace import DEADLINE_S, Workspace
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system]
 
 ZMQ = ("--set", "transport.zmq={}")
 
@@ -38,7 +38,7 @@ def test_a_killed_trainer_ends_the_run_and_resume_goes_on(trains: Workspace) -> 
     with trains.training(*options, "--set", "max_steps=500") as process:
         (victim,) = trains.find("rollway.trainer.front:main")
         victim.kill()
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 1
     assert "trainer" in err
     assert "SIGKILL" in err
@@ -103,10 +103,10 @@ def run_with(
                     str(dies_at),
                 ]
                 done = subprocess.run(
-                    command, env=work.env, capture_output=True, text=True, timeout=100
+                    command, env=work.env, capture_output=True, text=True, timeout=DEADLINE_S
                 )
                 assert done.returncode == (3 if dies_at else 0), done.stderr
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=DEADLINE_S)
             assert process.returncode == 0, err
         finally:
             process.kill()

@@ -21,7 +21,7 @@ from rollway.rundir.rundir import RunDir
 from rollway.trainer.rank_processes import start_ranks
 from rollway.transport.batch import Batch
 
-pytestmark = [pytest.mark.anyio, pytest.mark.system, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
 STEPS = 3
 BUDGET = 40
