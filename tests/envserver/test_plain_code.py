@@ -59,7 +59,7 @@ def adding(prompt: PolicyPrompt) -> str:
 async def test_plain_code_runs_in_another_process_and_speaks_through_its_worker(
     tmp_path: Path,
 ) -> None:
-    env = EnvConfig(id=PLAIN, server=ServerConfig(workers=1, rollout_deadline_s=8.0))
+    env = EnvConfig(id=PLAIN, server=ServerConfig(workers=1, rollout_deadline_s=20.0))
     async with serving(tmp_path, env, adding) as client:
         scored = await outcome(client, Task("0", "add 1 2"))
         assert isinstance(scored, Scored), scored

@@ -58,7 +58,7 @@ def test_a_killed_embedded_engine_is_started_again_and_a_killed_launcher_takes_a
             work.wait_for_step(process, last)
         assert len(work.processes()) > 6
         process.kill()
-    work.assert_nothing_is_left()
+    work.assert_nothing_is_left(was_killed=True)
     check_steps(work, last)
     settled = "SELECT DISTINCT num_settled FROM rollouts WHERE outcome IS NOT NULL"
     assert work.ledger(settled) == [(1,)]

@@ -46,7 +46,7 @@ def test_a_step_that_was_trained_and_not_reported_is_reported_by_the_resumed_run
         light.wait_for_step(process, 2)
         step = stop_before_a_report(light, trainer)
         os.kill(process.pid, signal.SIGKILL)
-    light.assert_nothing_is_left()
+    light.assert_nothing_is_left(was_killed=True)
     assert reported(light) < step == published(light)
     with (light.run / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 99, "rew')

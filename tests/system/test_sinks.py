@@ -70,4 +70,4 @@ def test_a_killed_launcher_takes_its_sinks_along(
     with light.training("--set", "max_steps=500", *SINKS) as process:
         assert light.find("rollway.observe.feed:serve")
         process.kill()
-    light.assert_nothing_is_left()
+    light.assert_nothing_is_left(was_killed=True)

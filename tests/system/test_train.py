@@ -240,7 +240,7 @@ def check_killed(work: Workspace, process: "subprocess.Popen[str]", entry: str) 
     assert entry.split(".")[1] in err
     assert "SIGKILL" in err or "died" in err
     assert "Traceback" not in err
-    work.assert_nothing_is_left()
+    work.assert_nothing_is_left(was_killed=True)
 
 
 def test_sigterm_ends_a_run_in_which_no_other_can_train(
