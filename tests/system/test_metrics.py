@@ -22,11 +22,11 @@ def reported(work: Workspace) -> int:
 
 
 def stop_before_a_report(work: Workspace, trainer: CopyingTrainer) -> int:
-    """Stop the orchestrator while the trainer holds a batch, then let the trainer publish it. Return the
-    step that is trained and not reported."""
+    """Stop the orchestrator while the trainer holds a batch whose metrics are in the ledger. Then let
+    the trainer publish it, and return the step that is trained and not reported."""
     step = 3
     deadline = time.monotonic() + DEADLINE_S
-    while not (work.run / "batches" / f"step_{step}" / "manifest.json").exists():
+    while not work.ledger(f"SELECT 1 FROM reports WHERE step = {step}"):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     (orchestrator,) = work.find("rollway.orchestrator.shell.main:main")

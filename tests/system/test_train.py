@@ -218,7 +218,7 @@ def test_a_part_stopped_from_outside_ends_the_run(trains: Workspace) -> None:
         assert process.returncode == 1
     assert "trainer" in err
     assert "was stopped from outside" in err
-    trains.assert_nothing_is_left()
+    trains.assert_nothing_is_left(was_killed=True)  # the rank is killed with its front
 
 
 def test_a_killed_rank_ends_the_run_with_the_reason(trains: Workspace) -> None:
