@@ -231,6 +231,16 @@ def test_a_killed_orchestrator_ends_the_run_with_the_reason(light: Workspace) ->
         check_killed(light, process, "rollway.orchestrator.shell.main:main")
 
 
+def test_an_orchestrator_that_is_stopped_gives_spare_space_back(light: Workspace) -> None:
+    spare = light.run / "payload" / f"one.0-0000.seg{SPARE}"
+    with light.training(*ENDLESS) as process:
+        spare.touch()
+        (orchestrator,) = light.find("rollway.orchestrator.shell.main:main")
+        orchestrator.terminate()
+        process.communicate(timeout=DEADLINE_S)
+    assert not spare.exists()
+
+
 def check_killed(work: Workspace, process: "subprocess.Popen[str]", entry: str) -> None:
     """Kill the part with this entry: the run ends and names it."""
     (victim,) = work.find(entry)

@@ -3,7 +3,8 @@
 import asyncio
 import socket
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -66,6 +67,7 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
 
     async with AsyncExitStack() as stack:
         ledger = await stack.enter_async_context(open_ledger(run.ledger))
+        await stack.enter_async_context(_removing_unused_payload(run, core))
         peers = await _connect(spec, core, parent, stack)
         tracker = RolloutTracker(core.view, peers.fleet.states)
         config = spec.core.orchestrator
@@ -97,6 +99,14 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
                 task.cancel()
         if core.finished:
             await _write_situation(run, tracker)
+
+
+@asynccontextmanager
+async def _removing_unused_payload(run: RunDir, core: Core) -> AsyncIterator[None]:
+    """Give the space of unused segments back when the block ends, also if it is cancelled or fails."""
+    try:
+        yield
+    finally:
         await thread(remove_segments if core.finished else remove_spares, run.payload)
 
 
