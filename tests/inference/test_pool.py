@@ -186,7 +186,7 @@ async def test_a_patient_pool_waits_for_one_engine_that_answers() -> None:
             await a.start()
             await ask((await opening).pin(1), 1)
         await a.stop()
-        with pytest.raises(EngineError, match=r"waited 0\.1 s"):
+        with pytest.raises(EngineError, match=r"waited [\d.]+ s"):
             await pool_of(a, b, patience_s=0.1, is_patient=True).__aenter__()
     assert (prompts(a), prompts(b)) == ([1], [0])
 
@@ -196,7 +196,7 @@ async def test_a_patient_pool_passes_over_an_engine_that_never_answers() -> None
         silent.may_answer.clear()
         with pytest.raises(EngineLate, match=f"{silent.url}: no answer within 0.1 s"):
             await pool_of(silent, deadline_s=0.1).__aenter__()
-        with pytest.raises(EngineError, match=r"no answer within 0\.1 s; waited 0\.1 s"):
+        with pytest.raises(EngineError, match=r"no answer within 0\.1 s; waited [\d.]+ s"):
             await pool_of(
                 silent, deadline_s=0.1, patience_s=0.1, is_patient=True
             ).__aenter__()

@@ -48,7 +48,11 @@ class WatchedFleet:
         )
 
     async def until_trouble(self) -> None:
-        while not self.fleet.states()[0].trouble:  # noqa: ASYNC110
+        await self.until_silent(0.0)
+
+    async def until_silent(self, silent_s: float) -> None:
+        """Wait until the first engine has given no answer for longer than this."""
+        while self.fleet.states()[0].silent_s <= silent_s:  # noqa: ASYNC110
             await asyncio.sleep(QUICK_S)
 
 
@@ -208,8 +212,7 @@ async def test_the_run_stops_when_no_engine_came_back_in_time() -> None:
     async def run(a: VersionedEngine, b: VersionedEngine) -> None:
         async with watched_fleet(a, b, patience_s=0.3) as watched:
             await a.stop()
-            while watched.fleet.states()[0].silent_s < 0.6:  # noqa: ASYNC110
-                await asyncio.sleep(QUICK_S)
+            await watched.until_silent(0.6)
             await b.stop()  # one engine is enough: only now does the run wait
             await asyncio.sleep(30)
 
@@ -223,19 +226,27 @@ async def test_the_run_stops_when_no_engine_came_back_in_time() -> None:
     assert "--resume continues" in text
 
 
-async def test_a_run_that_needs_no_more_samples_waits_for_no_engine() -> None:
+async def test_an_update_without_engines_ends_when_no_more_samples_are_needed() -> None:
     needed = True
     async with (
         versioned_engine() as engine,
-        watched_fleet(engine, patience_s=0.2, is_needed=lambda: needed) as watched,
+        watched_fleet(engine, is_needed=lambda: needed) as watched,
     ):
         await engine.stop()
         updating = asyncio.create_task(watched.update(1))
-        await asyncio.sleep(0.2)
+        await watched.until_silent(0.2)
         assert not updating.done()
         needed = False
         await updating
-        await asyncio.sleep(0.5)  # beyond its patience, and nothing is raised
+
+
+async def test_a_run_that_needs_no_more_samples_waits_for_no_engine() -> None:
+    async with (
+        versioned_engine() as engine,
+        watched_fleet(engine, patience_s=0.2, is_needed=lambda: False) as watched,
+    ):
+        await engine.stop()
+        await watched.until_silent(0.6)  # beyond its patience, and nothing is raised
 
 
 async def test_the_load_of_the_engines_becomes_an_event() -> None:
