@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from msgspec import Struct
-from tests.docs.pages import ROOT
+from tests.docs.pages import PAGES, ROOT
 from typer.main import get_command
 
 from rollway.cli.main import app
@@ -17,6 +18,9 @@ COMMANDS = ("eval", "serve", "engine")
 """The commands with options that stand for keys. Others take a run file."""
 OF_THE_SERVER = {("serve", "--bind"), ("serve", "--keys")}
 """Options that are called like keys of a run file, but describe the other side of a connection."""
+
+PLACEHOLDERS = {"section.key", "env.key"}
+"""Names with which docs/configuration.md explains `--set`."""
 
 
 class Row(Struct, frozen=True):
@@ -98,3 +102,10 @@ def test_no_option_that_follows_the_rule_is_missing() -> None:
     by_rule = {option_of(key) for key in KEYS}
     found = {(name, option) for name in COMMANDS for option in options(name) & by_rule}
     assert found - listed == OF_THE_SERVER
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_key_that_a_page_sets_exists(page: Path) -> None:
+    named = re.findall(r"--set ([a-z_.0-9]+)=", page.read_text())
+    keys = {re.sub(r"^env\.\d+\.", "env.", key) for key in named}
+    assert keys - KEYS - PLACEHOLDERS == set()
