@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import numpy as np
 import pytest
-from tests.doubles.engine import NO_ROUTES
 from tests.doubles.versioned import VersionedEngine, versioned_engine
 
 from rollway.errors import EngineAway, EngineError, EngineLate
@@ -28,7 +27,8 @@ async def pool_of(
 ) -> AsyncIterator[EnginePool]:
     config = PoolConfig(
         engines=tuple(EngineAccess(engine.url, deadline_s) for engine in engines),
-        rules=NO_ROUTES,
+        routes=False,
+        shape=None,
         patience_s=patience_s,
     )
     async with open_pool(config, ExpectedPolicy(), None, is_patient=is_patient) as pool:

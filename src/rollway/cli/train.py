@@ -7,7 +7,6 @@ from typing import Annotated
 import msgspec
 import tomli_w
 from msgspec import Struct
-from msgspec.structs import replace
 from typer import Option, echo
 
 from ..config.load import load
@@ -15,14 +14,13 @@ from ..config.plan import Plan, plan
 from ..config.sections import RunConfig
 from ..config.specs import WarmupSpec, watch_spec
 from ..envs.registry import check_exists
-from ..errors import ConfigError, RunDirError
+from ..errors import RunDirError
 from ..launch.run import run_all
 from ..launch.sinks import feed_sinks
 from ..launch.watch import RunWatch
 from ..loop.processes.child import log_to
 from ..loop.watch.run import LoopWatch, run
-from ..model.hub import find_folder
-from ..model.shape import check_routes
+from ..model.folder import check_folder
 from ..observe.console import Screen
 from ..observe.prometheus import serve_metrics
 from ..orchestrator.shell.advantage import check
@@ -64,20 +62,13 @@ def train(
         raise RunDirError(
             "--resume continues a run and --clean deletes it: give only one of them"
         )
-    computes = config.trainer is not None or not config.engine.external
-    if computes:
+    if config.trainer or not config.engine.external:
         need_torch("training")
     need_sinks(config.metrics)
     check_keys(config)
     check_envs(config)
     directory = RunDir(planned.run_dir)
     warmup = needed_warmup(config)
-    if warmup and config.engine.routes and not warmup.warmup.experts:
-        raise ConfigError(
-            "engine.routes is true, but warmup.experts is 0: remove one of them"
-        )
-    if not warmup:
-        config = with_model_folder(config, needs_weights=computes)
     if resume and not directory.exists:
         raise RunDirError(f"no run at {directory.path} to resume")
     if clean:
@@ -167,17 +158,10 @@ def check_keys(config: RunConfig) -> None:
 def needed_warmup(config: RunConfig) -> WarmupSpec | None:
     """Return the warm-up of a run whose model must still be built."""
     warmup = warmup_spec(config)
-    return warmup if warmup and not is_built(warmup) else None
-
-
-def with_model_folder(config: RunConfig, *, needs_weights: bool) -> RunConfig:
-    """Replace the name of a model on the hub by the folder that it was downloaded to."""
-    model = config.model
-    folder = find_folder(
-        model.path, needs_weights=needs_weights, trusts_code=model.trust_remote_code
-    )
-    check_routes(folder, config.engine.routes)
-    return replace(config, model=replace(model, path=folder))
+    if warmup and not is_built(warmup):
+        return warmup
+    check_folder(config.model.path)
+    return None
 
 
 def show(config: RunConfig, planned: Plan) -> None:

@@ -104,15 +104,11 @@ def router_spec(evaluation: Evaluation) -> RouterSpec:
     return RouterSpec(
         env=EnvConfig(id=spec.env, args=spec.args, server=server),
         model=ModelConfig(
-            path=spec.tokenizer,
-            renderer=spec.renderer,
-            template=spec.template,
-            trust_remote_code=runtime.trust_remote_code,
+            path=spec.tokenizer, renderer=spec.renderer, template=spec.template
         ),
         engine=engine,
         engine_urls=(url,),
         speaks=spec.speaks,
-        is_training=False,
         limits=ServerLimits(segment_mb=SEGMENT_MB),
         payload=PayloadConfig(),
         payload_dir=str(folder.payload),

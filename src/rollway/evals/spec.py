@@ -52,7 +52,6 @@ class EvalRuntime(Struct, frozen=True):
     rollout_deadline_s: float
     max_context: int
     key_var: str
-    trust_remote_code: bool = False
     watch: WatchSpec = WatchSpec()
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from msgspec import Struct
 
 from ...config.specs import EngineSpec
-from ...model.folder import hub_name_of
 
 
 class DecoderCall(Struct, frozen=True):
@@ -29,4 +28,4 @@ class DecoderAnswer(Struct, frozen=True):
 
 def model_name(spec: EngineSpec) -> str:
     """Return the name under which the embedded engine serves its model."""
-    return hub_name_of(spec.model.path) or Path(spec.model.path).name
+    return Path(spec.model.path).name

@@ -13,10 +13,9 @@ from ..http.client import HttpReply
 from ..http.connection import Connection
 from ..http.endpoint import describe_error
 from ..replies.body import BodyBuffer, BodyBuffers, BodyCutter
-from ..replies.checks import ReplyRules
 from ..replies.columns import SAFETENSORS, ReplyColumns, decode_reply
 from ..replies.long_replies import LongReplies
-from ..replies.routes import WantedRoutes
+from ..replies.routes import RouteShape, WantedRoutes
 from .dialect import Dialect, Prompt
 from .link import EngineAccess, EngineLink, open_link, pick_dialect
 from .status import is_at_least, parse_version
@@ -50,14 +49,13 @@ class Engine:
 
     def __init__(
         self, link: EngineLink, model: str, dialect: Dialect, buffers: BodyBuffers,
-        long_replies: LongReplies | None, rules: ReplyRules,
+        long_replies: LongReplies | None, *, routes: bool,
     ) -> None:  # fmt: skip
         self._link = link
         self.url = link.url
         self.model = model
         self._dialect = dialect
-        self._rules = rules
-        self._routes = rules.wants_routes
+        self._routes = routes
         self._buffers = buffers
         self._long_replies = long_replies
         self._reports_version = True
@@ -83,9 +81,8 @@ class Engine:
             raise EngineError(
                 f"the reply of {self.url} has no routes: "
                 "start vLLM or SGLang with --enable-return-routed-experts, "
-                "or set engine.routes = false to train without them"
+                "or set engine.routes = false for a model without experts"
             )
-        await self._check(drawn, routes, version)
         versions = drawn.versions
         if versions is None:
             versions = np.full(len(drawn.token_ids), version, np.int32)
@@ -99,16 +96,6 @@ class Engine:
             routes=routes if self._routes else None,
             routes_start=start or 0,
         )
-
-    async def _check(self, drawn: ReplyColumns, routes: Routes | None, version: int) -> None:
-        self._rules.check_columns(drawn, max(version, self.policy.version))
-        if routes is None or not routes.size:
-            return
-        if routes.nbytes <= INLINE_ROUTES_BYTES:
-            highest = routes.max()
-        else:
-            highest = await thread_to_the_end(routes.max)
-        self._rules.check_routes(routes, int(highest))
 
     async def _check_connection(self, connection: Connection) -> None:
         """Raise EngineAway if the process at the other end has an older version than `policy`: it was
@@ -159,10 +146,11 @@ class Engine:
 
 @asynccontextmanager
 async def open_engine(
-    access: EngineAccess, rules: ReplyRules, long_replies: LongReplies | None = None
+    access: EngineAccess, *, routes: bool, shape: RouteShape | None = None,
+    long_replies: LongReplies | None = None,
 ) -> AsyncIterator[Engine]:  # fmt: skip
     """Open an engine that answers and serves the model of `access`."""
     with open_link(access) as link:
         served = await link.fetch_model()
-        dialect = pick_dialect(served, rules.shape)
-        yield Engine(link, served.id, dialect, BodyBuffers(), long_replies, rules)
+        dialect = pick_dialect(served, shape)
+        yield Engine(link, served.id, dialect, BodyBuffers(), long_replies, routes=routes)
