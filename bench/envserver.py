@@ -21,6 +21,7 @@ import zmq
 from loopback import talk
 from loopback.control import tick
 from loopback.engine import EngineSpec, serve
+from loopback.model import write_model
 from loopback.processes import Started, children, cpu_s, peak_bytes, started
 from loopback.report import QUIET, arguments, finish, lag_figures, table
 from loopback.server import env_server
@@ -54,9 +55,9 @@ class Case(msgspec.Struct, frozen=True):
     engine: EngineSpec
 
 
-DELTA = EngineSpec(layers=64, slots=80, drawn=64)
+DELTA = EngineSpec(layers=640, slots=8, drawn=64)
 """5,120 bytes a token: about 0.5 MB for the hundred tokens a turn adds."""
-WHOLE = EngineSpec(layers=64, slots=80, drawn=64, full=True)
+WHOLE = EngineSpec(layers=640, slots=8, drawn=64, full=True)
 CASES = (
     Case("20 turns, 1 worker", 20, 1, 5, DELTA),
     Case("20 turns, 2 workers", 20, 2, 5, DELTA),
@@ -221,9 +222,7 @@ def measure(
         started(tick, FREQUENT) as control,
         TemporaryDirectory() as folder,
     ):
-        from rollway.model.tiny import write_tokenizer
-
-        write_tokenizer(Path(folder))
+        write_model(Path(folder), case.engine)
         url = f"http://127.0.0.1:{engine.pipe.recv()}"
         control.ask()
         ours, over = asyncio.run(rollway(case, engine, control, url, Path(folder), args))

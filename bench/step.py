@@ -32,6 +32,7 @@ from loopback import talk
 from loopback.batch import old_orchestrator, old_trainer
 from loopback.control import tick
 from loopback.engine import EngineSpec, serve
+from loopback.model import write_model
 from loopback.opener import opening_trainer
 from loopback.processes import Started, children, cpu_s, peak_bytes, started
 from loopback.report import QUIET, arguments, finish, lag_figures, table
@@ -261,7 +262,7 @@ def router_spec(work: Workload, url: str, folder: Path, run: RunDir) -> RouterSp
     return RouterSpec(
         env=work.env,
         model=ModelConfig(path=str(folder), renderer="qwen3", template={"enable_thinking": False}),
-        engine=EngineConfig(request_deadline_s=3600),
+        engine=EngineConfig(request_deadline_s=3600, routes=True),
         engine_urls=(url,),
         payload=PayloadConfig(),
         payload_dir=str(run.payload),
@@ -287,7 +288,7 @@ def orchestrator_spec(
         sampling=Sampling(work.drawn),
         envs=(EnvAddress(work.env.id, address),),
         engine_urls=(url,),
-        engine=EngineConfig(request_deadline_s=3600),
+        engine=EngineConfig(request_deadline_s=3600, routes=True),
         weights="",
         must_push=False,
         payload=PayloadConfig(),
@@ -299,12 +300,10 @@ def orchestrator_spec(
 
 
 def measure(strategy: str, work: Workload, url: str, control: Any) -> dict[str, Any]:
-    from rollway.model.tiny import write_tokenizer
-
     folder = Path(mkdtemp(prefix="rollway-bench-"))
     try:
-        write_tokenizer(folder)
-        os.sync()  # nobody pays for what another wrote
+        write_model(folder, work.engine)
+        os.sync()  # no measurement pays for what another wrote
         time.sleep(
             SETTLE_S + min(MOST_REST_S, work.reply_gb)
         )  # nor for the memory it gives back

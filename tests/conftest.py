@@ -33,7 +33,21 @@ def tiny_moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_once(tmp_path_factory, "tiny-moe", build_tiny_moe)
 
 
+@pytest.fixture(scope="session")
+def tiny_dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model without experts, with random weights, and its tokenizer."""
+    return build_once(tmp_path_factory, "tiny-dense", build_tiny_dense)
+
+
+def build_tiny_dense(folder: Path) -> None:
+    build_tiny(folder, num_experts=0)
+
+
 def build_tiny_moe(folder: Path) -> None:
+    build_tiny(folder, num_experts=8)
+
+
+def build_tiny(folder: Path, num_experts: int) -> None:
     import torch
 
     from rollway.inference.rendering.tokenizer import Tokenizer
@@ -43,7 +57,7 @@ def build_tiny_moe(folder: Path) -> None:
     torch.manual_seed(0)
     vocab_size = write_tokenizer(folder)
     eos_id = Tokenizer(str(folder)).convert_tokens_to_ids("<|im_end|>")
-    shape = TinyShape(hidden_size=64, num_layers=3)
+    shape = TinyShape(hidden_size=64, num_layers=3, num_experts=num_experts)
     model = tiny_model(shape, vocab_size, eos_id, max_context=256)
     for name, weight in model.named_parameters():  # experts that differ, routers near a tie
         if weight.dim() > 1:

@@ -40,11 +40,11 @@ MAY_IMPORT = {
     "ledger": BASE | {"loop"},
     "transport": BASE | {"config", "loop", "wire", "payload", "rundir"},
     "inference": BASE | {"config", "loop", "wire", "model", "payload"},
-    "envserver": BASE | {"config", "loop", "wire", "envs", "trace", "payload", "inference"},
+    "envserver": BASE | {"config", "loop", "wire", "envs", "trace", "payload", "inference", "model"},
     "testing": BASE | {"config", "loop", "wire", "envs", "trace", "model", "inference", "envserver"},
     "orchestrator": BASE | {"config", "loop", "wire", "payload", "inference", "envserver", "rundir",
                             "transport", "ledger", "observe", "evals"},
-    "trainer": BASE | {"config", "loop", "wire", "payload", "model", "rundir", "transport"},
+    "trainer": BASE | {"config", "loop", "wire", "payload", "model", "rundir", "transport", "observe"},
     "warmup": BASE | {"config", "loop", "wire", "envs", "inference", "model", "observe", "rundir"},
     "resume": BASE | {"config", "ledger", "observe", "payload", "rundir", "transport"},
     "launch": BASE | {"config", "loop", "rundir", "observe"},
@@ -61,8 +61,8 @@ IMPURE = {"asyncio", "time", "random", "os", "threading", "socket", "zmq", "aioh
 MAX_FUNCTION_LINES = 55
 MAX_PARAMETERS = 6
 MAX_MODULES_IN_FOLDER = 12
-MAX_MODULES = 267
-MAX_LINES = 25_288
+MAX_MODULES = 275
+MAX_LINES = 28_500
 MAX_FMT_SKIP = 117
 MAX_MEAN_CODE_LINE = 41.8
 SMALL_MODULE_LINES = 25
@@ -70,7 +70,8 @@ SMALL_MODULE_LINES = 25
 GLOSSARY_WORDS = {"turn", "row", "segment", "step", "version", "group", "task"}
 GLOSSARY_HOMES = {
     "turn": {"records/turn.py", "envs", "testing"},
-    "row": {"trace", "records/batch.py", "records/rollout.py", "testing/play.py"},
+    "row": {"trace", "records/batch.py", "records/rollout.py", "testing/play.py", "model/packing.py",
+            "trainer/row_rules.py"},
     "segment": {"payload", "records/payload.py"},
     "step": {"trainer/step.py", "orchestrator/shell/step_log.py", "observe", "records/ids.py"},
     "version": {"records/ids.py", "orchestrator/core", "transport", "inference/embedded/requests.py"},

@@ -34,7 +34,7 @@ async def env_server(
         model=ModelConfig(
             path=str(folder), renderer="qwen3", template={"enable_thinking": False}
         ),
-        engine=EngineConfig(request_deadline_s=600),
+        engine=EngineConfig(request_deadline_s=600, routes=True),
         engine_urls=(url,),
         payload=PayloadConfig(),
         payload_dir=str(folder),

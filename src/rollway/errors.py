@@ -6,6 +6,7 @@
     ├── EnvironmentInvalid       the environment was found and cannot be used
     ├── DatasetError             a data file, or a row of it, cannot be used
     ├── ModelError               a model folder is missing or unusable
+    │   └── GradientError        a batch gives a gradient that is not finite
     ├── RunDirError              a run directory already exists, or a folder is not a run directory
     ├── PortError                an address cannot be bound
     ├── CurveKeysError           keys are missing, damaged, readable by others, or not accepted
@@ -68,6 +69,10 @@ class DatasetError(RollwayError): ...
 
 
 class ModelError(RollwayError): ...
+
+
+class GradientError(ModelError):
+    """A batch gives a gradient that is not finite. The model was not changed."""
 
 
 class RunDirError(RollwayError): ...

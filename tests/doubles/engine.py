@@ -4,10 +4,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from rollway.inference.replies.checks import ReplyRules
 from rollway.testing.engine import ScriptedEngine as EngineDouble
 from rollway.testing.engine import routes_of, scripted_engine
 
-__all__ = ["EngineDouble", "engine_double", "routes_of"]
+__all__ = ["NO_ROUTES", "WITH_ROUTES", "EngineDouble", "engine_double", "routes_of"]
+
+WITH_ROUTES, NO_ROUTES = ReplyRules(wants_routes=True), ReplyRules(wants_routes=False)
+"""How replies are checked if nothing is known of the model."""
 
 
 @asynccontextmanager

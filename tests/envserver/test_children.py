@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from tests.doubles.engine import WITH_ROUTES
 
 import rollway as rw
 from rollway import testing
@@ -213,7 +214,7 @@ async def test_no_call_of_a_child_is_lost_over_http() -> None:
     for number in range(20):
         async with (
             testing.scripted_engine(slowly) as engine,
-            open_engine(EngineAccess(engine.url, deadline_s=30), routes=True) as client,
+            open_engine(EngineAccess(engine.url, deadline_s=30), WITH_ROUTES) as client,
             Stage(env) as stage,
         ):
             played = await stage.play(task_of(number), client)

@@ -16,7 +16,8 @@ from rollway.inference.engines.sglang import Sglang
 from rollway.inference.engines.vllm import Vllm
 from rollway.inference.replies.body import BodyBuffer, BodyCutter
 from rollway.inference.replies.columns import ReplyColumns
-from rollway.inference.replies.routes import RouteShape, WantedRoutes, encode_npy
+from rollway.inference.replies.routes import WantedRoutes, encode_npy
+from rollway.model.shape import ModelShape
 from rollway.records.turn import Routes, Sampling
 
 DATA = Path(__file__).parent / "data"
@@ -141,7 +142,7 @@ def generation(finish: str = "stop", **meta: Any) -> bytes:
 
 def test_an_sglang_reply_may_hold_all_routes_or_only_the_new_ones() -> None:
     all_routes = (np.arange(9 * 4 * 2) % 8).astype(np.int32).reshape(9, 4, 2)
-    dialect = Sglang(RouteShape(4, 2, 8))
+    dialect = Sglang(ModelShape(num_layers=4, topk=2, num_experts=8))
     for sent in (all_routes, all_routes[6:]):
         body = generation(routed_experts=pybase64.b64encode_as_string(sent.tobytes()))
         drawn, routes = read(dialect, body, start=6)

@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from tests.doubles.engine import NO_ROUTES, WITH_ROUTES
 from tests.doubles.parts import ENGINE, serving_part
 
 from rollway.config.sections import EmbeddedEngineConfig, EngineConfig, ModelConfig
@@ -82,7 +83,7 @@ async def test_every_request_of_a_client_is_answered(tiny_moe: Path) -> None:
         assert (await get(f"{url}/is_paused"))[1] == '{"is_paused":true}'
         await check_abort(url, name)
         assert (await post(f"{url}/resume"))[0] == 200
-        async with open_engine(EngineAccess(url, deadline_s=60), routes=False) as engine:
+        async with open_engine(EngineAccess(url, deadline_s=60), NO_ROUTES) as engine:
             prompt = make_prompt(np.arange(5, dtype=np.int32))
             assert (
                 len((await engine.complete(prompt, Sampling(3), [], 0)).completion_ids) == 3
@@ -91,7 +92,7 @@ async def test_every_request_of_a_client_is_answered(tiny_moe: Path) -> None:
 
 async def check_abort(url: str, name: str) -> None:
     """The paused engine forgets the request of a client that closes its connection."""
-    async with open_engine(EngineAccess(url, deadline_s=60), routes=False) as engine:
+    async with open_engine(EngineAccess(url, deadline_s=60), NO_ROUTES) as engine:
         prompt = make_prompt(np.arange(5, dtype=np.int32))
         request = asyncio.create_task(engine.complete(prompt, Sampling(100), [], 0))
         await wait_for_metric(url, f'vllm:num_requests_waiting{{model_name="{name}"}} 1.0')
@@ -160,7 +161,7 @@ async def test_weights_change_under_requests_in_flight(
     save_weights(other, tmp_path / "v3")
     async with (
         serving(tiny_moe) as url,
-        open_engine(EngineAccess(url, deadline_s=60), routes=True) as engine,
+        open_engine(EngineAccess(url, deadline_s=60), WITH_ROUTES) as engine,
         open_control(EngineAccess(url, deadline_s=60)) as control,
     ):
         prompt = np.arange(5, dtype=np.int32)
@@ -200,7 +201,7 @@ async def test_a_busy_port_is_an_error_and_a_dead_decoder_ends_the_engine(
         with pytest.raises(PartDied, match="decoder process died"):
             await listening
     with pytest.raises(EngineError, match="no engine at"):
-        async with open_engine(EngineAccess(url, deadline_s=5), routes=False):
+        async with open_engine(EngineAccess(url, deadline_s=5), NO_ROUTES):
             pass
 
 

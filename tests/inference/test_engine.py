@@ -11,6 +11,7 @@ import pybase64
 import pytest
 from aiohttp import web
 from tests.doubles.chat import chat_double
+from tests.doubles.engine import NO_ROUTES, WITH_ROUTES
 
 from rollway.errors import EngineError
 from rollway.inference.engines.dialect import Prompt, make_prompt
@@ -21,10 +22,12 @@ from rollway.inference.engines.engine import (
     open_engine,
 )
 from rollway.inference.engines.link import EngineAccess
+from rollway.inference.replies.checks import ReplyRules
 from rollway.inference.replies.columns import SAFETENSORS, encode_reply
 from rollway.inference.replies.long_replies import LongReplies
-from rollway.inference.replies.routes import RouteShape, encode_npy
+from rollway.inference.replies.routes import encode_npy
 from rollway.loop.lanes.lanes import ProcessLane
+from rollway.model.shape import ModelShape
 from rollway.records.turn import Sampling, Turn
 from rollway.testing.engine import served
 
@@ -79,10 +82,10 @@ def vllm_answer(num_drawn: int, *, binary: bool) -> Answer:
     return answer
 
 
-async def draw_turn(url: str, num_prompt: int, start: int, **options: Any) -> Turn:
-    async with open_engine(
-        EngineAccess(url, deadline_s=30), routes=True, **options
-    ) as engine:
+async def draw_turn(
+    url: str, num_prompt: int, start: int, rules: ReplyRules = WITH_ROUTES, **options: Any
+) -> Turn:
+    async with open_engine(EngineAccess(url, deadline_s=30), rules, **options) as engine:
         return await engine.complete(prompt_of(num_prompt), Sampling(1 << 20), [], start)
 
 
@@ -141,8 +144,11 @@ async def test_sglang_is_recognised_by_the_owner_of_its_model() -> None:
         }
         return web.json_response({"text": "", "meta_info": meta})
 
+    shape = ModelShape(num_layers=LAYERS, topk=TOPK, num_experts=256)
     async with serving(answer, owner="sglang") as url:
-        turn = await draw_turn(url, 10, start=4, shape=RouteShape(LAYERS, TOPK, 256))
+        turn = await draw_turn(
+            url, 10, start=4, rules=ReplyRules(wants_routes=True, shape=shape)
+        )
     assert turn.completion_ids.tolist() == [70, 71]
     assert np.array_equal(turn.routes, routes_of(11)[4:])  # type: ignore[arg-type]
 
@@ -196,7 +202,7 @@ async def test_a_slow_large_body_does_not_hold_up_the_others() -> None:
 
     async with (
         serving(answer) as url,
-        open_engine(EngineAccess(url, deadline_s=30), routes=True) as engine,
+        open_engine(EngineAccess(url, deadline_s=30), WITH_ROUTES) as engine,
     ):
         slow = asyncio.create_task(complete(engine, 20_001))
         for _ in range(3):
@@ -215,11 +221,11 @@ async def test_the_model_is_chosen_by_name_and_the_key_is_sent() -> None:
     ) as double:
         for name, expected in (("", "a"), ("b", "b")):
             access = EngineAccess(double.url, 5, name, "sesame")
-            async with open_engine(access, routes=False) as engine:
+            async with open_engine(access, NO_ROUTES) as engine:
                 assert engine.model == expected
         with pytest.raises(EngineError, match=r"no model 'c' at .* \(it serves a, b\)"):
             await open_engine(
-                EngineAccess(double.url, 5, "c", "sesame"), routes=False
+                EngineAccess(double.url, 5, "c", "sesame"), NO_ROUTES
             ).__aenter__()
         with pytest.raises(EngineError, match="HTTP 401: who are you"):
-            await open_engine(EngineAccess(double.url, 5), routes=False).__aenter__()
+            await open_engine(EngineAccess(double.url, 5), NO_ROUTES).__aenter__()

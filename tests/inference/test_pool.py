@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import numpy as np
 import pytest
+from tests.doubles.engine import NO_ROUTES
 from tests.doubles.versioned import VersionedEngine, versioned_engine
 
 from rollway.errors import EngineAway, EngineError, EngineLate
@@ -27,8 +28,7 @@ async def pool_of(
 ) -> AsyncIterator[EnginePool]:
     config = PoolConfig(
         engines=tuple(EngineAccess(engine.url, deadline_s) for engine in engines),
-        routes=False,
-        shape=None,
+        rules=NO_ROUTES,
         patience_s=patience_s,
     )
     async with open_pool(config, ExpectedPolicy(), None, is_patient=is_patient) as pool:

@@ -2,7 +2,6 @@
 
 import io
 import json
-from pathlib import Path
 
 import numpy as np
 import pybase64
@@ -13,15 +12,14 @@ from hypothesis import strategies as st
 from rollway.errors import EngineError
 from rollway.inference.replies.body import BodyBuffer, BodyCutter, BulkString
 from rollway.inference.replies.routes import (
-    RouteShape,
     WantedRoutes,
     decode_bare,
     decode_npy,
     encode_npy,
     narrow,
-    read_route_shape,
     unneeded_chars,
 )
+from rollway.model.shape import ModelShape
 from rollway.records.turn import Routes
 
 KEY = b'"routed_experts"'
@@ -91,9 +89,8 @@ def test_integers_without_a_header_are_decoded(
     all_routes = random_routes(positions, layers, topk, "int32", experts)
     for sent in (all_routes, all_routes[start:]):
         text = pybase64.b64encode_as_string(np.ascontiguousarray(sent))
-        found = decode_bare(
-            receive(text), RouteShape(layers, topk, experts), start, positions
-        )
+        shape = ModelShape(num_layers=layers, topk=topk, num_experts=experts)
+        found = decode_bare(receive(text), shape, start, positions)
         assert found.dtype == (np.uint8 if experts <= 256 else np.uint16)
         assert np.array_equal(found, all_routes[start:])
 
@@ -136,19 +133,6 @@ def test_integers_that_do_not_fit_the_model_are_refused() -> None:
     with pytest.raises(
         EngineError, match="52 bytes do not divide into tokens of 2 layers × 2"
     ):
-        decode_bare(receive(text), RouteShape(2, 2, 8), 0, 3)
+        decode_bare(receive(text), ModelShape(num_layers=2, topk=2, num_experts=8), 0, 3)
     with pytest.raises(EngineError, match="expected 0 to 7"):
         narrow(np.full((1, 2, 2), 8, np.int32), 8)
-
-
-def test_the_shape_of_routes_is_read_from_the_models_config(tmp_path: Path) -> None:
-    assert read_route_shape(str(tmp_path)) is None
-    config = tmp_path / "config.json"
-    config.write_text(
-        '{"num_hidden_layers": 48, "num_experts_per_tok": 8, "num_experts": 128}'
-    )
-    assert read_route_shape(str(tmp_path)) == RouteShape(48, 8, 128)
-    config.write_text('{"text_config": {"num_hidden_layers": 2, "num_experts_per_tok": 1}}')
-    assert read_route_shape(str(tmp_path)) == RouteShape(2, 1, 0)
-    config.write_text('{"num_hidden_layers": 2}')
-    assert read_route_shape(str(tmp_path)) is None

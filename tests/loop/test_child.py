@@ -5,12 +5,16 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
 
 from rollway.loop.lanes.lanes import thread
 from rollway.loop.processes import child
+from rollway.loop.processes.part import describe_death
 
 PARENT = """
 import asyncio, sys
@@ -29,6 +33,14 @@ def busy(name: str, sock: socket.socket) -> None:
     sock.sendall((5).to_bytes(8, "little") + b"ready")
     while True:
         pass
+
+
+def greedy(name: str, sock: socket.socket) -> None:
+    """A child that takes memory without end, once it is told to."""
+    sock.recv(1024)
+    taken = []
+    while True:
+        taken.append(bytearray(os.urandom(16 << 20)))
 
 
 def waits_for_end(name: str, sock: socket.socket) -> None:
@@ -74,3 +86,37 @@ async def test_children_that_ended_leave_no_open_files() -> None:
         async with child.start("waits", "tests.loop.test_child:waits_for_end"):
             pass
     assert me.num_fds() <= before
+
+
+@contextmanager
+def small_memory() -> Iterator[Path]:
+    """A control group whose processes may take 64 MB, if this process may make one."""
+    root = Path("/sys/fs/cgroup")
+    is_old = (root / "memory").is_dir()
+    group = (root / "memory" if is_old else root) / f"rollway-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control groups: {error}")
+    try:
+        limit = group / ("memory.limit_in_bytes" if is_old else "memory.max")
+        limit.write_text(str(64 << 20))
+        yield group
+    except FileNotFoundError as error:
+        pytest.skip(f"no control groups: {error}")
+    finally:
+        group.rmdir()
+
+
+@pytest.mark.anyio
+async def test_a_child_that_dies_for_lack_of_memory_says_so() -> None:
+    with small_memory() as group:
+        async with child.start("greedy", "tests.loop.test_child:greedy") as process:
+            await thread((group / "cgroup.procs").write_text, str(process.pid))
+            await process.pipe.send(b"go")
+            code = await process.wait()
+            told = describe_death(process, code)
+        assert told == "was killed by SIGKILL because the machine ran out of memory"
+    async with child.start("waits", "tests.loop.test_child:waits_for_end") as process:
+        process.kill()
+        assert describe_death(process, await process.wait()) == "was killed by SIGKILL"

@@ -55,7 +55,13 @@ from rollway.records.ids import (
     num_retries,
 )
 from rollway.records.payload import PayloadRef
-from rollway.records.restored import Restored, RestoredBatch, RestoredGroup, RestoredTask
+from rollway.records.restored import (
+    KeptPayload,
+    Restored,
+    RestoredBatch,
+    RestoredGroup,
+    RestoredTask,
+)
 from rollway.records.rollout import Cancelled, Failed, Outcome, RowSummary, Scored, Settled
 from rollway.records.task import Pool, Task
 
@@ -169,6 +175,9 @@ class World(RuleBasedStateMachine):
         self.trained: list[str] = []
         self.queue: list[Ship] = []
         self.published = 0
+        self.saved = 0
+        self.kept: list[KeptPayload] = []
+        """The payload of trained batches that the trainer would read again after a crash."""
         self.count = 0
         self.now_s = 1e5
         self.done = False
@@ -177,7 +186,9 @@ class World(RuleBasedStateMachine):
 
     def restart(self) -> None:
         """A new orchestrator, engine and trainer, from what was written."""
-        restored = self.ledger.restored(self.queue)
+        restored = msgspec.structs.replace(
+            self.ledger.restored(self.queue), kept=tuple(self.kept)
+        )
         self.core = Core(self.spec, Step(self.published + 1), restored.cursors)
         self.running: dict[RolloutId, Order] = {}
         self.settled = {end.rollout_id for group in restored.groups for end in group.settled}
@@ -189,13 +200,17 @@ class World(RuleBasedStateMachine):
             for member in closed.group.members
         ]
         self.held: set[PayloadRef] = {end.ref for end in ends if isinstance(end, Scored)}
-        self.held |= {member.scored.ref for member in members}
+        self.held |= {member.scored.ref for member in members} | self.kept_refs
         self.to_apply: list[int] = []
         self.to_credit: list[Credit] = []
         self.engine = self.published
         self.hear(Started(restored, self.whole))
         self.most = max(self.settings.max_in_flight, len(self.running))
         """A restart runs again what is missing, be it more than otherwise would run at a time."""
+
+    @property
+    def kept_refs(self) -> set[PayloadRef]:
+        return {ref for payload in self.kept for ref in payload.refs}
 
     def hear(self, event: Any) -> None:
         NUM_HEARD["events"] += 1
@@ -333,14 +348,21 @@ class World(RuleBasedStateMachine):
         self.hear(credited)  # a duplicate changes nothing
 
     @precondition(lambda self: self.queue)
-    @rule()
-    def train(self) -> None:
+    @rule(saves=st.booleans())
+    def train(self, saves: bool = True) -> None:
+        """The trainer can restart from some versions. What it needs for the others is kept."""
         ship = self.queue.pop(0)
-        self.published = ship.manifest.step
-        self.ledger.closed |= {
-            closed.group.id for closed in ship.closed if closed.fate == "trained"
-        }
-        self.hear(VersionPublished(PolicyVersion(self.published), "path"))
+        version = PolicyVersion(ship.manifest.step)
+        self.published = version
+        trained = [closed for closed in ship.closed if closed.fate == "trained"]
+        self.ledger.closed |= {closed.group.id for closed in trained}
+        refs = tuple(ref for closed in trained for ref in closed.refs)
+        self.kept.append(KeptPayload(version, refs))
+        if saves or version == self.spec.max_steps:
+            self.saved = version
+        self.kept = [payload for payload in self.kept if payload.version > self.saved]
+        self.hear(VersionPublished(version, "path", PolicyVersion(self.saved)))
+        assert self.held >= self.kept_refs
 
     @precondition(lambda self: self.to_apply)
     @rule()
@@ -389,9 +411,9 @@ class World(RuleBasedStateMachine):
             return
         assert self.core.num_in_flight == len(self.running) <= self.most
         assert len(self.trained) == len(set(self.trained)), "no rollout trains twice"
-        assert self.core.admission.budget.live_bytes == 64 * len(self.held), (
-            "live bytes are counted exactly"
-        )
+        assert self.core.admission.budget.live_bytes == 64 * len(
+            self.held - self.kept_refs
+        ), "live bytes are counted exactly"
         evals = sum(order.split == "eval" for order in self.running.values())
         assert evals <= max(EVALS.num_rollouts, EVAL_SHARE * self.settings.max_in_flight)
 

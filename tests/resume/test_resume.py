@@ -44,11 +44,7 @@ def publish(run: RunDir, step: int, weights: Path) -> None:
 
 def test_a_new_run_starts_from_its_model(tmp_path: Path, config: RunConfig) -> None:
     start = find_start_point(config, RunDir(tmp_path / "new"), resume=False)
-    assert (start.first_step, start.weights, start.optimizer) == (
-        1,
-        str(tmp_path / "model"),
-        None,
-    )
+    assert (start.first_step, start.weights) == (1, str(tmp_path / "model"))
 
 
 def test_an_existing_run_is_not_overwritten(run: RunDir, config: RunConfig) -> None:
@@ -62,11 +58,12 @@ def test_a_resumed_run_starts_after_its_last_published_version(
     """The user's own trainer wrote the weights elsewhere. A version without its mark is removed."""
     publish(run, 1, tmp_path / "model")
     run.weights_of(PolicyVersion(2)).mkdir()
-    run.optimizer_of(PolicyVersion(1)).write_bytes(b"")
+    for version in (1, 2):
+        run.state_of(PolicyVersion(version)).mkdir()
     run.checkpoint(Step(2)).mkdir()
     start = find_start_point(config, run, resume=True)
     assert (start.first_step, start.weights) == (2, str(tmp_path / "model"))
-    assert start.optimizer == str(run.optimizer_of(PolicyVersion(1)))
+    assert run.last_state(PolicyVersion(2)) == 1
     assert start.generation == 1
     assert not run.weights_of(PolicyVersion(2)).exists()
     assert run.last_checkpoint() is None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollway.config.sections import OrchestratorConfig, TrainerConfig
+from rollway.config.sections import OrchestratorConfig
 from rollway.errors import RunDirError
 from rollway.records.ids import PolicyVersion, Step
 from rollway.rundir.rundir import REMOVED, STABLE, RunDir, remove_folder
@@ -123,22 +123,31 @@ def test_keep_weights_versions_stay_behind_the_current_one(run: RunDir) -> None:
     assert len(names(run.weights)) == 5, "nothing is that old"
 
 
-def test_keep_checkpoints_newest_checkpoints_stay(run: RunDir) -> None:
-    config = TrainerConfig(keep_checkpoints=2)
+def test_a_checkpoint_keeps_weights_and_state_and_the_newest_ones_stay(run: RunDir) -> None:
     for step in (5, 10, 15, 20):
-        fill(run.checkpoint(Step(step)))
+        version = PolicyVersion(step)
+        fill(run.weights_of(version))
+        run.begin_checkpoint(version)
+        remove_folder(run.weights_of(version))
+        assert run.last_checkpoint() != step, "the trainer's state is not there yet"
+        fill(run.state_of(version))
+        run.finish_checkpoint(version, keep=2)
     fill(run.checkpoints / "partial_step_25")
-    run.prune_checkpoints(config.keep_checkpoints)
     assert names(run.checkpoints) == ["partial_step_25", "step_15", "step_20"]
-    run.prune_checkpoints(config.keep_checkpoints)
-    assert run.last_checkpoint() == 20
+    run.remove_partial()
+    assert names(run.checkpoints) == ["step_15", "step_20"]
+    assert names(run.checkpoint(Step(20))) == ["STABLE", "shard_0", "trainer"]
 
 
-def test_the_newest_states_of_the_optimizer_stay(run: RunDir) -> None:
-    for version in range(1, 5):
-        run.optimizer_of(PolicyVersion(version)).write_bytes(b"")
-    run.prune_optimizer(4, keep=2)
-    assert names(run.optimizer) == ["step_3.pt", "step_4.pt"]
+def test_what_a_restart_of_the_trainer_needs_stays(run: RunDir) -> None:
+    for version in (3, 6, 9):
+        fill(run.state_of(PolicyVersion(version)))
+    for step in range(4, 12):
+        run.order_of(Step(step)).write_bytes(b"")
+    assert run.last_state(PolicyVersion(8)) == 6
+    run.prune_trainer(PolicyVersion(9))
+    assert names(run.trainer) == ["batch_10.msgpack", "batch_11.msgpack", "step_9"]
+    assert run.last_state(PolicyVersion(8)) is None
 
 
 def test_steps_that_are_trained_again_leave_nothing_behind(run: RunDir) -> None:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 from tests.doubles.command import Rollway
@@ -58,7 +59,7 @@ def test_a_whole_run_that_is_interrupted_and_resumed(
     assert again.code == 1
     assert again.err.count("\n") == 1
     assert "--resume continues it, --clean starts over" in again.err
-    last = work.metrics()[-1]["step"] + 4
+    last = work.metrics()[-1]["step"] + 10
     to_the_end = ("--resume", *options, "--set", f"max_steps={last}")
     done = work.train(*to_the_end)
     assert done.returncode == 0, done.stderr
@@ -223,9 +224,43 @@ def test_a_part_stopped_from_outside_ends_the_run(trains: Workspace) -> None:
     trains.assert_nothing_is_left(was_killed=True)  # the rank is killed with its front
 
 
-def test_a_killed_rank_ends_the_run_with_the_reason(trains: Workspace) -> None:
+def test_a_dense_model_trains_and_its_run_asks_for_no_routes(
+    tmp_path: Path, tiny_dense: Path
+) -> None:
+    work = Workspace(tmp_path, tiny_dense)
+    refused = work.train("--set", "engine.routes=true")
+    assert refused.returncode == 1
+    assert "(family 'qwen3') has no experts: remove the key" in refused.stderr
+    options = (
+        "--set",
+        "trainer.dtype=bfloat16",
+        "--set",
+        "trainer.activation_checkpointing=true",
+    )
+    done = work.train("--set", "max_steps=3", *options)
+    assert done.returncode == 0, done.stderr
+    work.assert_nothing_is_left()
+    assert all(line["rows/left_out"] == 0 for line in work.metrics())
+    assert work.metrics()[0]["mismatch_kl"] < 0.01
+    config = json.loads((work.run / "weights" / "step_3" / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+
+
+def test_a_killed_rank_is_started_again_and_the_run_goes_on(trains: Workspace) -> None:
     with trains.training(*ENDLESS) as process:
-        check_killed(trains, process, "rollway.trainer.rank:serve_rank")
+        (victim,) = trains.find("rollway.trainer.rank:serve_rank")
+        victim.kill()
+        (line,) = trains.wait_for_line(process, "the trainer starts again")[-1:]
+        assert f"trainer-rank (pid {victim.pid}) was killed by SIGKILL" in line
+        last = trains.metrics()[-1]["step"] + 3
+        trains.wait_for_step(process, last)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 130
+    trains.assert_nothing_is_left(was_killed=True)
+    lines = trains.metrics()
+    assert [line["step"] for line in lines[:last]] == list(range(1, last + 1))
+    assert all(line["off_policy/max"] <= 1 for line in lines)
 
 
 def test_a_killed_orchestrator_ends_the_run_with_the_reason(light: Workspace) -> None:

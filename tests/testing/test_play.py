@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.doubles.engine import WITH_ROUTES
 
 import rollway as rw
 from rollway import testing
@@ -282,7 +283,7 @@ async def test_toolsets_of_a_worker_close_with_the_stage() -> None:
     env.opened = []
     async with (
         testing.scripted_engine(loud) as engine,
-        open_engine(EngineAccess(engine.url, deadline_s=10), routes=True) as client,
+        open_engine(EngineAccess(engine.url, deadline_s=10), WITH_ROUTES) as client,
         testing.Stage(env) as stage,
     ):
         await asyncio.gather(*(stage.play(TASK, client) for _ in range(3)))

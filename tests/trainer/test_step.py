@@ -1,5 +1,7 @@
 """The trainer on real rollouts of a real engine: packing, replay, loss, learning."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +10,11 @@ import pytest
 import torch
 
 from rollway.config.sections import TrainerConfig
-from rollway.errors import PayloadError
 from rollway.inference.embedded.scheduler import GenerationRequest, Scheduler
-from rollway.inference.embedded.slots import SlotModel
+from rollway.inference.embedded.slots import open_slots
 from rollway.model.load import load_model
-from rollway.model.routers import capture, find_routers
+from rollway.model.packing import RowModel
+from rollway.model.routers import capture, find_routers, replay
 from rollway.payload.blob import build, row_columns
 from rollway.payload.reader import SegmentReader
 from rollway.payload.writer import SegmentWriter
@@ -21,8 +23,9 @@ from rollway.records.ids import PolicyVersion, RolloutId, Step
 from rollway.records.payload import SegmentName
 from rollway.records.turn import Turn
 from rollway.trace.trace import Trace
-from rollway.trainer.loss import policy_loss
-from rollway.trainer.micro_batch import load_micro_batch
+from rollway.trainer.loss import policy_loss, token_sums
+from rollway.trainer.micro_batch import PackedMicroBatch, pack_rows
+from rollway.trainer.row_rules import RowRules
 from rollway.trainer.step import Learner, token_logprobs
 
 NUM = 12
@@ -30,7 +33,7 @@ NUM = 12
 
 def sample(model: Any, temperature: float, seed: int = 0) -> list[Turn]:
     """Return turns that the embedded engine draws for prompts of different lengths."""
-    scheduler = Scheduler(SlotModel(model, 8, 64), seed)
+    scheduler = Scheduler(open_slots(model, 8, 64), seed)
     for n in range(NUM):
         prompt = [(7 * n + token) % 200 for token in range(3 + n)]
         scheduler.add(
@@ -71,6 +74,20 @@ async def write(
     return rows
 
 
+def pack(model: RowModel, folder: Path, rows: Sequence[BatchRow]) -> PackedMicroBatch:
+    rules, reader = RowRules(model, replays=True), SegmentReader(folder)
+    usable, left_out = rules.load(reader, rows, expects_routes=True)
+    assert not left_out
+    return pack_rows(usable)
+
+
+def logprobs_of(
+    rows: RowModel, packed: PackedMicroBatch, *, replay_routes: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    with token_logprobs(rows, packed, replay_routes=replay_routes) as found:
+        return found
+
+
 @pytest.fixture(scope="module")
 def model(tiny_moe: Path) -> Any:
     torch.set_num_threads(1)
@@ -84,9 +101,10 @@ async def test_logprobs_of_packed_rows_equal_those_of_the_engine(
 ) -> None:
     """Rows packed end to end do not see each other, whatever their temperature."""
     rows = await write(tmp_path, sample(model, temperature))
-    packed = load_micro_batch(SegmentReader(tmp_path), rows)
+    row_model = RowModel(model)
+    packed = pack(row_model, tmp_path, rows)
     with torch.no_grad():
-        logprobs, entropy = token_logprobs(model, packed, replay_routes=True)
+        logprobs, entropy = logprobs_of(row_model, packed)
     assert len(logprobs) == sum(row.num_trainable for row in rows)
     np.testing.assert_allclose(logprobs, packed.logprobs, atol=2e-4)
     assert (entropy > 0).all()
@@ -99,13 +117,12 @@ async def test_router_replay_brings_engine_and_trainer_together(
     """The engine computes in bfloat16, the trainer in float32, with the same weights. Where the two
     choose different experts their logprobs differ, and replay removes most of the difference."""
     engine = load_model(str(tiny_moe), "bfloat16").eval()
-    packed = load_micro_batch(
-        SegmentReader(tmp_path), await write(tmp_path, sample(engine, 1.0))
-    )
-    with torch.no_grad(), capture(find_routers(model)) as chosen:
-        own, _ = token_logprobs(model, packed, replay_routes=False)
-        replayed, _ = token_logprobs(model, packed, replay_routes=True)
-    layers = len(find_routers(model))
+    rows = RowModel(model)
+    packed = pack(rows, tmp_path, await write(tmp_path, sample(engine, 1.0)))
+    with torch.no_grad(), capture(rows.routers) as chosen:
+        own, _ = logprobs_of(rows, packed, replay_routes=False)
+        replayed, _ = logprobs_of(rows, packed)
+    layers = len(rows.routers)
     assert packed.routes is not None
     differs = torch.stack(chosen[:layers], 1).sort().values != packed.routes.sort().values
     assert 0 < differs.any(-1).float().mean() < 0.5, "some choices differ, most do not"
@@ -128,16 +145,14 @@ async def test_replay_makes_the_routers_choose_and_keeps_gradients(
         forced.append(
             Turn(*[*(getattr(turn, f) for f in turn.__struct_fields__[:6]), routes, 0])
         )
-    packed = load_micro_batch(SegmentReader(tmp_path), await write(tmp_path, forced))
+    packed = pack(RowModel(model), tmp_path, await write(tmp_path, forced))
     routers = find_routers(model)
-    from rollway.model.routers import replay
-
     assert packed.routes is not None
     with replay(routers, packed.routes), capture(routers) as chosen:
-        output = model(input_ids=packed.token_ids[None], position_ids=packed.positions[None])
+        output = model(input_ids=packed.token_ids[None])
     np.testing.assert_array_equal(torch.stack(chosen, 1), packed.routes)
     output.logits.sum().backward()
-    assert all(router.weight.grad.abs().sum() > 0 for router in routers)
+    assert all(router.module.weight.grad.abs().sum() > 0 for router in routers)
     model.zero_grad()
 
 
@@ -152,6 +167,24 @@ def test_a_clipped_ratio_gets_no_gradient_away_from_one_but_back_to_it() -> None
     assert logprobs.grad.tolist() == pytest.approx([0.0, 0.0, 1.5, -0.5])
 
 
+def test_a_logprob_that_is_far_off_changes_nothing_by_an_infinite_amount() -> None:
+    """Engine and trainer each give a probability of e^-900 to one token."""
+    engine = torch.tensor([-900.0, -1.0, -1.0])
+    logprobs = torch.tensor([-1.0, -900.0, -1.0], requires_grad=True)
+    for advantage in (1.0, -1.0):
+        advantages = torch.full((3,), advantage)
+        losses, clipped = policy_loss(
+            logprobs, engine, advantages, clip_low=0.2, clip_high=0.28
+        )
+        (gradient,) = torch.autograd.grad(losses.sum(), logprobs)
+        assert torch.isfinite(losses).all()
+        assert gradient[:2].tolist() == [0.0, 0.0]
+        assert gradient[2] == -advantage
+    sums = token_sums(logprobs.detach(), engine, clipped, torch.zeros(3))
+    assert all(math.isfinite(value) for value in sums)
+    assert sums[-1] == 2, "the limited ones are counted"
+
+
 @pytest.mark.anyio
 async def test_a_step_moves_probability_towards_advantage(
     tiny_moe: Path, tmp_path: Path
@@ -163,7 +196,7 @@ async def test_a_step_moves_probability_towards_advantage(
     results = []
     for micro_batches in ((tuple(range(NUM)),), tuple((n,) for n in range(NUM))):
         model.load_state_dict(before)
-        learner = Learner(model, TrainerConfig(lr=1e-3))
+        learner = Learner(RowModel(model), TrainerConfig(lr=1e-3))
         manifest = BatchManifest(Step(1), PolicyVersion(0), rows, (micro_batches,))
         metrics = learner.step(manifest, SegmentReader(tmp_path))
         assert metrics["mismatch_kl"] < 1e-6
@@ -172,18 +205,9 @@ async def test_a_step_moves_probability_towards_advantage(
         results.append({name: weight.clone() for name, weight in model.state_dict().items()})
     for name in before:
         torch.testing.assert_close(results[0][name], results[1][name], atol=2e-4, rtol=1e-3)
-    packed = load_micro_batch(SegmentReader(tmp_path), rows)
+    row_model = RowModel(model)
+    packed = pack(row_model, tmp_path, rows)
     with torch.no_grad():
-        after, _ = token_logprobs(model.eval(), packed, replay_routes=True)
+        after, _ = logprobs_of(row_model, packed)
     gain = after - packed.logprobs
     assert gain[packed.advantages > 0].mean() > 0 > gain[packed.advantages < 0].mean()
-
-
-@pytest.mark.anyio
-async def test_a_manifest_that_does_not_match_its_payload_is_refused(
-    model: Any, tmp_path: Path
-) -> None:
-    rows = await write(tmp_path, sample(model, 1.0))
-    wrong = BatchRow(rows[0].rollout_id, rows[0].ref, 0, 999, 1, 0.0)
-    with pytest.raises(PayloadError, match=r"g0\.0: row 0 does not have the 999 tokens"):
-        load_micro_batch(SegmentReader(tmp_path), [wrong])

@@ -22,7 +22,7 @@ from tests.transport.parties import (
 from rollway.errors import PayloadError
 from rollway.payload.reader import SegmentReader
 from rollway.records.engine import Published
-from rollway.records.ids import PolicyVersion
+from rollway.records.ids import PolicyVersion, Step
 from rollway.rundir.rundir import RunDir
 from rollway.transport import open_batches
 from rollway.transport.messages import (
@@ -47,8 +47,9 @@ def run(tmp_path: Path) -> RunDir:
     return new_run(tmp_path / "run")
 
 
-def published(step: int) -> Published:
-    return Published(PolicyVersion(step), f"/weights/step_{step}", {})
+def published(step: int, saved: int | None = None) -> Published:
+    kept = None if saved is None else PolicyVersion(saved)
+    return Published(PolicyVersion(step), f"/weights/step_{step}", {}, kept)
 
 
 async def wait_for_batches(landing: Path, steps: list[int]) -> None:
@@ -87,6 +88,26 @@ async def test_payload_arrives_unchanged_and_is_removed_once_trained(
                 await batches.publish(published(batch.step))
                 assert Path(batch.payload).name not in names(landing)
     assert names(landing) == []
+
+
+async def test_payload_stays_as_long_as_a_restart_of_the_trainer_needs_it(
+    run: RunDir, tmp_path: Path
+) -> None:
+    landing = tmp_path / "landing"
+    async with orchestrator(run) as sender:
+        for step in (1, 2, 3):
+            await sender.ship(await batch_of(run, step))
+        async with open_batches(sender.address, landing=landing) as batches:
+            for step in (1, 2):
+                await anext(batches)
+                await batches.publish(published(step, saved=0))
+            await wait_for_batches(landing, [1, 2, 3])
+        async with open_batches(sender.address, landing=landing, first=Step(3)) as batches:
+            batch = await anext(batches)
+            check_batch(batch, 3)
+            assert names(landing) == [f"rollway-batch-{step}" for step in (1, 2, 3)]
+            await batches.publish(published(3, saved=2))
+            await wait_for_batches(landing, [3])
 
 
 async def test_payload_that_a_killed_trainer_left_is_removed(

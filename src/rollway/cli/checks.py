@@ -31,6 +31,10 @@ Args = Annotated[
 RendererName = Annotated[
     str, Option(help="How messages become tokens: auto, or a model family such as qwen3.")
 ]
+TrustRemoteCode = Annotated[
+    bool,
+    Option("--trust-remote-code", help="Run the Python code that comes with the model."),
+]
 Template = Annotated[
     str, Option(help="""Options of the renderer, as JSON: '{"enable_thinking": false}'.""")
 ]

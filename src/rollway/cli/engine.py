@@ -1,7 +1,6 @@
 """`rollway engine`: serves a model with the embedded engine, without a run."""
 
 import asyncio
-from pathlib import Path
 from typing import Annotated
 
 from typer import Option, echo
@@ -11,13 +10,18 @@ from ..config.specs import EngineSpec, WatchSpec
 from ..launch.engine import ENGINE
 from ..loop.processes.part import start_part
 from ..loop.watch.run import run
-from ..model.folder import check_folder
-from .checks import RendererName, checked, need_torch
+from ..model.hub import find_folder
+from .checks import RendererName, TrustRemoteCode, checked, need_torch
 
 
 def engine(
     model: Annotated[
-        Path, Option("--model", "-m", help="Folder of a Hugging Face causal language model.")
+        str,
+        Option(
+            "--model",
+            "-m",
+            help="A causal language model: a folder, or its name on the Hugging Face hub.",
+        ),
     ],
     port: Annotated[int, Option(help="Port at 127.0.0.1; 0 takes any free port.")] = 8000,
     max_batch: Annotated[
@@ -28,17 +32,20 @@ def engine(
     ] = 4096,
     renderer: RendererName = "auto",
     threads: Annotated[int, Option(help="How many CPU threads torch uses.")] = 1,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Serve a model with the embedded engine, over vLLM's version of the OpenAI API, until Ctrl-C."""
-    check_folder(str(model))
     need_torch("the embedded engine")
+    folder = find_folder(model, trusts_code=trust_remote_code)
     embedded = checked(
         EmbeddedEngineConfig(port=port or None, max_batch=max_batch, threads=threads)
     )
     spec = EngineSpec(
-        model=ModelConfig(path=str(model), renderer=renderer),
+        model=ModelConfig(
+            path=folder, renderer=renderer, trust_remote_code=trust_remote_code
+        ),
         engine=checked(EngineConfig(max_context=max_context, embedded=embedded)),
-        weights=str(model),
+        weights=folder,
         version=0,
         seed=0,
         watch=WatchSpec(),

@@ -5,6 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
+from msgspec.structs import replace
 from typer import Exit, Option, echo
 
 from ..errors import ConfigError, ModelError
@@ -15,10 +16,18 @@ from ..evals.run import evaluate as run_evaluation
 from ..evals.spec import EvalRuntime, EvalSpec
 from ..loop.processes.child import log_to
 from ..loop.watch.run import LoopWatch, run
-from ..model.folder import check_folder
+from ..model.hub import find_folder
 from ..observe.console import Screen
 from ..records.turn import Sampling
-from .checks import Args, Env, RendererName, Template, json_object, need_torch
+from .checks import (
+    Args,
+    Env,
+    RendererName,
+    Template,
+    TrustRemoteCode,
+    json_object,
+    need_torch,
+)
 from .stopping import STOPPED, cancel_on_sigterm, exit_for
 
 ALL_FAILED = 1
@@ -35,7 +44,8 @@ Model = Annotated[
     Option(
         "--model",
         "-m",
-        help="The model's name at --engine-url. Without --engine-url: a model folder.",
+        help="The model's name at --engine-url. Without --engine-url: a model folder, or a name on the "
+        "Hugging Face hub.",
     ),
 ]
 NumTasks = Annotated[int, Option("--num-tasks", "-n", min=1, help="Use the first N tasks.")]
@@ -117,12 +127,12 @@ def evaluate(
     workers: Workers = 2,
     rollout_deadline_s: Deadline = 600.0,
     max_context: MaxContext = 4096,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Evaluate a model on an environment: mean rewards with standard errors, avg@k and pass@k.
 
-    Every rollout is written to results.jsonl as soon as it ends. Ctrl-C stops the evaluation and prints
-    the results so far; --resume continues it without repeating rollouts. The exit code is 1 if every
-    rollout failed.
+    Every rollout is written to results.jsonl as soon as it ends. Ctrl-C prints the results so far, and
+    --resume continues without repeating rollouts. The exit code is 1 if every rollout failed.
     """
     spec = EvalSpec(
         env=env,
@@ -133,14 +143,16 @@ def evaluate(
         model=model,
         engine_url=engine_url,
         speaks="messages" if engine_url and not tokens else "tokens",
-        tokenizer=tokenizer if engine_url or tokenizer else model,
+        tokenizer=tokenizer,
         renderer=renderer,
         template=json_object("--template", template),
         sampling=Sampling(max_tokens, temperature, top_p),
         seed=seed,
     )
-    check_options(spec, max_context)
-    runtime = EvalRuntime(concurrency, workers, rollout_deadline_s, max_context, key_var)
+    spec = complete(spec, max_context, trusts_code=trust_remote_code)
+    runtime = EvalRuntime(
+        concurrency, workers, rollout_deadline_s, max_context, key_var, trust_remote_code
+    )
     folder = choose_folder(spec, output, resume=resume)
     with folder.opened(spec, resume=resume) as previous:
         screen = Screen()
@@ -148,10 +160,21 @@ def evaluate(
         run_and_show(Evaluation(spec, runtime, folder, previous, progress, screen))
 
 
-def check_options(spec: EvalSpec, max_context: int) -> None:
-    if not spec.engine_url:
-        check_embedded(spec, max_context)
-    elif spec.speaks == "tokens":
+def complete(spec: EvalSpec, max_context: int, *, trusts_code: bool) -> EvalSpec:
+    """Check the options, and add the folder of the model that the embedded engine serves."""
+    if spec.engine_url:
+        check_external(spec)
+        return spec
+    check_embedded(spec, max_context)
+    try:
+        return replace(spec, tokenizer=find_folder(spec.model, trusts_code=trusts_code))
+    except ModelError as error:
+        hint = "for a model that is served elsewhere, give --engine-url"
+        raise ModelError(f"{error}; {hint}") from None
+
+
+def check_external(spec: EvalSpec) -> None:
+    if spec.speaks == "tokens":
         if not spec.tokenizer:
             raise ConfigError(
                 "--tokens needs --tokenizer: a folder with the model's tokenizer.json"
@@ -164,15 +187,10 @@ def check_options(spec: EvalSpec, max_context: int) -> None:
 
 
 def check_embedded(spec: EvalSpec, max_context: int) -> None:
-    if spec.tokenizer != spec.model:
+    if spec.tokenizer:
         raise ConfigError(
             "--tokenizer is for --engine-url: the embedded engine reads the tokenizer in --model"
         )
-    try:
-        check_folder(spec.model)
-    except ModelError as error:
-        hint = "for a model that is served elsewhere, give --engine-url"
-        raise ModelError(f"{error}; {hint}") from None
     need_torch("the embedded engine")
     max_tokens = spec.sampling.max_tokens
     if max_tokens >= max_context:

@@ -23,7 +23,8 @@ from ..launch.watch import STATUS_EVERY_S, ServerWatch
 from ..loop.processes.child import log_to
 from ..loop.processes.part import start_part
 from ..loop.watch.run import run
-from ..model.folder import check_folder
+from ..model.hub import find_folder
+from ..model.shape import check_routes
 from ..observe.console import Screen
 from ..wire.keys import read_server_keys
 from .checks import Args, Env, RendererName, Template, checked, json_object
@@ -37,11 +38,12 @@ EngineUrl = Annotated[
     ),
 ]
 Model = Annotated[
-    Path,
+    str,
     Option(
         "--model",
         "-m",
-        help="Folder of the engine's model, with config.json and tokenizer.json.",
+        help="The engine's model: a folder with config.json and tokenizer.json, or its name on the "
+        "Hugging Face hub. Its weights are not needed here.",
     ),
 ]
 Bind = Annotated[
@@ -57,7 +59,8 @@ Keys = Annotated[
 Workers = Annotated[int, Option(help="How many processes run the environment.")]
 Concurrency = Annotated[int, Option(help="Rollouts that one worker runs at the same time.")]
 Routes = Annotated[
-    bool, Option(help="Ask the engine which experts it chose; not for dense models.")
+    bool | None,
+    Option(help="Ask the engine which experts it chose (by default if the model has some)."),
 ]
 Payload = Annotated[
     str,
@@ -85,7 +88,7 @@ def serve(
     args: Args = "{}",
     renderer: RendererName = "auto",
     template: Template = "{}",
-    routes: Routes = True,
+    routes: Routes = None,
     payload: Payload = "frames",
     payload_dir: PayloadDir = "",
     rollout_deadline_s: Deadline = 300.0,
@@ -101,7 +104,8 @@ def serve(
     check_bind(bind, keys)
     if keys:
         read_server_keys(Path(keys))
-    check_folder(str(model))
+    folder = find_folder(model, needs_weights=False)
+    check_routes(folder, routes)
     options = json_object("--template", template)
     server = ServerConfig(
         workers=workers, concurrency=concurrency, rollout_deadline_s=rollout_deadline_s
@@ -109,7 +113,7 @@ def serve(
     urls = tuple(engine_url)
     spec = RouterSpec(
         env=EnvConfig(id=env, args=json_object("--args", args), server=checked(server)),
-        model=ModelConfig(path=str(model), renderer=renderer, template=options),
+        model=ModelConfig(path=folder, renderer=renderer, template=options),
         engine=EngineConfig(routes=routes, external=ExternalEngineConfig(url=urls)),
         engine_urls=urls,
         payload=_payload(payload, payload_dir),

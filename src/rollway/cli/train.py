@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 import tomli_w
 from msgspec import Struct
+from msgspec.structs import replace
 from typer import Option, echo
 
 from ..config.load import load
@@ -14,13 +15,14 @@ from ..config.plan import Plan, plan
 from ..config.sections import RunConfig
 from ..config.specs import WarmupSpec, watch_spec
 from ..envs.registry import check_exists
-from ..errors import RunDirError
+from ..errors import ConfigError, RunDirError
 from ..launch.run import run_all
 from ..launch.sinks import feed_sinks
 from ..launch.watch import RunWatch
 from ..loop.processes.child import log_to
 from ..loop.watch.run import LoopWatch, run
-from ..model.folder import check_folder
+from ..model.hub import find_folder
+from ..model.shape import check_routes
 from ..observe.console import Screen
 from ..observe.prometheus import serve_metrics
 from ..orchestrator.shell.advantage import check
@@ -62,13 +64,20 @@ def train(
         raise RunDirError(
             "--resume continues a run and --clean deletes it: give only one of them"
         )
-    if config.trainer or not config.engine.external:
+    computes = config.trainer is not None or not config.engine.external
+    if computes:
         need_torch("training")
     need_sinks(config.metrics)
     check_keys(config)
     check_envs(config)
     directory = RunDir(planned.run_dir)
     warmup = needed_warmup(config)
+    if warmup and config.engine.routes and not warmup.warmup.experts:
+        raise ConfigError(
+            "engine.routes is true, but warmup.experts is 0: remove one of them"
+        )
+    if not warmup:
+        config = with_model_folder(config, needs_weights=computes)
     if resume and not directory.exists:
         raise RunDirError(f"no run at {directory.path} to resume")
     if clean:
@@ -158,10 +167,17 @@ def check_keys(config: RunConfig) -> None:
 def needed_warmup(config: RunConfig) -> WarmupSpec | None:
     """Return the warm-up of a run whose model must still be built."""
     warmup = warmup_spec(config)
-    if warmup and not is_built(warmup):
-        return warmup
-    check_folder(config.model.path)
-    return None
+    return warmup if warmup and not is_built(warmup) else None
+
+
+def with_model_folder(config: RunConfig, *, needs_weights: bool) -> RunConfig:
+    """Replace the name of a model on the hub by the folder that it was downloaded to."""
+    model = config.model
+    folder = find_folder(
+        model.path, needs_weights=needs_weights, trusts_code=model.trust_remote_code
+    )
+    check_routes(folder, config.engine.routes)
+    return replace(config, model=replace(model, path=folder))
 
 
 def show(config: RunConfig, planned: Plan) -> None:

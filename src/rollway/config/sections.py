@@ -29,17 +29,23 @@ class ModelConfig(Section, frozen=True):
     """Which model to start from, and how its messages become tokens."""
 
     path: str
-    """Folder of the model, with `config.json`, weights and `tokenizer.json`."""
+    """Folder of the model, with `config.json`, weights and `tokenizer.json`; or its name on the Hugging
+    Face hub, such as `Qwen/Qwen3-0.6B`, from which it is downloaded once."""
     renderer: str = "auto"
     """How messages become tokens: the name of a model family (`qwen3`, `glm-5`, …), `default` to use the
     model's own chat template, or `auto` to choose by the model's name."""
     template: dict[str, Any] = field(default_factory=dict)
     """Options of the renderer, such as `enable_thinking`."""
+    trust_remote_code: bool = False
+    """Run the Python code that comes with the model. Models that need such code are refused without."""
 
 
 class WarmupConfig(Section, frozen=True):
-    """Builds a tiny Mixture-of-Experts model at `model.path` if that folder does not exist, and teaches
-    it by imitation until it solves some tasks of the first environment. Meant for demos and tests."""
+    """Builds a tiny model at `model.path` if that folder does not exist, and teaches it by imitation
+    until it solves some tasks of the first environment. Meant for demos and tests."""
+
+    experts: Natural = 8
+    """Experts in each layer of the model. With 0 it is dense: no Mixture-of-Experts."""
 
     solve_rate: Fraction = 0.2
     """Stop as soon as the model gives the right answer with this probability, on average."""
@@ -124,7 +130,7 @@ class EmbeddedEngineConfig(Section, frozen=True):
     threads: Count = 1
     """Torch threads of the engine."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format the engine computes in. The trainer computes in float32."""
+    """Number format the engine computes in."""
 
 
 class ExternalEngineConfig(Section, frozen=True):
@@ -151,9 +157,9 @@ class EngineConfig(Section, frozen=True):
     """A request that takes longer fails its rollout with boundary `engine`."""
     patience_s: Positive = 180.0
     """How long rollouts wait while no engine answers. After that the run stops and says why."""
-    routes: bool = True
-    """Ask the engine which experts it chose for every token, so that the trainer can replay them. Set
-    this to `false` for a model without experts."""
+    routes: bool | None = None
+    """Ask the engine which experts it chose for every token, so that the trainer can replay them.
+    Without this key rollway asks if the model has experts."""
     embedded: EmbeddedEngineConfig | None = None
     external: ExternalEngineConfig | None = None
 
@@ -297,10 +303,17 @@ class TrainerConfig(Section, frozen=True):
     """Tokens packed into one forward pass. A longer row gets a pass to itself."""
     replay_routes: bool = True
     """Replay the engine's expert choices in the Mixture-of-Experts layers."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format the trainer computes in. The weights that it updates are always kept in float32."""
+    publish_dtype: Literal["float32", "bfloat16"] | None = None
+    """Number format of the weights that engines load. Without this key it is `dtype`."""
+    activation_checkpointing: bool = False
+    """Compute activations twice instead of keeping them: less memory, about a third more time."""
     threads: Count = 1
     """Torch threads of each rank."""
     checkpoint_every: Count = 10
-    """Steps from one checkpoint to the next. The last step always writes one."""
+    """Steps from one checkpoint to the next. The last step always writes one. A trainer that dies trains
+    the batches since its last saved state again, which is at least as new."""
     keep_checkpoints: Count = 3
     """How many checkpoints stay on disk."""
     ranks: Count = 1
@@ -326,7 +339,8 @@ class PayloadConfig(Section, frozen=True):
     """What the columns survive once a rollout has settled: `process` the death of the worker, `host`
     also a power failure (every rollout then waits for the disk)."""
     budget_mb: Count = 16_384
-    """Most payload that is written and not yet trained. Fewer rollouts start as it fills up."""
+    """Most payload that is written and not yet trained. Fewer rollouts start as it fills up. The trainer
+    keeps up to half as much of trained batches, until it has saved its state."""
 
 
 class ZmqTransportConfig(Section, frozen=True):

@@ -90,6 +90,8 @@ class RouterSpec(Struct, frozen=True):
     """What the engine takes: token ids, or only chat messages, from which nothing can be trained."""
     generation: int = 0
     """Grows when a run is resumed. Every generation names its segments differently."""
+    is_training: bool = True
+    """The engine samples from versions that a run publishes. An evaluation knows nothing of these."""
     bind: str = ANY_LOOPBACK_PORT
     keys: str | None = None
     """Folder with the server's keys. Required where `bind` is reachable from other machines."""
@@ -182,14 +184,17 @@ class TrainerSpec(Struct, frozen=True):
 
     trainer: TrainerConfig
     transport: TransportConfig
+    model: ModelConfig
+    """The model that the run started from: version 0."""
     weights: str
-    optimizer: str | None
-    """File with the optimizer state to continue from; None for a new optimizer."""
+    """The version before `first_step`, as it was published."""
     first_step: Step
     max_steps: int
     run_dir: str
     seed: int
     watch: WatchSpec
+    max_kept_bytes: int = 8 << 30
+    """Save the state as soon as the batches since the last one take more than this."""
 
 
 class OrchestratorAddress(Struct, frozen=True):

@@ -104,11 +104,15 @@ def router_spec(evaluation: Evaluation) -> RouterSpec:
     return RouterSpec(
         env=EnvConfig(id=spec.env, args=spec.args, server=server),
         model=ModelConfig(
-            path=spec.tokenizer, renderer=spec.renderer, template=spec.template
+            path=spec.tokenizer,
+            renderer=spec.renderer,
+            template=spec.template,
+            trust_remote_code=runtime.trust_remote_code,
         ),
         engine=engine,
         engine_urls=(url,),
         speaks=spec.speaks,
+        is_training=False,
         limits=ServerLimits(segment_mb=SEGMENT_MB),
         payload=PayloadConfig(),
         payload_dir=str(folder.payload),

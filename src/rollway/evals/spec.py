@@ -52,6 +52,7 @@ class EvalRuntime(Struct, frozen=True):
     rollout_deadline_s: float
     max_context: int
     key_var: str
+    trust_remote_code: bool = False
     watch: WatchSpec = WatchSpec()
 
 

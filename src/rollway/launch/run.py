@@ -94,13 +94,14 @@ def trainer_spec(
     return TrainerSpec(
         trainer=trainer,
         transport=config.transport,
+        model=config.model,
         weights=start.weights,
-        optimizer=start.optimizer,
         first_step=start.first_step,
         max_steps=config.max_steps,
         run_dir=str(run.path),
         seed=config.seed,
         watch=watch_spec(config.watch),
+        max_kept_bytes=config.payload.budget_mb << 19,
     )
 
 

@@ -1,4 +1,4 @@
-"""Creates a tiny Mixture-of-Experts and a tokenizer of bytes without downloading anything.
+"""Creates a tiny model and a tokenizer of bytes without downloading anything.
 
 Only the model needs the `local` extra.
 """
@@ -50,29 +50,36 @@ class TinyShape(Struct, frozen=True):
 
 
 def tiny_model(shape: TinyShape, vocab_size: int, eos_id: int, max_context: int) -> Any:
-    """Return a Qwen3-MoE of about a million parameters, with random weights."""
+    """Return a Qwen3-MoE of about a million parameters with random weights; a Qwen3 without experts."""
     import torch
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    config = Qwen3MoeConfig(
-        vocab_size=vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=2 * shape.hidden_size,
-        moe_intermediate_size=shape.hidden_size,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        num_experts=shape.num_experts,
-        num_experts_per_tok=shape.topk,
-        norm_topk_prob=True,
-        max_position_embeddings=max_context,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=eos_id,
-        pad_token_id=vocab_size - len(SPECIAL),
-        attn_implementation="sdpa",
-        experts_implementation="grouped_mm",
-        dtype=torch.float32,
+    from transformers import (
+        Qwen3Config,
+        Qwen3ForCausalLM,
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
     )
-    return Qwen3MoeForCausalLM(config)
+
+    sizes: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": 2 * shape.hidden_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": max_context,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": eos_id,
+        "pad_token_id": vocab_size - len(SPECIAL),
+        "dtype": torch.float32,
+    }
+    if not shape.num_experts:
+        return Qwen3ForCausalLM(Qwen3Config(**sizes))
+    experts = {
+        "moe_intermediate_size": shape.hidden_size,
+        "num_experts": shape.num_experts,
+        "num_experts_per_tok": min(shape.topk, shape.num_experts),
+        "norm_topk_prob": True,
+    }
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts))

@@ -97,7 +97,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("throughput/rollouts", "rollouts/s", "rollouts scored, per second of this step"),
         Metric("in_flight", "rollouts", "rollouts that were running when the step ended", is_live=True),
         Metric("ready", "rollouts", "rollouts that wait for the rest of their batch", is_live=True),
-        Metric("payload/live_bytes", "bytes", "payload that is written and not yet released",
+        Metric("payload/live_bytes", "bytes", "payload that is written and not yet trained",
                is_live=True),
         Metric("payload/held_back", "", "1 while the payload budget keeps rollouts from starting, else "
                "0", is_live=True),
@@ -126,6 +126,9 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("grad_norm", "", "norm of the gradient before clipping"),
         Metric("clip_fraction", "fraction", "trainable tokens whose importance ratio was clipped"),
         Metric("ratio/mean", "", "mean importance ratio of trainer to engine"),
+        Metric("ratio/limited", "fraction", "trainable tokens whose ratio was so large or small that it "
+               "was limited to e^20 or e^-20"),
+        Metric("rows/left_out", "rows", "rows that the trainer could not use and left out"),
         Metric("mismatch_kl", "nats", "estimated KL divergence of the engine from the trainer"),
         Metric("entropy", "nats", "mean entropy of the trainer's distribution on the tokens trained on"),
         Metric("lr", "", "learning rate"),

@@ -1,6 +1,9 @@
 """A batch: the rows of one optimizer step, as refs and numbers, without tokens."""
 
+from collections.abc import Set as AbstractSet
+
 from msgspec import Struct
+from msgspec.structs import replace
 
 from .ids import PolicyVersion, RolloutId, Step
 from .payload import PayloadRef
@@ -45,3 +48,19 @@ class BatchManifest(Struct, frozen=True):
     @property
     def num_tokens(self) -> int:
         return sum(row.num_tokens for row in self.rows)
+
+    def without(self, rows: AbstractSet[int]) -> "BatchManifest":
+        """Return the same batch, packed without some of its rows."""
+        ranks = tuple(
+            tuple(tuple(row for row in packed if row not in rows) for packed in rank)
+            for rank in self.ranks
+        )
+        return replace(self, ranks=ranks)
+
+
+class LeftOutRow(Struct, frozen=True):
+    """A row of a batch that the trainer could not use."""
+
+    rollout_id: RolloutId
+    row: int
+    reason: str

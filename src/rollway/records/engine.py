@@ -19,3 +19,6 @@ class Published(Struct, frozen=True):
     version: PolicyVersion
     path: str
     metrics: dict[str, float]
+    saved: PolicyVersion | None = None
+    """The newest version that the trainer can restart from. It trains the batches after that again, so
+    their payload is kept. None, from a trainer of your own: the payload of this batch may be removed."""

@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from .batch import BatchManifest
 from .group import ClosedGroup
-from .ids import GroupId, RolloutId, Step
+from .ids import GroupId, PolicyVersion, RolloutId, Step
 from .payload import PayloadRef
 from .rollout import Scored, Settled
 from .task import Pool, Task
@@ -29,6 +29,14 @@ class RestoredBatch(Struct, frozen=True):
     """The metrics of its step, if they were written. They include groups that did not train."""
 
 
+class KeptPayload(Struct, frozen=True):
+    """The payload of a trained batch. A trainer that restarts from an older version reads it again."""
+
+    version: PolicyVersion
+    """The version that training this batch made."""
+    refs: tuple[PayloadRef, ...]
+
+
 class RestoredTask(Struct, frozen=True):
     """A task that was not in the normal pool."""
 
@@ -45,6 +53,8 @@ class Restored(Struct, frozen=True):
     pooled: tuple[RestoredTask, ...] = ()
     evaluated: int | None = None
     """The last version whose evaluation was complete."""
+    kept: tuple[KeptPayload, ...] = ()
+    """The payload of trained batches that the trainer needs to continue, in order."""
 
     @property
     def refs(self) -> list[PayloadRef]:
@@ -52,7 +62,8 @@ class Restored(Struct, frozen=True):
         closed = [group for batch in self.batches for group in batch.closed]
         ends = [end.outcome for group in self.groups for end in group.settled]
         scored = [end.ref for end in ends if isinstance(end, Scored)]
-        return scored + [ref for group in closed for ref in group.refs]
+        untrained = scored + [ref for group in closed for ref in group.refs]
+        return untrained + [ref for payload in self.kept for ref in payload.refs]
 
 
 class StartPoint(Struct, frozen=True):
@@ -60,7 +71,6 @@ class StartPoint(Struct, frozen=True):
 
     first_step: Step
     weights: str
-    optimizer: str | None = None
     restored: Restored = Restored()
     generation: int = 0
     """How many times the run was resumed."""

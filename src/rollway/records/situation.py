@@ -57,7 +57,7 @@ class CoreView(Struct, frozen=True):
     """Rollouts that wait for the rest of their batch."""
     batch_size: int
     live_bytes: int
-    """Payload that is written and not yet released."""
+    """Payload that is written and not yet trained."""
     is_held_back: bool
     """Whether the payload budget alone keeps the next group from starting."""
     num_retries: int

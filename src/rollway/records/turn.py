@@ -11,6 +11,9 @@ Floats = NDArray[np.float32]
 Routes = NDArray[Any]
 """Expert ids `[tokens, layers, topk]`, uint8 or uint16."""
 
+MINUS_INFINITY = -9998.0
+"""A logprob up to this is none: vLLM writes -9999 for minus infinity, which JSON does not know."""
+
 
 class Sampling(Struct, frozen=True):
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from ..config.sections import RunConfig
 from ..errors import PayloadError, RunDirError
@@ -14,7 +15,7 @@ from ..payload.reuse import remove_spares
 from ..records.batch import BatchManifest
 from ..records.ids import PolicyVersion, Step
 from ..records.payload import PayloadRef
-from ..records.restored import Restored, StartPoint
+from ..records.restored import KeptPayload, Restored, StartPoint
 from ..rundir.metrics_file import MetricsFile
 from ..rundir.rundir import STABLE, RunDir
 from ..transport.files import read_manifest, read_published
@@ -32,7 +33,7 @@ def find_start_point(config: RunConfig, run: RunDir, *, resume: bool) -> StartPo
 
 
 def find_resume_point(config: RunConfig, run: RunDir) -> StartPoint:
-    """Return the last published version, the optimizer that made it, and all that was not trained.
+    """Return the last published version and all that was not trained.
 
     Steps that were trained but not reported are reported now. Whatever the run will make again, or never
     read again, is removed: unfinished weights, batches that lost payload, unused payload.
@@ -47,6 +48,8 @@ def find_resume_point(config: RunConfig, run: RunDir) -> StartPoint:
     trained = _read_last_trained(run, last)
     restored = restore(run.ledger, trained, shipped, lambda ref: _is_intact(reader, ref))
     _check_envs(config, run, restored)
+    if config.trainer is not None:
+        restored = replace(restored, kept=_read_kept(run, published))
     kept = {batch.manifest.step for batch in restored.batches}
     for manifest in shipped:
         if manifest.step not in kept:
@@ -56,7 +59,6 @@ def find_resume_point(config: RunConfig, run: RunDir) -> StartPoint:
     return StartPoint(
         first_step=Step(last + 1),
         weights=str(weights),
-        optimizer=_find_optimizer(run, published),
         restored=restored,
         generation=run.next_generation(),
     )
@@ -80,13 +82,14 @@ def _find_weights(config: RunConfig, run: RunDir, version: PolicyVersion) -> Pat
     return folder
 
 
-def _find_optimizer(run: RunDir, published: PolicyVersion) -> str | None:
-    """Return the optimizer state of a version, or of the last checkpoint; None without either."""
-    path = run.optimizer_of(published)
-    if not path.exists():
-        checkpoint = run.last_checkpoint()
-        path = run.checkpoint(checkpoint) / "optimizer.pt" if checkpoint else path
-    return str(path) if path.exists() else None
+def _read_kept(run: RunDir, published: PolicyVersion) -> tuple[KeptPayload, ...]:
+    """Return the payload of the batches that the trainer trains again: those after its last state."""
+    after = run.last_state(published) or 0
+    manifests = [run.manifest(Step(step)) for step in range(after + 1, published + 1)]
+    return tuple(
+        KeptPayload(PolicyVersion(manifest.step), manifest.refs)
+        for manifest in map(read_manifest, filter(Path.exists, manifests))
+    )
 
 
 def _check_envs(config: RunConfig, run: RunDir, restored: Restored) -> None:

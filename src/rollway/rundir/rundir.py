@@ -42,7 +42,7 @@ class RunDir:
         self.rollouts = self.path / "rollouts"
         self.weights = self.path / "weights"
         self.checkpoints = self.path / "checkpoints"
-        self.optimizer = self.path / "optimizer"
+        self.trainer = self.path / "trainer"
 
     @property
     def exists(self) -> bool:
@@ -79,7 +79,7 @@ class RunDir:
     def make_folders(self) -> None:
         for folder in (
             self.logs, self.payload, self.batches, self.rollouts, self.weights, self.checkpoints,
-            self.optimizer,
+            self.trainer,
         ):  # fmt: skip
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -95,9 +95,23 @@ class RunDir:
     def weights_of(self, version: PolicyVersion) -> Path:
         return self.weights / f"step_{version}"
 
-    def optimizer_of(self, version: PolicyVersion) -> Path:
-        """Return the file with the optimizer's state right after the step that made this version."""
-        return self.optimizer / f"step_{version}.pt"
+    def state_of(self, version: PolicyVersion) -> Path:
+        """Return the folder with the trainer's state right after the step that made this version."""
+        return self.trainer / f"step_{version}"
+
+    def order_of(self, step: Step) -> Path:
+        """Return the file that says how the batch of this step was trained. It is kept as long as a
+        restart of the trainer would train the batch again."""
+        return self.trainer / f"batch_{step}.msgpack"
+
+    def last_state(self, until: PolicyVersion) -> PolicyVersion | None:
+        """Return the newest version up to `until` whose trainer state is complete."""
+        versions = [number for number, _ in numbered(self.trainer) if number <= until]
+        return PolicyVersion(max(versions)) if versions else None
+
+    def set_aside(self, step: Step) -> Path:
+        """Return the folder for rows of this step that the trainer could not train."""
+        return self.path / "set_aside" / f"step_{step}"
 
     def checkpoint(self, step: Step) -> Path:
         return self.checkpoints / f"step_{step}"
@@ -130,16 +144,40 @@ class RunDir:
             if version <= current - keep:
                 remove_folder(folder)
 
-    def prune_optimizer(self, current: int, keep: int) -> None:
-        """Remove old optimizer states: of those up to version `current`, the newest `keep` stay."""
-        for version, path in numbered(self.optimizer):
-            if version <= current - keep:
+    def prune_trainer(self, saved: PolicyVersion) -> None:
+        """Remove what a trainer that restarts from version `saved` does not read."""
+        for version, folder in numbered(self.trainer):
+            if version < saved:
+                remove_folder(folder)
+        for path in self.trainer.glob("batch_*.msgpack"):
+            if int(path.stem.removeprefix("batch_")) <= saved:
                 path.unlink(missing_ok=True)
+
+    def begin_checkpoint(self, version: PolicyVersion) -> None:
+        """Keep the weights of a version when they are pruned: link their files to a checkpoint, which
+        gets its final name once the trainer's state is complete, too."""
+        link_files(self.weights_of(version), partial_of(self.checkpoint(Step(version))))
+
+    def finish_checkpoint(self, version: PolicyVersion, keep: int) -> None:
+        """Add the trainer's state to a checkpoint that was begun. Of all, the newest `keep` stay."""
+        final = self.checkpoint(Step(version))
+        partial = partial_of(final)
+        if partial.exists():
+            link_files(self.state_of(version), partial / "trainer")
+            remove_folder(final)
+            os.replace(partial, final)
+            self.prune_checkpoints(keep)
 
     def prune_checkpoints(self, keep: int) -> None:
         """Remove all checkpoints but the newest `keep`."""
         for _, folder in sorted(numbered(self.checkpoints))[:-keep]:
             remove_folder(folder)
+
+    def remove_partial(self) -> None:
+        """Remove states and checkpoints that a trainer left when it died."""
+        for parent in (self.trainer, self.checkpoints):
+            for folder in parent.glob("partial_step_*"):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def remove_batch(self, step: Step) -> None:
         """Remove a batch that cannot be trained, and the rollouts saved with it: both are made again."""
@@ -147,8 +185,8 @@ class RunDir:
             remove_folder(folder / f"step_{step}")
 
     def remove_steps_after(self, step: Step) -> None:
-        """Remove the weights, checkpoints and metrics of later steps, which will be trained again."""
-        for parent in (self.weights, self.checkpoints):
+        """Remove what later steps made, which will be trained again."""
+        for parent in (self.weights, self.checkpoints, self.trainer):
             for number, folder in numbered(parent):
                 if number > step:
                     remove_folder(folder)
@@ -177,6 +215,23 @@ def remove_folder(folder: Path) -> None:
         shutil.rmtree(renamed, ignore_errors=True)
 
 
+def partial_of(folder: Path) -> Path:
+    """Return the folder to write before all of it is there, and it gets its final name."""
+    return folder.with_name(f"partial_{folder.name}")
+
+
+def link_files(source: Path, target: Path) -> None:
+    """Make the files of a folder appear in another one, as links if the file system has them."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        linked = target / path.name
+        linked.unlink(missing_ok=True)
+        try:
+            os.link(path, linked)
+        except OSError:  # a file system without hard links
+            shutil.copy(path, linked)
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file so that readers see all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -186,10 +241,8 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def numbered(parent: Path) -> list[tuple[int, Path]]:
-    """Return what is named `step_N` or `step_N.pt` in `parent`, with its N. The rest is the user's."""
-    found = {
-        path: path.name[len("step_") :].removesuffix(".pt") for path in parent.glob("step_*")
-    }
+    """Return what is named `step_N` in `parent`, with its N. The rest is the user's."""
+    found = {path: path.name.removeprefix("step_") for path in parent.glob("step_*")}
     return [(int(number), path) for path, number in found.items() if number.isdigit()]
 
 

@@ -20,7 +20,7 @@ from ..records.turn import Routes
 from .model import model_folder
 from .script import Answer, ScriptedReply, draw
 
-LAYERS, TOPK, EXPERTS = 2, 2, 8
+LAYERS, TOPK, EXPERTS = 3, 2, 8
 
 
 def routes_of(ids: list[int]) -> Routes:

@@ -26,6 +26,7 @@ from ..errors import RolloutFailed
 from ..inference.engines.engine import Engine, open_engine
 from ..inference.engines.link import EngineAccess
 from ..inference.rendering.rendering import Renderer
+from ..inference.replies.checks import ReplyRules
 from ..records.ids import PolicyVersion, RolloutId
 from ..records.rollout import Failed
 from ..records.task import Message, Task
@@ -244,7 +245,8 @@ async def play_group(
         for answer in answers:
             scripted.append(await stack.enter_async_context(scripted_engine(answer)))
             access = EngineAccess(scripted[-1].url, ENGINE_DEADLINE_S)
-            engines.append(await stack.enter_async_context(open_engine(access, routes=True)))
+            opening = open_engine(access, ReplyRules(wants_routes=True))
+            engines.append(await stack.enter_async_context(opening))
         stage = await stack.enter_async_context(Stage(env, max_tokens=max_tokens, **limits))
         try:
             return await stage.play_group(task, engines)

@@ -25,6 +25,7 @@ class Trace:
 
     def __init__(self) -> None:
         self._rows: list[OpenRow] = []
+        self._route_format: str | None = None
         self._reserved: set[OpenRow | None] = set()
 
     @contextmanager
@@ -51,10 +52,22 @@ class Trace:
                 f"the engine's routes start at position {turn.routes_start}, but the row needs them "
                 f"from position {place.routes_start}"
             )
+        self._check_route_format(turn)
         if place.row is None:
             self._rows.append(OpenRow(turn))
         else:
             place.row.extend(turn)
+
+    def _check_route_format(self, turn: Turn) -> None:
+        """Raise TraceError if the routes have another dtype or shape than earlier in the rollout."""
+        if turn.routes is None:
+            return
+        found = f"{turn.routes.dtype}{list(turn.routes.shape[1:])}"
+        if self._route_format not in (None, found):
+            raise TraceError(
+                f"the engine's routes are {found} a token, but were {self._route_format} before"
+            )
+        self._route_format = found
 
     def finish(self) -> tuple[Row, ...]:
         return tuple(row.finish() for row in self._rows)

@@ -8,9 +8,10 @@ from msgspec import msgpack
 
 from ..config.specs import OrchestratorAddress, TrainerSpec
 from ..loop.processes.part import Parent, run_part, unchanged
+from ..observe.report import Notice
 from ..rundir.rundir import RunDir
 from ..transport import Batches, open_batches
-from .rank_processes import RankProcesses, start_ranks
+from .rank_team import RankTeam
 
 
 def open_shipped(spec: TrainerSpec, address: str) -> AbstractAsyncContextManager[Batches]:
@@ -24,15 +25,17 @@ def open_shipped(spec: TrainerSpec, address: str) -> AbstractAsyncContextManager
     )
 
 
-async def train_all(spec: TrainerSpec, ranks: RankProcesses, address: str) -> None:
+async def train_all(spec: TrainerSpec, ranks: RankTeam, address: str) -> None:
     """Take the batch of every step in order, train it, and publish its weights."""
     async with open_shipped(spec, address) as batches:
         async for batch in batches:
-            await batches.publish(await ranks.train(batch))
+            published = await ranks.train(batch)
+            await batches.publish(published)
+            await ranks.forget_before(published)
 
 
 async def trainer(spec: TrainerSpec, parent: Parent) -> None:
-    async with start_ranks(spec) as ranks:
+    async with RankTeam(spec, lambda text: parent.send(Notice(text))) as ranks:
         await parent.report_ready()
         frame = await parent.receive()
         if frame is None:

@@ -3,6 +3,13 @@
 import torch
 from torch import Tensor
 
+MAX_LOG_RATIO = 20.0
+"""A larger difference of two logprobs counts as this: its exponential would make the loss infinite."""
+
+
+def log_ratio(logprobs: Tensor, engine_logprobs: Tensor) -> Tensor:
+    return (logprobs - engine_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
 
 def policy_loss(
     logprobs: Tensor,
@@ -14,7 +21,7 @@ def policy_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of each token, and whether its ratio was clipped: the ratio of the trained policy
     to the one that drew the token, whichever version and numerics that had."""
-    ratio = torch.exp(logprobs - engine_logprobs)
+    ratio = torch.exp(log_ratio(logprobs, engine_logprobs))
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
     gain, bounded_gain = ratio * advantages, bounded * advantages
     return -torch.minimum(gain, bounded_gain), bounded_gain < gain
@@ -23,8 +30,10 @@ def policy_loss(
 def token_sums(
     logprobs: Tensor, engine_logprobs: Tensor, clipped: Tensor, entropy: Tensor
 ) -> list[float]:
-    """Return five sums over the trained tokens, for metrics: 1, clipped, ratio, KL and entropy."""
-    log_ratio = logprobs - engine_logprobs
-    ratio = log_ratio.exp()
-    sums = (clipped.sum(), ratio.sum(), (ratio - 1 - log_ratio).sum(), entropy.sum())
+    """Return six sums over the trained tokens, for metrics: 1, clipped, ratio, KL, entropy, and whether
+    the ratio was limited by MAX_LOG_RATIO."""
+    logs = log_ratio(logprobs, engine_logprobs)
+    ratio, limited = logs.exp(), logs.abs() == MAX_LOG_RATIO
+    kl = ratio - 1 - logs
+    sums = (clipped.sum(), ratio.sum(), kl.sum(), entropy.sum(), limited.sum())
     return [len(logprobs), *map(float, sums)]

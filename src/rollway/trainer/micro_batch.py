@@ -1,4 +1,4 @@
-"""A micro-batch: rows laid end to end as one sequence, in which each row attends only to itself."""
+"""A micro-batch: the columns of several rows, laid end to end."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,58 +8,43 @@ from msgspec import Struct
 from numpy.typing import NDArray
 from torch import Tensor, from_numpy
 
-from ..errors import PayloadError
-from ..payload.blob import Columns
-from ..payload.reader import SegmentReader
-from ..records.batch import BatchRow
+from .row_rules import UsableRow
 
 
 class PackedMicroBatch(Struct, frozen=True):
     """Tensors of one forward pass. `targets` holds the indices of the trained tokens, each of which is
-    predicted at the index before it. Positions begin at 0 in each row."""
+    predicted at the index before it."""
 
     token_ids: Tensor
-    positions: Tensor
-    row_of_token: Tensor
+    lengths: list[int]
     routes: Tensor | None
     targets: Tensor
+    row_of_target: Tensor
     logprobs: Tensor
     temperatures: Tensor
     advantages: Tensor
 
 
-def load_micro_batch(reader: SegmentReader, rows: Sequence[BatchRow]) -> PackedMicroBatch:
+def pack_rows(rows: Sequence[UsableRow]) -> PackedMicroBatch:
     """Copy rows from their mapped segments into one packed sequence."""
-    columns = [reader.row(row) for row in rows]
-    lengths = [len(row["token_ids"]) for row in columns]
-    positions = np.concatenate([np.arange(length) for length in lengths])
-    row_of_token = np.repeat(np.arange(len(rows)), lengths)
+    lengths = [row.row.num_tokens for row in rows]
+    starts_row = np.concatenate([np.arange(length) == 0 for length in lengths])
     # nothing predicts the first token of a row
-    targets = np.flatnonzero((_join(columns, "loss_mask") != 0) & (positions > 0))
-    advantages = np.array([row.advantage for row in rows], np.float32)
+    targets = np.flatnonzero((_join(rows, "loss_mask") != 0) & ~starts_row)
+    row_of_target = np.repeat(np.arange(len(rows)), lengths)[targets]
+    advantages = np.array([row.row.advantage for row in rows], np.float32)
+    has_routes = "routes" in rows[0].columns
     return PackedMicroBatch(
-        token_ids=from_numpy(_join(columns, "token_ids").astype(np.int64)),
-        positions=from_numpy(positions),
-        row_of_token=from_numpy(row_of_token),
-        routes=_pack_routes(columns),
+        token_ids=from_numpy(_join(rows, "token_ids").astype(np.int64)),
+        lengths=lengths,
+        routes=from_numpy(_join(rows, "routes").astype(np.int64)) if has_routes else None,
         targets=from_numpy(targets),
-        logprobs=from_numpy(_join(columns, "logprobs")[targets]),
-        temperatures=from_numpy(_join(columns, "temperatures")[targets]),
-        advantages=from_numpy(advantages[row_of_token[targets]]),
+        row_of_target=from_numpy(row_of_target),
+        logprobs=from_numpy(_join(rows, "logprobs")[targets]),
+        temperatures=from_numpy(_join(rows, "temperatures")[targets]),
+        advantages=from_numpy(advantages[row_of_target]),
     )
 
 
-def _join(columns: Sequence[Columns], name: str) -> NDArray[Any]:
-    return np.concatenate([row[name] for row in columns])
-
-
-def _pack_routes(columns: Sequence[Columns]) -> Tensor | None:
-    num_with_routes = sum("routes" in row for row in columns)
-    if not num_with_routes:
-        return None
-    if num_with_routes < len(columns):
-        raise PayloadError(
-            f"only {num_with_routes} of the {len(columns)} rows of a micro-batch have routes; run every "
-            "'rollway serve' with the same --routes as the run file's engine.routes"
-        )
-    return from_numpy(_join(columns, "routes").astype(np.int64))
+def _join(rows: Sequence[UsableRow], name: str) -> NDArray[Any]:
+    return np.concatenate([row.columns[name] for row in rows])

@@ -1,6 +1,5 @@
 """A rank: a process that computes its share of each step. The first rank writes the weights."""
 
-import os
 import shutil
 import socket
 import time
@@ -9,105 +8,143 @@ from pathlib import Path
 import torch
 from msgspec import msgpack
 
-from ..config.specs import TrainerSpec
-from ..errors import ModelError, RollwayError
+from ..errors import GradientError, RollwayError
 from ..loop.processes.child import receive_spec
 from ..model.load import load_model, save_weights
+from ..model.packing import RowModel
 from ..model.routers import check_replay
 from ..records.engine import Published
-from ..records.ids import PolicyVersion, Step
-from ..rundir.rundir import RunDir, remove_folder
-from ..transport.batch import Batch
+from ..records.ids import PolicyVersion
+from ..rundir.rundir import RunDir
 from .collective import Collective, join_ranks
-from .rank_processes import RankDone, RankFailed, RankStart
+from .rank_processes import RankAnswer, RankDone, RankFailed, RankOrder, RankStart
+from .state import TrainerState
 from .step import Learner
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-OPTIMIZER = "optimizer.pt"
-KEPT_OPTIMIZERS = 2
-"""A resume needs the state of the last published version, and the newest may not be published yet."""
 
 
 class Rank:
-    """The model and the optimizer of one rank, loaded from a model folder or a checkpoint."""
+    """The model and the optimizer of one rank, loaded from a model folder or from a saved state."""
 
-    def __init__(self, spec: TrainerSpec, ranks: Collective) -> None:
-        torch.set_num_threads(spec.trainer.threads)
-        torch.manual_seed(spec.seed)
-        self._spec = spec
-        self._run = RunDir(spec.run_dir)
+    def __init__(self, start: RankStart, ranks: Collective) -> None:
+        self._spec, self._point = start.spec, start.point
+        config = start.spec.trainer
+        torch.set_num_threads(config.threads)
+        torch.manual_seed(start.spec.seed)
+        self._run = RunDir(start.spec.run_dir)
         self._ranks = ranks
-        model = load_model(spec.weights)
-        if spec.trainer.replay_routes:
-            check_replay(model)
-        self._learner = Learner(model, spec.trainer, ranks)
-        if spec.optimizer:
-            self._restore(Path(spec.optimizer))
+        if ranks.rank == 0:
+            self._run.remove_partial()
+        trusts_code = start.spec.model.trust_remote_code
+        model = load_model(start.point.weights, trusts_code=trusts_code)
+        rows = RowModel(model, start.packing or None)
+        if config.replay_routes:
+            check_replay(rows.model, rows.routers)
+        self.packing, self.note = rows.packing, describe_packing(rows)
+        self._learner = Learner(rows, config, ranks)
+        self._state = self._open_state()
+        self._unsaved_bytes = 0
+        """The payload of the batches since the last state."""
 
-    def train(self, batch: Batch) -> Published | None:
-        """Take one step. The first rank writes the weights and returns their record, others None."""
+    def _open_state(self) -> TrainerState:
+        point, learner = self._point, self._learner
+        state = TrainerState(self._run, learner.weights, learner.optimizer)
+        if point.state is not None:
+            state.read(point.state, with_weights=point.takes_weights)
+            learner.update_model()
+        state.saved = point.version
+        is_whole = point.takes_weights or point.version == 0
+        if self._ranks.rank == 0 and not is_whole:
+            # later versions could not be made again from what is on disk
+            state.begin_save(point.version)
+            state.finish_save()
+        return state
+
+    def train(self, order: RankOrder) -> RankDone:
+        """Do what an order says. After a step the first rank writes weights and adds their record."""
+        batch = order.batch
         waited_s = time.time() - batch.ready_s
         start_s = time.monotonic()
-        metrics = self._learner.step(batch.manifest(), batch.reader())
-        if self._ranks.rank:
-            return None
+        manifest, reader = batch.manifest().without(order.without), batch.reader()
+        if order.purpose == "try":
+            self._learner.compute_gradients(manifest, reader)
+            return RankDone()
+        self._unsaved_bytes += sum(ref.length for ref in manifest.refs)
+        metrics = self._learner.step(manifest, reader)
+        left_out = tuple(self._learner.left_out)
+        if self._ranks.rank or order.purpose == "repeat":
+            return RankDone(left_out=left_out)
         trained_s = time.monotonic()
         folder = self._run.weights_of(batch.version)
-        self._save_model(folder)
-        self._save_optimizer(batch.version)
-        step, every = batch.step, self._spec.trainer.checkpoint_every
-        if step == self._spec.max_steps or step % every == 0:
-            self._checkpoint(step)
+        self._save_weights(folder)
+        self._save_state(batch.version)
         metrics["time/open"] = max(0.0, waited_s)
         metrics["time/train"] = trained_s - start_s
         metrics["time/publish"] = time.monotonic() - trained_s
-        return Published(batch.version, str(folder), metrics)
+        saved = self._state.saved
+        return RankDone(Published(batch.version, str(folder), metrics, saved), left_out)
 
-    def _save_model(self, folder: Path) -> None:
-        save_weights(self._learner.model, folder)
+    def _save_weights(self, folder: Path) -> None:
+        config = self._spec.trainer
+        dtype = config.publish_dtype or config.dtype
+        save_weights(self._learner.model, folder, dtype, self._learner.weights)
         for name in TOKENIZER_FILES:
-            source = Path(self._spec.weights) / name
+            source = Path(self._point.weights) / name
             if source.exists():
                 shutil.copy(source, folder / name)
 
-    def _save_optimizer(self, version: PolicyVersion) -> None:
-        """Save the state that a resume from this version needs, before the version is published."""
-        final = self._run.optimizer_of(version)
-        final.parent.mkdir(exist_ok=True)
-        partial = final.with_suffix(".partial")
-        torch.save(self._learner.optimizer.state_dict(), partial)
-        os.replace(partial, final)
-        self._run.prune_optimizer(version, KEPT_OPTIMIZERS)
+    def _save_state(self, version: PolicyVersion) -> None:
+        """Save the state with every checkpoint, and whenever the batches since the last one have grown
+        larger than it: they have to be kept until then."""
+        state = self._state
+        if state.is_written:
+            self.finish_state()
+        is_last = version == self._spec.max_steps
+        has_checkpoint = is_last or version % self._spec.trainer.checkpoint_every == 0
+        most = min(state.num_bytes, self._spec.max_kept_bytes)
+        if has_checkpoint or self._unsaved_bytes > most:
+            self.finish_state()
+            state.begin_save(version)
+            self._unsaved_bytes = 0
+        if has_checkpoint:
+            self._run.begin_checkpoint(version)
+        if is_last:
+            self.finish_state()
 
-    def _checkpoint(self, step: Step) -> None:
-        """Save weights and optimizer. The folder gets its final name once it is complete."""
-        final = self._run.checkpoint(step)
-        partial = final.with_name(f"partial_{final.name}")
-        shutil.rmtree(partial, ignore_errors=True)
-        self._save_model(partial)
-        torch.save(self._learner.optimizer.state_dict(), partial / OPTIMIZER)
-        remove_folder(final)
-        os.replace(partial, final)
-        self._run.prune_checkpoints(self._spec.trainer.keep_checkpoints)
+    def finish_state(self) -> None:
+        """Wait for the state that is being written, and complete its checkpoint."""
+        before, state = self._state.saved, self._state
+        state.finish_save()
+        if state.saved != before:
+            self._run.finish_checkpoint(state.saved, self._spec.trainer.keep_checkpoints)
 
-    def _restore(self, path: Path) -> None:
-        try:
-            state = torch.load(path, weights_only=True)
-        except (OSError, RuntimeError) as error:
-            raise ModelError(f"cannot read the optimizer state {path}: {error}") from None
-        self._learner.optimizer.load_state_dict(state)
+
+def describe_packing(rows: RowModel) -> str:
+    """Return what the user should know about how rows are computed; empty if nothing is lost."""
+    if rows.packing == "packed" or not rows.errors:
+        return ""
+    way = "beside each other" if rows.packing == "padded" else "one by one"
+    return (
+        f"The trainer computes rows {way}, because rows that are packed end to end would change each "
+        f"other in models of family '{rows.model.config.model_type}' ({rows.errors['packed']})"
+    )
 
 
 def serve_rank(name: str, sock: socket.socket) -> None:
     """Load the model, then train the batches that the front sends, until the front is gone."""
     pipe, start = receive_spec(sock, RankStart)
     try:
-        rank = Rank(
-            start.spec, join_ranks(start.rank, start.spec.trainer.ranks, start.meeting)
-        )
-        pipe.send(msgpack.encode(RankDone()))
+        ranks = join_ranks(start.rank, start.spec.trainer.ranks, start.meeting)
+        rank = Rank(start, ranks)
+        pipe.send(msgpack.encode(RankDone(note=rank.note, packing=rank.packing)))
         while (frame := pipe.receive()) is not None:
-            batch = msgpack.decode(frame, type=Batch)
-            pipe.send(msgpack.encode(RankDone(rank.train(batch))))
+            order = msgpack.decode(frame, type=RankOrder)
+            try:
+                answer: RankAnswer = rank.train(order)
+            except GradientError as error:
+                answer = RankFailed(str(error), is_gradient=True)
+            pipe.send(msgpack.encode(answer))
+        rank.finish_state()
     except RollwayError as error:
         pipe.send(msgpack.encode(RankFailed(str(error))))

@@ -1,119 +1,161 @@
 """Takes one optimizer step from one batch."""
 
-from contextlib import AbstractContextManager, nullcontext
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..config.sections import TrainerConfig
-from ..errors import ModelError
-from ..model.routers import find_routers, replay
+from ..errors import GradientError, ModelError
+from ..model.packing import RowModel, RowTokens
 from ..payload.reader import SegmentReader
-from ..records.batch import BatchManifest, BatchRow
+from ..records.batch import BatchManifest, LeftOutRow
 from .collective import Collective
 from .loss import policy_loss, token_sums
-from .micro_batch import PackedMicroBatch, load_micro_batch
+from .master import MasterWeights
+from .micro_batch import PackedMicroBatch, pack_rows
+from .row_rules import RowRules, UsableRow
 
-MEANS = ("clip_fraction", "ratio/mean", "mismatch_kl", "entropy")
+MEANS = ("clip_fraction", "ratio/mean", "mismatch_kl", "entropy", "ratio/limited")
 """The metrics that are means over the trained tokens, in the order of `token_sums`."""
+
+
+NUM_SUMS = 2 + len(MEANS)
+"""The loss, the number of tokens, and a sum for each mean."""
+NOT_FINITE = "the model gives its tokens logprobs that are not finite"
 
 
 class Learner:
     def __init__(
-        self, model: Any, config: TrainerConfig, ranks: Collective | None = None
+        self, rows: RowModel, config: TrainerConfig, ranks: Collective | None = None
     ) -> None:
-        self.model = model.train()
+        self.model = rows.model
+        if config.activation_checkpointing:
+            recompute_activations(self.model)
+        self._rows = rows
+        self._masters = MasterWeights(self.model, getattr(torch, config.dtype))
+        self.weights = self._masters.named
         self._config = config
         self._ranks = ranks or Collective()
+        self._rules = RowRules(rows, replays=config.replay_routes)
+        self.left_out: list[LeftOutRow] = []
+        """The rows of this rank's last step that could not be trained."""
         self.optimizer = torch.optim.AdamW(
-            model.parameters(),
+            self.weights.values(),
             lr=config.lr,
             weight_decay=config.weight_decay,
             betas=(0.9, 0.95),
         )
 
     def step(self, manifest: BatchManifest, reader: SegmentReader) -> dict[str, float]:
-        """Sum the gradients over all micro-batches and ranks, update the model, and return the step's
-        metrics. Each loss is divided by the number of tokens of the whole batch, so that the sum over
-        the ranks is the gradient that one rank would have computed alone."""
-        config, model = self._config, self.model
+        """Update the model with the gradients of a batch, and return the step's metrics."""
+        config = self._config
         lr = config.lr * min(1.0, manifest.step / max(1, config.lr_ramp_steps))
         for param_group in self.optimizer.param_groups:
             param_group["lr"] = lr
-        self.optimizer.zero_grad(set_to_none=True)
-        sums = [0.0] * 6
-        for indices in self._ranks.share(manifest.ranks):
-            rows = [manifest.rows[index] for index in indices]
-            added = self._backward(reader, rows, manifest.num_trainable)
-            sums = [total + value for total, value in zip(sums, added, strict=True)]
-        self._ranks.sum_gradients(model.parameters())
-        loss, num_tokens, *sums = self._ranks.sum(sums)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-        if not torch.isfinite(norm):
-            raise ModelError(
-                f"the gradient of step {manifest.step} is not finite, so the model was not updated; "
-                "lower trainer.lr, and --resume continues from the last version"
-            )
+        norm, (loss, num_tokens, *sums) = self.compute_gradients(manifest, reader)
         self.optimizer.step()
-        metrics = {"loss": loss, "grad_norm": float(norm), "lr": lr}
+        self.update_model()
+        metrics = {"loss": loss, "grad_norm": norm, "lr": lr}
         for name, value in zip(MEANS, sums, strict=True):
             metrics[name] = value / (num_tokens or 1)
         return metrics
 
-    def _backward(
-        self, reader: SegmentReader, rows: list[BatchRow], num_trainable: int
-    ) -> list[float]:
-        """Add the gradients of one micro-batch. Return its loss and the sums of `token_sums`."""
-        packed, config, device = (
-            load_micro_batch(reader, rows),
-            self._config,
-            self.model.device,
-        )
-        logprobs, entropy = token_logprobs(
-            self.model, packed, replay_routes=config.replay_routes
-        )
+    def update_model(self) -> None:
+        """Make the model compute with the current weights."""
+        self._masters.copy_to_model()
+
+    def compute_gradients(
+        self, manifest: BatchManifest, reader: SegmentReader
+    ) -> tuple[float, list[float]]:
+        """Sum the gradients over all micro-batches and ranks, and clip them. Return their norm, and the
+        loss with the sums of `token_sums`. Each loss is divided by the number of tokens of the whole
+        batch, so that the sum over the ranks is the gradient that one rank would compute alone."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.left_out = []
+        sums = [0.0] * NUM_SUMS
+        has_routes = self._rules.expects_routes(reader, manifest.rows)
+        for indices in self._ranks.share(manifest.ranks):
+            planned = [manifest.rows[index] for index in indices]
+            rows, unusable = self._rules.load(reader, planned, expects_routes=has_routes)
+            self.left_out += unusable
+            for places in self._rows.split([row.row.num_tokens for row in rows]):
+                chosen = [rows[place] for place in places]
+                added = self._backward(chosen, manifest.num_trainable)
+                sums = [total + value for total, value in zip(sums, added, strict=True)]
+        weights = self.weights.values()
+        self._ranks.sum_gradients(weights)
+        norm = float(torch.nn.utils.clip_grad_norm_(weights, self._config.max_grad_norm))
+        sums = self._ranks.sum(sums)
+        self._check_gradient(manifest, norm, num_tokens=sums[1])
+        return norm, sums
+
+    def _check_gradient(
+        self, manifest: BatchManifest, norm: float, num_tokens: float
+    ) -> None:
+        """Raise if the model must not be updated with this gradient."""
+        own = sum(row.reason == NOT_FINITE for row in self.left_out)
+        (not_finite,) = self._ranks.sum([own])
+        if not num_tokens and not_finite > 1:
+            raise ModelError(
+                f"the model gives no finite logprob to any row of step {manifest.step}: its weights are "
+                "broken; lower trainer.lr, and start from an earlier checkpoint"
+            )
+        if not math.isfinite(norm):
+            raise GradientError(
+                f"the gradient of step {manifest.step} is not finite, so the model was not updated; "
+                "lower trainer.lr, and --resume continues from the last version"
+            )
+
+    def _backward(self, rows: list[UsableRow], num_trainable: int) -> list[float]:
+        """Add the gradients of one forward pass. Return its loss and the sums of `token_sums`. If the
+        logprobs of a row are not finite, it is left out and the others are computed again."""
+        if not rows:
+            return [0.0] * NUM_SUMS
+        packed, config, device = pack_rows(rows), self._config, self._rows.device
         engine_logprobs, advantages = packed.logprobs.to(device), packed.advantages.to(device)
         limits = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-        losses, clipped = policy_loss(logprobs, engine_logprobs, advantages, **limits)
-        loss = losses.sum() / num_trainable
-        loss.backward()
-        sums = token_sums(logprobs.detach(), engine_logprobs, clipped, entropy)
-        return [float(loss.detach()), *sums]
+        passing = token_logprobs(self._rows, packed, replay_routes=config.replay_routes)
+        with passing as (logprobs, entropy):
+            is_broken = ~torch.isfinite(logprobs.detach()).cpu()
+            if not is_broken.any():
+                losses, clipped = policy_loss(logprobs, engine_logprobs, advantages, **limits)
+                loss = losses.sum() / num_trainable
+                loss.backward()
+                sums = token_sums(logprobs.detach(), engine_logprobs, clipped, entropy)
+                return [float(loss.detach()), *sums]
+        del logprobs, entropy  # and with them the activations of this pass
+        broken = set(packed.row_of_target[is_broken].tolist())
+        self.left_out += [rows[place].left_out(NOT_FINITE) for place in sorted(broken)]
+        whole = [row for place, row in enumerate(rows) if place not in broken]
+        return self._backward(whole, num_trainable)
 
 
-def _replay(model: Any, routes: Tensor | None) -> AbstractContextManager[None]:
-    """Make the model's routers choose the experts that the engine chose, while the block lasts."""
-    if routes is None:
-        return nullcontext()
-    routers, num_layers = find_routers(model), routes.shape[1]
-    if len(routers) != num_layers:
+def recompute_activations(model: Any) -> None:
+    """Make a model forget the activations inside its layers, and compute them again when needed."""
+    if not model.supports_gradient_checkpointing:
         raise ModelError(
-            f"the engine returns routes of {num_layers} layers, but the model has {len(routers)} "
-            "routers; set trainer.replay_routes = false to train without them"
+            f"models of family '{model.config.model_type}' cannot recompute their activations: set "
+            "trainer.activation_checkpointing = false"
         )
-    return replay(routers, routes.to(model.device))
+    model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
+@contextmanager
 def token_logprobs(
-    model: Any, packed: PackedMicroBatch, *, replay_routes: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the logprob of each trained token, at the temperature it was drawn with, and the entropy of
-    the distribution it was drawn from."""
-    device = model.device
-    rows, positions = packed.row_of_token, packed.positions
-    mask = (rows[:, None] == rows) & (positions[:, None] >= positions)
-    with _replay(model, packed.routes if replay_routes else None):
-        output = model(
-            input_ids=packed.token_ids[None].to(device),
-            position_ids=positions[None].to(device),
-            attention_mask=mask[None, None].to(device),
-            logits_to_keep=(packed.targets - 1).to(device),
-            use_cache=False,
-        )
-    logits = output.logits[0].float() / packed.temperatures[:, None].to(device)
-    all_logprobs = torch.log_softmax(logits, dim=-1)
-    drawn = packed.token_ids[packed.targets].to(device)
-    with torch.no_grad():
-        entropy = -(all_logprobs.exp() * all_logprobs).sum(-1)
-    return all_logprobs.gather(-1, drawn[:, None])[:, 0], entropy
+    model: RowModel, packed: PackedMicroBatch, *, replay_routes: bool
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Give the block the logprob of each trained token, at the temperature it was drawn with, and the
+    entropy of the distribution it was drawn from. Their backward pass has to run in the block."""
+    routes = packed.routes if replay_routes else None
+    tokens = RowTokens(packed.token_ids, packed.lengths, packed.targets - 1, routes)
+    with model.logits(tokens) as logits:
+        logits = logits.float() / packed.temperatures[:, None].to(model.device)
+        all_logprobs = torch.log_softmax(logits, dim=-1)
+        drawn = packed.token_ids[packed.targets].to(model.device)
+        with torch.no_grad():
+            entropy = -(all_logprobs.exp() * all_logprobs).sum(-1)
+        yield all_logprobs.gather(-1, drawn[:, None])[:, 0], entropy

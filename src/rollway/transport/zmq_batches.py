@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
@@ -75,7 +76,8 @@ class IncomingBatch:
 class ZmqBatches:
     """Batches in order. While one is trained the next one is received, and no more than that. After a
     lost connection the transfer of a batch continues, and unacknowledged publications are sent again.
-    With `landing`, payload comes as frames, and stays in that folder until its version is published."""
+    With `landing`, payload comes as frames, and stays in that folder until its version is published, or
+    as long as the trainer needs it for a restart (`Published.saved`)."""
 
     def __init__(
         self, connection: OrchestratorConnection, landing: Path | None, first: Step | None
@@ -123,8 +125,9 @@ class ZmqBatches:
         finally:
             del self._unacknowledged[version]
         del self._checksums[version]
-        if (folder := self._folder_of(version)) is not None:
-            await thread(shutil.rmtree, folder, ignore_errors=True)
+        if self._landing is not None:
+            saved = version if published.saved is None else published.saved
+            await thread(_remove_batches, self._landing, range(saved + 1))
 
     async def close(self) -> None:
         self._receiving.cancel()
@@ -211,7 +214,7 @@ async def connect(
 ) -> AsyncIterator[ZmqBatches]:
     """Open the batches of the run whose orchestrator listens at `address`, once it has answered."""
     if landing is not None:
-        await thread(_remove_leftovers, landing)
+        await thread(_remove_batches, landing, range(first or 0, sys.maxsize))
     with Context() as context:
         connection = OrchestratorConnection(context, address, keys, patience_s)
         batches = ZmqBatches(connection, landing, first)
@@ -227,10 +230,12 @@ async def connect(
             await batches.close()
 
 
-def _remove_leftovers(landing: Path) -> None:
-    """Remove the payload that a killed trainer left."""
+def _remove_batches(landing: Path, steps: range) -> None:
+    """Remove the payload of some steps. A killed trainer may have left it."""
     for folder in landing.glob(f"{PREFIX}*"):
-        shutil.rmtree(folder)
+        step = folder.name.removeprefix(PREFIX)
+        if step.isdigit() and int(step) in steps:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _make_empty(folder: Path) -> None:

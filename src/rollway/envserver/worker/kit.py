@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from ...config.sections import ServerConfig
-from ...config.specs import WorkerSpec
+from ...config.specs import RouterSpec, WorkerSpec
 from ...envs.chat import Speaker
 from ...envs.environment import Environment
 from ...envs.in_lane import EnvSpec, load_shared
@@ -19,11 +19,12 @@ from ...inference.engines.engine import ExpectedPolicy
 from ...inference.engines.link import EngineAccess
 from ...inference.engines.pool import PoolConfig, open_pool
 from ...inference.rendering.rendering import Renderer, SyncRenderer
+from ...inference.replies.checks import ReplyRules
 from ...inference.replies.long_replies import LongReplies
-from ...inference.replies.routes import RouteShape, read_route_shape
 from ...loop.lanes.lanes import Lane, ProcessLane
 from ...loop.lanes.memory import load_and_limit
 from ...loop.watch.run import LoopWatch
+from ...model.shape import read_shape
 from ...payload.store import FrameStore, PayloadStore
 from ...payload.writer import SegmentWriter
 from ...records.payload import SegmentName
@@ -63,23 +64,31 @@ def build_kit(
 
 class Prepared(Struct, frozen=True):
     """What takes a worker long to load, loaded before its event loop starts. An endpoint that answers
-    with messages needs neither a renderer nor the shape of routes."""
+    with messages needs no renderer."""
 
     part: WorkerSpec
     spec: EnvSpec
     env: Environment
     renderer: SyncRenderer | None
-    shape: RouteShape | None
+    rules: ReplyRules
     policy: ExpectedPolicy
 
 
 def prepare(part: WorkerSpec) -> Prepared:
     server, env = part.server, part.server.env
     spec = EnvSpec(env.id, msgspec.json.encode(env.args), server.seed)
-    renderer = shape = None
+    renderer, rules = None, ReplyRules(wants_routes=False)
     if server.speaks == "tokens":
-        renderer, shape = SyncRenderer(server.model), read_route_shape(server.model.path)
-    return Prepared(part, spec, spec.build(), renderer, shape, ExpectedPolicy())
+        renderer, rules = SyncRenderer(server.model), _rules(server)
+    return Prepared(part, spec, spec.build(), renderer, rules, ExpectedPolicy())
+
+
+def _rules(server: RouterSpec) -> ReplyRules:
+    """Ask for routes if the model has experts, unless the run file says otherwise."""
+    shape, wanted = read_shape(server.model.path), server.engine.routes
+    has_experts = shape is not None and shape.has_experts
+    wants_routes = has_experts if wanted is None else wanted
+    return ReplyRules(wants_routes, shape, knows_versions=server.is_training)
 
 
 @asynccontextmanager
@@ -120,8 +129,7 @@ async def open_speakers(
         engines=tuple(
             EngineAccess(url, deadline_s, model, key) for url in server.engine_urls
         ),
-        routes=engine.routes,
-        shape=prepared.shape,
+        rules=prepared.rules,
         patience_s=engine.patience_s,
     )
     async with rendering, reading:

@@ -31,6 +31,7 @@ class LiveRollout:
         """Tokens that the policy sampled, children included."""
         self.engine_s = 0.0
         self.versions: list[int] = []
+        """The oldest and the newest version that drew tokens of each turn."""
         self.trace = Trace()
         self.finish_reason = "no turn"
         """How the last turn ended."""

@@ -156,8 +156,8 @@ async def commit(
         ref=stored.ref,
         num_turns=finished.rollout.num_turns,
         stop=finished.rollout.stop,
-        first_version=PolicyVersion(live.versions[0]),
-        last_version=PolicyVersion(live.versions[-1]),
+        first_version=PolicyVersion(min(live.versions)),
+        last_version=PolicyVersion(max(live.versions)),
         timing=replace(finished.timing, queue_s=live.run.queued_s),
         num_sampled=live.num_tokens,
     )

@@ -46,7 +46,7 @@ class TokenSpeaker:
                 prompt, live.run.sampling, self._renderer.stop_ids, place.routes_start
             )
             live.trace.add(turn, place)
-        live.versions += [int(turn.versions[0]), int(turn.versions[-1])]
+        live.versions += [int(turn.versions.min()), int(turn.versions.max())]
         reply = await self._parse(turn, tools)
         live.count(reply, time.monotonic() - start_s)
         self._last_turn = turn

@@ -5,6 +5,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from ...config.specs import EngineSpec
+from ...model.folder import hub_name_of
 
 
 class DecoderCall(Struct, frozen=True):
@@ -28,4 +29,4 @@ class DecoderAnswer(Struct, frozen=True):
 
 def model_name(spec: EngineSpec) -> str:
     """Return the name under which the embedded engine serves its model."""
-    return Path(spec.model.path).name
+    return hub_name_of(spec.model.path) or Path(spec.model.path).name

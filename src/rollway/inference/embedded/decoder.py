@@ -24,7 +24,7 @@ from . import requests
 from .calls import DecoderAnswer, DecoderCall, model_name
 from .requests import BadRequest, ChatRequest, Json
 from .scheduler import GenerationRequest, Scheduler, TokenSequence
-from .slots import SlotModel
+from .slots import open_slots
 
 if TYPE_CHECKING:
     from ..rendering.rendering import SyncRenderer
@@ -39,10 +39,13 @@ class Decoder:
         local = spec.engine.local
         torch.set_num_threads(local.threads)
         self._spec = spec
-        self._model = load_model(spec.weights, local.dtype)
+        self._model = load_model(
+            spec.weights, local.dtype, trusts_code=spec.model.trust_remote_code
+        )
+        self._vocab_size = self._model.config.get_text_config().vocab_size
         self._max_context = spec.engine.max_context
         self._tokenizer = Tokenizer(spec.model.path)
-        slots = SlotModel(self._model, local.max_batch, self._max_context)
+        slots = open_slots(self._model, local.max_batch, self._max_context)
         self.scheduler = Scheduler(slots, spec.seed)
         self.scheduler.version = spec.version
         self._replies: dict[int, ReplyBuilder] = {}
@@ -139,7 +142,7 @@ class Decoder:
                 f"The model '{request.model}' does not exist; this is '{served}'", 404
             )
         start = request.routed_experts_prompt_start or 0
-        requests.check_prompt(prompt, self._model.config.vocab_size, self._max_context, start)
+        requests.check_prompt(prompt, self._vocab_size, self._max_context, start)
         generation = GenerationRequest(
             id=call.id,
             prompt=prompt,
@@ -155,7 +158,8 @@ class Decoder:
 
     def _eos_ids(self) -> frozenset[int]:
         model = self._model
-        eos = model.generation_config.eos_token_id or model.config.eos_token_id
+        config = model.config.get_text_config()
+        eos = model.generation_config.eos_token_id or config.eos_token_id
         return frozenset([eos] if isinstance(eos, int) else eos or ())
 
     def _abort(self, call: DecoderCall) -> None:

@@ -8,7 +8,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from ...records.turn import Routes
-from .slots import SlotModel
+from .slots import DecodingModel
 
 PREFILL_TOKENS = 4096
 """How many prompt tokens, with padding, one forward pass takes at most."""
@@ -61,7 +61,7 @@ class TokenSequence:
 class Scheduler:
     """Moves waiting sequences into free slots. Running sequences fill the slots from 0 without gaps."""
 
-    def __init__(self, model: SlotModel, seed: int) -> None:
+    def __init__(self, model: DecodingModel, seed: int) -> None:
         self._model = model
         self._rng = np.random.default_rng(seed)
         self._waiting: deque[TokenSequence] = deque()
@@ -141,7 +141,7 @@ class Scheduler:
         """Remove the sequence in `slot` and move the last sequence into the gap."""
         last = self._running.pop()
         if slot < len(self._running):
-            self._model.cache.move(len(self._running), slot, last.length)
+            self._model.move(len(self._running), slot, last.length)
             self._running[slot] = last
 
 

@@ -13,9 +13,10 @@ from ..http.client import HttpReply
 from ..http.connection import Connection
 from ..http.endpoint import describe_error
 from ..replies.body import BodyBuffer, BodyBuffers, BodyCutter
+from ..replies.checks import ReplyRules
 from ..replies.columns import SAFETENSORS, ReplyColumns, decode_reply
 from ..replies.long_replies import LongReplies
-from ..replies.routes import RouteShape, WantedRoutes
+from ..replies.routes import WantedRoutes
 from .dialect import Dialect, Prompt
 from .link import EngineAccess, EngineLink, open_link, pick_dialect
 from .status import is_at_least, parse_version
@@ -49,13 +50,14 @@ class Engine:
 
     def __init__(
         self, link: EngineLink, model: str, dialect: Dialect, buffers: BodyBuffers,
-        long_replies: LongReplies | None, *, routes: bool,
+        long_replies: LongReplies | None, rules: ReplyRules,
     ) -> None:  # fmt: skip
         self._link = link
         self.url = link.url
         self.model = model
         self._dialect = dialect
-        self._routes = routes
+        self._rules = rules
+        self._routes = rules.wants_routes
         self._buffers = buffers
         self._long_replies = long_replies
         self._reports_version = True
@@ -81,8 +83,9 @@ class Engine:
             raise EngineError(
                 f"the reply of {self.url} has no routes: "
                 "start vLLM or SGLang with --enable-return-routed-experts, "
-                "or set engine.routes = false for a model without experts"
+                "or set engine.routes = false to train without them"
             )
+        await self._check(drawn, routes, version)
         versions = drawn.versions
         if versions is None:
             versions = np.full(len(drawn.token_ids), version, np.int32)
@@ -96,6 +99,16 @@ class Engine:
             routes=routes if self._routes else None,
             routes_start=start or 0,
         )
+
+    async def _check(self, drawn: ReplyColumns, routes: Routes | None, version: int) -> None:
+        self._rules.check_columns(drawn, max(version, self.policy.version))
+        if routes is None or not routes.size:
+            return
+        if routes.nbytes <= INLINE_ROUTES_BYTES:
+            highest = routes.max()
+        else:
+            highest = await thread_to_the_end(routes.max)
+        self._rules.check_routes(routes, int(highest))
 
     async def _check_connection(self, connection: Connection) -> None:
         """Raise EngineAway if the process at the other end has an older version than `policy`: it was
@@ -146,11 +159,10 @@ class Engine:
 
 @asynccontextmanager
 async def open_engine(
-    access: EngineAccess, *, routes: bool, shape: RouteShape | None = None,
-    long_replies: LongReplies | None = None,
+    access: EngineAccess, rules: ReplyRules, long_replies: LongReplies | None = None
 ) -> AsyncIterator[Engine]:  # fmt: skip
     """Open an engine that answers and serves the model of `access`."""
     with open_link(access) as link:
         served = await link.fetch_model()
-        dialect = pick_dialect(served, shape)
-        yield Engine(link, served.id, dialect, BodyBuffers(), long_replies, routes=routes)
+        dialect = pick_dialect(served, rules.shape)
+        yield Engine(link, served.id, dialect, BodyBuffers(), long_replies, rules)

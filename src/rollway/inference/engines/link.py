@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager, closing, contextmanager
 from msgspec import Struct
 
 from ...errors import UNREADABLE, EngineAway, EngineError, EngineLate
+from ...model.shape import ModelShape
 from ..http import endpoint
 from ..http.client import JSON, ConnectionCheck, HttpClient, HttpReply
 from ..http.connection import Connection
 from ..http.endpoint import ServedModel, read_all
 from ..http.framing import HttpAway, HttpError
-from ..replies.routes import RouteShape
 from .dialect import Dialect, EngineCall
 from .sglang import Sglang
 from .vllm import Vllm
@@ -107,6 +107,6 @@ def open_link(access: EngineAccess) -> Iterator[EngineLink]:
         yield EngineLink(http, access, url)
 
 
-def pick_dialect(served: ServedModel, shape: RouteShape | None) -> Dialect:
+def pick_dialect(served: ServedModel, shape: ModelShape | None) -> Dialect:
     """Return the dialect of the engine that lists this model. The entry says whose engine it is."""
     return Sglang(shape) if served.owned_by == "sglang" else Vllm()

@@ -11,8 +11,8 @@ from ...errors import EngineAway, EngineError, EngineLate
 from ...records.turn import Sampling, Turn
 from ..http.endpoint import ServedModel
 from ..replies.body import BodyBuffers
+from ..replies.checks import ReplyRules
 from ..replies.long_replies import LongReplies
-from ..replies.routes import RouteShape
 from .dialect import Prompt
 from .engine import Engine, ExpectedPolicy
 from .link import EngineAccess, EngineLink, open_link, pick_dialect
@@ -109,8 +109,7 @@ def _waited_too_long(error: EngineError, waited_s: float) -> EngineError:
 
 class PoolConfig(Struct, frozen=True, kw_only=True):
     engines: tuple[EngineAccess, ...]
-    routes: bool
-    shape: RouteShape | None
+    rules: ReplyRules
     patience_s: float
     """How long a request waits for an engine that answers."""
 
@@ -133,9 +132,9 @@ async def open_pool(
             models = [(link.url, await link.fetch_model()) for link in links]
             check_same_model(models)
             served = models[0][1]
-        dialect, buffers = pick_dialect(served, config.shape), BodyBuffers()
+        dialect, buffers = pick_dialect(served, config.rules.shape), BodyBuffers()
         engines = [
-            Engine(link, served.id, dialect, buffers, long_replies, routes=config.routes)
+            Engine(link, served.id, dialect, buffers, long_replies, config.rules)
             for link in links
         ]
         yield EnginePool(engines, policy, config.patience_s)

@@ -7,11 +7,12 @@ import msgspec
 from msgspec import Struct
 
 from ...errors import UNREADABLE, EngineError
+from ...model.shape import ModelShape
 from ...records.turn import Routes, Sampling
 from ..http.framing import Bytes
 from ..replies.body import Bulks, BulkString
 from ..replies.columns import ReplyColumns, make_columns
-from ..replies.routes import RouteShape, WantedRoutes, decode_bare
+from ..replies.routes import WantedRoutes, decode_bare
 from .dialect import EngineCall, Prompt, WeightUpdate
 from .status import LoadGauges
 
@@ -70,7 +71,7 @@ class Sglang:
         b"sglang:num_running_reqs", b"sglang:num_queue_reqs", b"sglang:token_usage"
     )
 
-    def __init__(self, shape: RouteShape | None) -> None:
+    def __init__(self, shape: ModelShape | None) -> None:
         self._shape = shape
 
     def encode_request(
@@ -120,7 +121,7 @@ class Sglang:
         bulk = bulks.get(ROUTES)
         if bulk is None:
             return None
-        if self._shape is None:
+        if self._shape is None or not self._shape.has_experts:
             raise EngineError(
                 "SGLang sends routes without their shape, and config.json of 'model.path' does not say "
                 "how many layers and experts the model has: set 'model.path' to the served model"

@@ -7,6 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 
 from ...errors import ModelError
+from ...model.folder import hub_name_of
 
 # texts are encoded one at a time
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -27,7 +28,8 @@ class Tokenizer:
             ) from None
         except ValueError as error:
             raise ModelError(f"{path} is not a tokenizer: {error}") from None
-        self.name_or_path = folder
+        self.name_or_path = hub_name_of(folder) or folder
+        """Renderers are chosen by the name that a model has on the hub."""
 
     def __len__(self) -> int:
         return self._fast.get_vocab_size()

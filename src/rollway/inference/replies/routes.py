@@ -5,14 +5,13 @@ Only the needed positions are decoded. Decoding releases the GIL, so it may run 
 
 import io
 import math
-from pathlib import Path
 
-import msgspec
 import numpy as np
 import pybase64
 from msgspec import Struct
 
-from ...errors import UNREADABLE, EngineError
+from ...errors import EngineError
+from ...model.shape import ModelShape
 from ...records.turn import Routes
 from .body import BulkString, NpyHeader, bad_routes
 
@@ -32,41 +31,6 @@ class WantedRoutes(Struct, frozen=True):
     def num_positions(self, num_drawn: int) -> int:
         """Return the number of all positions that have routes, counted from the first token."""
         return self.num_prompt + num_drawn - 1
-
-
-class RouteShape(Struct, frozen=True):
-    """The shape of a model's routes, for engines that send routes without a header."""
-
-    layers: int
-    topk: int
-    experts: int
-
-
-class _ExpertFields(Struct, frozen=True):
-    """The fields of config.json that describe experts, under the names of several model families."""
-
-    num_hidden_layers: int = 0
-    num_experts_per_tok: int = 0
-    num_experts: int = 0
-    num_local_experts: int = 0
-    n_routed_experts: int = 0
-
-
-class _ModelFile(_ExpertFields, frozen=True):
-    text_config: _ExpertFields | None = None
-
-
-def read_route_shape(folder: str) -> RouteShape | None:
-    """Read the shape of routes from config.json in `folder`. None means that it does not say."""
-    try:
-        text = Path(folder, "config.json").read_bytes()
-        config = msgspec.json.decode(text, type=_ModelFile)
-    except (OSError, *UNREADABLE):
-        return None
-    fields = config.text_config or config
-    layers, topk = fields.num_hidden_layers, fields.num_experts_per_tok
-    experts = fields.num_experts or fields.num_local_experts or fields.n_routed_experts
-    return RouteShape(layers, topk, experts) if layers and topk else None
 
 
 def unneeded_chars(bulk: BulkString, wanted: WantedRoutes, is_prompt_only: bool) -> int:
@@ -96,20 +60,20 @@ def decode_npy(bulk: BulkString, start: int, num_positions: int) -> Routes:
 
 
 def decode_bare(
-    bulk: BulkString, shape: RouteShape, start: int, num_positions: int
+    bulk: BulkString, shape: ModelShape, start: int, num_positions: int
 ) -> Routes:
     """Do the same as `decode_npy` for bare int32 without a header."""
-    position_bytes = 4 * shape.layers * shape.topk
+    position_bytes = 4 * shape.num_layers * shape.topk
     padding = bytes(bulk.from_char(max(0, bulk.num_chars - 2))).count(b"=")
     num_bytes = bulk.num_chars // 4 * 3 - padding
     num_sent, surplus = divmod(num_bytes, position_bytes)
     if surplus:
         raise bad_routes(
-            f"{num_bytes} bytes do not divide into tokens of {shape.layers} layers × {shape.topk} "
+            f"{num_bytes} bytes do not divide into tokens of {shape.num_layers} layers × {shape.topk} "
             "int32, the shape in config.json of 'model.path'"
         )
-    header = NpyHeader(0, num_sent, shape.layers, shape.topk, _INT32)
-    return narrow(_decode(bulk, header, start, num_positions), shape.experts)
+    header = NpyHeader(0, num_sent, shape.num_layers, shape.topk, _INT32)
+    return narrow(_decode(bulk, header, start, num_positions), shape.num_experts)
 
 
 def _decode(bulk: BulkString, header: NpyHeader, start: int, num_positions: int) -> Routes:

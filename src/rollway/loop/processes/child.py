@@ -32,14 +32,29 @@ def signal_name(code: int) -> str:
         return f"signal {-code}"
 
 
+def count_oom_kills() -> int:
+    """Return how many processes of this machine the kernel has killed because memory ran out."""
+    with suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
 class Child:
     """A running child process. Reading None from `pipe` means that the child has closed its end."""
 
     def __init__(
-        self, name: str, process: asyncio.subprocess.Process, pipe: AsyncPipe
+        self,
+        name: str,
+        process: asyncio.subprocess.Process,
+        pipe: AsyncPipe,
+        log: Path | None = None,
     ) -> None:
         self.name = name
         self.pipe = pipe
+        self.log = log
+        self._oom_kills = count_oom_kills()
         self._process = process
         self._is_gone = False
 
@@ -50,6 +65,13 @@ class Child:
     @property
     def has_ended(self) -> bool:
         return self._process.returncode is not None
+
+    @property
+    def was_out_of_memory(self) -> bool:
+        """Whether the kernel has killed processes for memory since this child started, and it was one
+        of those killed."""
+        was_killed = self._process.returncode == -signal.SIGKILL
+        return was_killed and count_oom_kills() > self._oom_kills
 
     async def send_spec(self, spec: object) -> None:
         """Send what `receive_spec` returns. If the child has died already, only its end shows that."""
@@ -105,7 +127,7 @@ async def start(
         except (OSError, asyncio.CancelledError):
             await pipe.close()
             raise
-    child = Child(name, process, pipe)
+    child = Child(name, process, pipe, log)
     try:
         yield child
     finally:

@@ -188,14 +188,20 @@ def describe_exit(code: int) -> str:
     return f"was killed by {child.signal_name(code)}" if code < 0 else f"exited with {code}"
 
 
+def describe_death(process: child.Child, code: int) -> str:
+    """Say how a process ended, and what it wrote last."""
+    lines = last_log_lines(process.log) if process.log else ""
+    memory = " because the machine ran out of memory" if process.was_out_of_memory else ""
+    return f"{describe_exit(code)}{memory}{lines}"
+
+
 class Part:
     """A started part, as its parent sees it."""
 
-    def __init__(self, process: child.Child, log: Path | None) -> None:
+    def __init__(self, process: child.Child) -> None:
         self.name = process.name
         self.pid = process.pid
         self._process = process
-        self._log = log
         self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
@@ -233,8 +239,7 @@ class Part:
         if code == 0 and self.was_ready:
             return
         if not error:
-            lines = last_log_lines(self._log) if self._log else ""
-            error = f"{self.name} (pid {self.pid}) {describe_exit(code)}{lines}"
+            error = f"{self.name} (pid {self.pid}) {describe_death(self._process, code)}"
         raise PartDied(error, code=code)
 
     def kill(self) -> None:
@@ -255,4 +260,4 @@ async def start_part(
     """Start a part with its spec. Leaving the block ends it."""
     async with child.start(name, entry, log=log, pass_fds=pass_fds) as process:
         await process.send_spec(spec)
-        yield Part(process, log)
+        yield Part(process)

@@ -113,6 +113,8 @@ class Core:
         self.evals.last = restored.evaluated
         for pooled in restored.pooled:
             self.tasks.put(pooled.env, pooled.task, pooled.pool)
+        for payload in restored.kept:
+            self.shipping.keep(payload)
         for batch in restored.batches:
             self.shipping.restore(batch)
             for closed in batch.closed:
@@ -214,7 +216,8 @@ class Core:
         trained = self.shipping.published(event.version)
         for closed in trained:
             self._release(closed)
-        release = ReleasePayload(tuple(ref for closed in trained for ref in closed.refs))
+        saved = event.version if event.saved is None else event.saved
+        release = ReleasePayload(self.shipping.take_unneeded(saved))
         is_last = event.version == self.spec.max_steps
         if is_last and not self.evals.is_due(event.version):
             return [release]

@@ -31,6 +31,8 @@ class VersionPublished(Struct, frozen=True):
 
     version: PolicyVersion
     path: str
+    saved: PolicyVersion | None = None
+    """The newest version that the trainer can restart from, if it needs the batches after it again."""
 
 
 class WeightsApplied(Struct, frozen=True):

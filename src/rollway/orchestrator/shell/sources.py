@@ -72,7 +72,7 @@ async def from_trainer(
     for step in steps:
         published = await trainer.wait_for_version(PolicyVersion(step))
         await books.published(Step(step), published.metrics)
-        await events.put(VersionPublished(published.version, published.path))
+        await events.put(VersionPublished(published.version, published.path, published.saved))
 
 
 async def from_parent(parent: Parent, lags: Lags) -> None:

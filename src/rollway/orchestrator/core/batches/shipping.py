@@ -7,7 +7,8 @@ import msgspec
 from ....config.specs import CoreSpec
 from ....records.group import ClosedGroup
 from ....records.ids import PolicyVersion, Step
-from ....records.restored import RestoredBatch
+from ....records.payload import PayloadRef
+from ....records.restored import KeptPayload, RestoredBatch
 from ..commands import Commands, Ship, UpdateWeights
 from ..events import VersionPublished
 from .packing import plan_batch
@@ -87,6 +88,7 @@ class Shipping:
         self._spec = spec
         self._discarded: list[ClosedGroup] = []
         self._shipped: dict[Step, Ship] = {}
+        self._kept: deque[KeptPayload] = deque()
         config = spec.orchestrator
         self._max_off_policy_steps = config.max_off_policy_steps
         self.ready = ReadyGroups(config.batch_size, config.batch_tokens)
@@ -139,7 +141,22 @@ class Shipping:
     def published(self, version: PolicyVersion) -> list[ClosedGroup]:
         """The trainer has published a version: return the groups that it was trained on."""
         ship = self._shipped.pop(Step(version))
-        return [closed for closed in ship.closed if closed.fate == "trained"]
+        trained = [closed for closed in ship.closed if closed.fate == "trained"]
+        self.keep(
+            KeptPayload(version, tuple(ref for closed in trained for ref in closed.refs))
+        )
+        return trained
+
+    def keep(self, payload: KeptPayload) -> None:
+        """Keep the payload of a trained batch until `take_unneeded` is called with its version."""
+        self._kept.append(payload)
+
+    def take_unneeded(self, saved: PolicyVersion) -> tuple[PayloadRef, ...]:
+        """Return the payload of the batches that a trainer which restarts from `saved` does not read."""
+        refs: list[PayloadRef] = []
+        while self._kept and self._kept[0].version <= saved:
+            refs += self._kept.popleft().refs
+        return tuple(refs)
 
 
 class WeightVersions:

@@ -1,0 +1,215 @@
+"""Ranks die, and batches are bad: training goes on, with the numbers it would have had without."""
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.doubles.cursed_model import BREAKS_GRADIENT, KILLS, write_cursed_model
+from tests.trainer.test_rank_processes import batch_of, spec_of
+from tests.trainer.test_step import sample, write
+from tools.model_table import tiny_model
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from rollway.config.sections import ModelConfig
+from rollway.config.specs import TrainerSpec
+from rollway.model.load import load_model
+from rollway.records.batch import BatchRow
+from rollway.records.engine import Published
+from rollway.records.ids import PolicyVersion
+from rollway.records.turn import Turn
+from rollway.rundir.rundir import RunDir
+from rollway.trainer.rank_team import RankTeam
+from rollway.transport.batch import Batch
+
+pytestmark = [pytest.mark.anyio, pytest.mark.system]
+
+NUM_BATCHES = 10
+
+
+class Team:
+    """A team of ranks, what it said, and how it is told that a version is recorded."""
+
+    def __init__(self, team: RankTeam, said: list[str]) -> None:
+        self._team = team
+        self.said = said
+
+    async def train(self, batch: Batch) -> Published:
+        published = await self._team.train(batch)
+        await self._team.forget_before(published)
+        return published
+
+    def kill_rank(self) -> None:
+        os.kill(self._team._ranks.processes[-1].pid, signal.SIGKILL)
+
+
+@asynccontextmanager
+async def open_team(spec: TrainerSpec) -> AsyncIterator[Team]:
+    said: list[str] = []
+
+    async def say(text: str) -> None:
+        said.append(text)
+
+    async with RankTeam(spec, say) as team:
+        yield Team(team, said)
+
+
+@pytest.fixture
+async def recorded(tiny_moe: Path, tmp_path: Path) -> list[Batch]:
+    """Ten batches of different rows."""
+    payload = tmp_path / "payload"
+    payload.mkdir()
+    rows = await write(payload, sample(load_model(str(tiny_moe)).eval(), 1.0))
+    shares = [rows[step % 4 :: 2] for step in range(NUM_BATCHES)]
+    return [batch_of(step + 1, share, payload, 1) for step, share in enumerate(shares)]
+
+
+def losses(published: list[Published]) -> list[float]:
+    return [version.metrics["loss"] for version in published]
+
+
+async def test_after_a_kill_training_continues_as_if_nothing_had_happened(
+    tiny_moe: Path, tmp_path: Path, recorded: list[Batch]
+) -> None:
+    """States are saved at steps 3, 6 and 9. A rank of two dies after step 4. After step 8 the trainer
+    itself is closed and opened again."""
+    ranks = 2
+    settings = {"checkpoint_every": 3, "keep_checkpoints": 1}
+    spec = spec_of(RunDir(tmp_path / "quiet"), tiny_moe, ranks, NUM_BATCHES, **settings)
+    async with open_team(spec) as team:
+        expected = [await team.train(batch) for batch in recorded]
+        assert team.said == []
+    run = RunDir(tmp_path / "killed")
+    spec, found = spec_of(run, tiny_moe, ranks, NUM_BATCHES, **settings), []
+    async with open_team(spec) as team:
+        for batch in recorded[:8]:
+            found.append(await team.train(batch))
+            if batch.step == 4:
+                team.kill_rank()
+        (told,) = team.said
+        assert "trainer-rank.1" in told
+        assert "was killed by SIGKILL" in told
+        assert told.endswith("; the trainer starts again from version 4")
+    spec = msgspec.structs.replace(spec, first_step=9, weights=found[-1].path)
+    async with open_team(spec) as team:
+        found += [await team.train(batch) for batch in recorded[8:]]
+        assert team.said == []
+    assert losses(found) == pytest.approx(losses(expected), abs=1e-5)
+    assert [version.metrics["grad_norm"] for version in found] == pytest.approx(
+        [version.metrics["grad_norm"] for version in expected], rel=1e-4
+    )
+    assert [path.name for path in run.trainer.iterdir()] == ["step_10"]
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step_10"]
+
+
+async def test_the_user_is_told_how_rows_are_computed_and_that_batches_are_gone(
+    tmp_path: Path,
+) -> None:
+    model = tmp_path / "model"
+    tiny_model("qwen3_next").save_pretrained(model)
+    run = RunDir(tmp_path / "run")
+    spec = msgspec.structs.replace(spec_of(run, model, 1), first_step=4)
+    async with open_team(spec) as team:
+        gone, packing = team.said
+    assert gone == (
+        "The batches that led to version 3 cannot be trained again: training continues from its "
+        "weights, and the optimizer has new averages"
+    )
+    assert packing.startswith(
+        "The trainer computes rows beside each other, because rows that are"
+    )
+    assert "family 'qwen3_next' (log-probabilities differ by " in packing
+    assert run.last_state(PolicyVersion(3)) == 3, "a later restart is exact again"
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("what", ["payload is gone", "another learning rate"])
+async def test_batches_that_would_give_other_weights_are_not_trained_again(
+    tiny_moe: Path, tmp_path: Path, recorded: list[Batch], what: str
+) -> None:
+    run = RunDir(tmp_path / "run")
+    spec = spec_of(run, tiny_moe, 1, NUM_BATCHES)
+    async with open_team(spec) as team:
+        for batch in recorded[:2]:
+            published = await team.train(batch)
+    lr = spec.trainer.lr
+    if what == "payload is gone":
+        (tmp_path / "payload").rename(tmp_path / "elsewhere")
+    else:
+        lr /= 2
+    spec = msgspec.structs.replace(
+        spec,
+        first_step=3,
+        weights=published.path,
+        trainer=msgspec.structs.replace(spec.trainer, lr=lr),
+    )
+    async with open_team(spec) as team:
+        (told,) = team.said
+    assert "version 2 cannot be trained again" in told
+    state = run.state_of(PolicyVersion(2))
+    weights = load_file(Path(published.path) / "model.safetensors")
+    names = FileSystemReader(state).read_metadata().state_dict_metadata
+    saved = {
+        name: torch.empty(names[name].size) for name in names if name.startswith("weight/")
+    }
+    load(saved, checkpoint_id=state, no_dist=True)
+    assert torch.equal(saved["weight/model.norm.weight"], weights["model.norm.weight"])
+
+
+@pytest.fixture(scope="module")
+def cursed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cursed")
+    write_cursed_model(folder)
+    return folder
+
+
+async def rows_with(
+    cursed: Path, payload: Path, tokens: list[int], at: set[int]
+) -> list[BatchRow]:
+    """Return rows of which those at `at` contain `tokens`."""
+    turns = sample(load_model(str(cursed), trusts_code=True).eval(), 1.0)
+    for index in at:
+        prompt = np.concatenate([turns[index].prompt_ids, np.array(tokens, np.int32)])
+        turns[index] = _replace(turns[index], prompt_ids=prompt)
+    return await write(payload, turns)
+
+
+def _replace(turn: Turn, **changes: Any) -> Turn:
+    fields = {name: getattr(turn, name) for name in turn.__struct_fields__}
+    return Turn(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "count", "how"),
+    [(KILLS, 4, "the trainer's process was killed by SIGSEGV"),
+     (BREAKS_GRADIENT, 12, "the gradient is not finite")],
+)  # fmt: skip
+async def test_rows_that_no_check_can_find_are_searched_and_set_aside(
+    cursed: Path, tmp_path: Path, tokens: list[int], count: int, how: str
+) -> None:
+    """Each wrong guess of the search costs a start of the trainer if it dies of it."""
+    bad = {number for number in (3, 8) if number < count}
+    rows = (await rows_with(cursed, tmp_path, tokens, bad))[:count]
+    spec = spec_of(RunDir(tmp_path / "run"), cursed, 1)
+    spec = msgspec.structs.replace(
+        spec, model=ModelConfig(str(cursed), trust_remote_code=True)
+    )
+    good = [row for index, row in enumerate(rows) if index not in bad]
+    async with open_team(spec) as team:
+        published = await team.train(batch_of(1, rows, tmp_path, 1))
+        summary = team.said[-1]
+        await team.train(batch_of(2, good, tmp_path, 1))
+        assert team.said[-1] == summary, "the next batch is trained without a word"
+    names = "; ".join(f"g0.{number}, row 0" for number in sorted(bad))
+    assert summary.startswith(f"Step 1: {how} with {names}; set aside in ")
+    folder = RunDir(tmp_path / "run").set_aside(published.version)
+    assert {path.stem for path in folder.iterdir()} == {f"g0.{number}" for number in bad}
+    assert published.metrics["loss"] != 0
