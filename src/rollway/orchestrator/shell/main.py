@@ -78,11 +78,9 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
         clients, trainer = peers.clients.items(), peers.trainer
         await parent.report_ready(trainer.address)
         async with asyncio.TaskGroup() as tasks:
-            all_steps = range(spec.first_step, spec.core.max_steps + 1)
             sources = [
                 *(from_env(env, client, events, books, parent) for env, client in clients),
                 trainer.serve(),
-                from_trainer(trainer, all_steps, events, books),
                 from_engines(peers.fleet, events),
                 peers.fleet.watch(),
                 _report_progress(core, parent),
@@ -94,6 +92,10 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
             await performer.resume(spec.restored)
             whole_groups = frozenset(env for env, client in clients if client.whole_groups)
             await events.put(Started(spec.restored, whole_groups))
+            # a trainer may publish batches of before a restart at once, so the core learns of them first
+            all_steps = range(spec.first_step, spec.core.max_steps + 1)
+            versions = from_trainer(trainer, all_steps, events, books)
+            running.append(tasks.create_task(versions))
             await asyncio.wait([driving, listening], return_when=asyncio.FIRST_COMPLETED)
             for task in (*running, driving, listening):
                 task.cancel()
