@@ -64,10 +64,10 @@ def measure(num_tokens: int) -> dict[str, float]:
 def opened(model: Any) -> Any:
     """Return what this version's Learner takes."""
     try:
-        from rollway.model.packing import RowModel
+        from rollway.model.proof import open_rows
     except ImportError:
         return model
-    return RowModel(model)
+    return open_rows(model)
 
 
 async def write_rows(folder: Path, count: int) -> list[Any]:

@@ -19,17 +19,26 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "models.md"
 START, END = "<!-- table: made by tools/model_table.py -->", "<!-- end of table -->"
 FAMILIES = (
-    "qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3_text", "smollm3", "phi", "phi3",
-    "olmo", "olmo2", "olmo3", "cohere", "cohere2", "glm", "glm4", "granite", "helium", "starcoder2",
-    "stablelm", "nemotron", "exaone4", "ernie4_5", "hunyuan_v1_dense", "seed_oss", "apertus", "arcee",
-    "ministral", "gpt2", "gpt_neox", "opt", "bloom", "falcon",
-    "qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "gpt_oss", "glm4_moe", "glm4_moe_lite", "deepseek_v2",
-    "deepseek_v3", "glm_moe_dsa", "ernie4_5_moe", "dots1", "flex_olmo", "granitemoe", "cohere2_moe",
-    "llama4_text", "hunyuan_v1_moe", "phimoe", "minimax", "minimax_m2",
-    "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "jamba", "bamba", "falcon_h1", "granitemoehybrid",
-    "lfm2", "lfm2_moe", "nemotron_h", "mamba", "mamba2", "falcon_mamba", "recurrent_gemma", "zamba2",
+    "qwen2", "qwen3", "llama", "mistral", "ministral", "ministral3", "gemma", "gemma2", "gemma3",
+    "gemma3_text", "gemma3n_text", "gemma4_unified_text", "vaultgemma", "smollm3", "phi", "phi3",
+    "olmo", "olmo2", "olmo3", "cohere", "cohere2", "glm", "glm4", "granite", "granite_swa",
+    "helium", "starcoder2", "stablelm", "nemotron", "exaone4", "ernie4_5", "hunyuan_v1_dense",
+    "hyperclovax", "seed_oss", "apertus", "arcee", "cwm", "jais2", "bitnet", "diffllama",
+    "minicpm3", "nanochat", "persimmon", "modernbert-decoder", "youtu", "gpt2", "gpt_bigcode",
+    "gpt_neo", "gpt_neox", "gptj", "codegen", "opt", "bloom", "falcon", "mpt", "xglm", "biogpt",
+    "qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "gpt_oss", "glm4_moe", "glm4_moe_lite",
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "ernie4_5_moe", "dots1",
+    "flex_olmo", "granitemoe", "granitemoe_swa", "granitemoeshared", "cohere2_moe", "llama4",
+    "llama4_text", "hunyuan_v1_moe", "hy_v3", "phimoe", "minimax", "minimax_m2",
+    "minimax_m3_vl_text", "afmoe", "aria_text", "axk1", "exaone_moe", "gemma4_text", "jetmoe",
+    "laguna", "longcat_flash", "mellum", "mimo_v2_flash", "solar_open",
+    "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "olmo_hybrid",
+    "kimi_linear", "bailing_hybrid", "jamba", "bamba", "falcon_h1", "granitemoehybrid", "lfm2",
+    "lfm2_moe", "nemotron_h", "mamba", "mamba2", "falcon_mamba", "recurrent_gemma", "zamba2",
     "rwkv", "xlstm",
+    "bert", "xlnet",
 )  # fmt: skip
+"""Dense, with experts, with layers that carry a state, and two that are not causal."""
 SIZES: dict[str, Any] = {
     "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
@@ -43,20 +52,32 @@ SIZES: dict[str, Any] = {
     "word_embed_proj_dim": 64, "ffn_dim": 96, "expand": 2, "n_mamba_heads": 4, "mamba_n_heads": 8,
     "mamba_d_head": 16, "mamba_d_ssm": 128, "mamba_num_heads": 8, "mamba_head_dim": 16, "num_heads": 8,
     "state_size": 16, "mamba_d_state": 16, "ssm_state_size": 16, "index_n_heads": 2,
-    "index_head_dim": 16, "index_topk": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "index_head_dim": 16, "index_topk": 16, "index_block_size": 8, "index_topk_blocks": 2,
+    "rotary_dim": 8, "d_model": 64, "n_layers": 4, "n_heads": 4, "max_seq_len": 512, "window_size": 24,
+    "expansion_ratio": 2, "num_expert_group": 2, "top_k_experts": 2, "enable_moe_block": True,
+    "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 300, "num_layers": 2,
+    "ffn_hidden_size": 96, "expert_ffn_hidden_size": 32, "moe_topk": 2, "zero_expert_num": 2,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 """Settings of a tiny model, of which each family gets those that it knows."""
+LATENT = {"num_key_value_heads": 4, "head_dim": 8}
+WINDOW_THEN_ALL = {"layer_types": ["sliding_attention", "full_attention"] * 2}
 OTHER_SIZES: dict[str, dict[str, Any]] = {
-    "deepseek_v3": {"num_key_value_heads": 4, "head_dim": 8},
-    "glm_moe_dsa": {"num_key_value_heads": 4, "head_dim": 8},
-    "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    **dict.fromkeys(
+        ("deepseek_v3", "deepseek_v32", "glm_moe_dsa", "axk1", "longcat_flash", "youtu"), LATENT
+    ),
+    "gpt_neo": {"num_layers": 4, "attention_types": [[["global", "local"], 2]]},
+    "gemma3_text": WINDOW_THEN_ALL,
+    "gemma3n_text": {**WINDOW_THEN_ALL, "num_kv_shared_layers": 0},
+    "gemma4_text": WINDOW_THEN_ALL,
+    "gemma3": {"vision_config": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "bamba": {"attn_layer_indices": [1, 3]},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2},
-}
+}  # fmt: skip
 """Settings that differ because a family has an order of layers, or heads, of its own."""
 MAX_KL = 1e-3
 
@@ -67,6 +88,8 @@ def tiny_config(family: str) -> Any:
     kind = CONFIG_MAPPING[family]
     known = vars(kind())
     sizes = {name: value for name, value in SIZES.items() if name in known}
+    if "text_config" in known:
+        sizes["text_config"] = tiny_config(known["text_config"].model_type).to_dict()
     return kind(**{**sizes, **OTHER_SIZES.get(family, {})})
 
 
@@ -88,7 +111,7 @@ def try_family(family: str) -> dict[str, Any]:
     """Return what holds for a family, or the reason why it is refused."""
     from rollway.errors import RollwayError
     from rollway.model.load import load_model
-    from rollway.model.packing import RowModel
+    from rollway.model.proof import open_rows
     from rollway.model.routers import check_replay
 
     found: dict[str, Any] = {"family": family}
@@ -98,7 +121,7 @@ def try_family(family: str) -> dict[str, Any]:
         except Exception as error:
             return {**found, "error": f"no tiny model: {type(error).__name__}: {error}"}
         try:
-            rows = RowModel(load_model(f"{folder}/model"))
+            rows = open_rows(load_model(f"{folder}/model"))
             found["packing"], found["difference"] = rows.packing, rows.difference
             error = check_replay(rows.model, rows.routers)
             if rows.routers:

@@ -24,6 +24,8 @@ class Hub:
         self._folder = folder
         self.url = ""
         self.pause_s = 0.0
+        self.breaks = False
+        """Hang up in the middle of the weights."""
         self.requests: list[str] = []
         """The files that were sent, or begun to be sent."""
 
@@ -73,6 +75,8 @@ class Hub:
             for place in range(0, len(data), CHUNK):
                 if path.suffix == ".safetensors":
                     await asyncio.sleep(self.pause_s)
+                    if self.breaks and request.transport:
+                        request.transport.abort()
                 with suppress(ConnectionError):
                     await response.write(data[place : place + CHUNK])
         with suppress(ConnectionError):

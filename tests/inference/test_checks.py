@@ -76,11 +76,11 @@ def repeated(routes: Routes) -> Routes:
     [
         (
             good(2),
-            r"2 layers × 2 experts, but the model in 'model.path' \(glm4_moe\) has 3 or 4 × 2",
+            r"2 layers × 2 experts, but the model \(glm4_moe\) has 3 or 4 × 2",
         ),
         (good()[..., :1], "3 layers × 1 experts"),
         (np.moveaxis(good(), 0, 2), "layers"),
-        (good() + np.uint8(7), r"name expert \d+, but the model in 'model.path' has 8"),
+        (good() + np.uint8(7), r"name expert \d+, but the model has 8"),
         (np.zeros_like(good()), "are all zero"),
         (repeated(good()), "send 1 of 10 tokens to one expert twice"),
         (repeated(all_layers()), "send 1 of 10 tokens to one expert twice"),
@@ -125,3 +125,11 @@ def test_of_many_routes_some_are_checked() -> None:
     routes[:, 2] = 3
     with pytest.raises(EngineError, match="to one expert twice"):
         RULES.check_routes(routes, 3)
+
+
+def test_zeros_of_a_model_that_chooses_one_expert() -> None:
+    """A few tokens may all go to the first expert, but not many."""
+    rules = ReplyRules(wants_routes=True, shape=ModelShape(num_experts=16, topk=1))
+    rules.check_routes(np.zeros((10, 4, 1), np.uint8), 0)
+    with pytest.raises(EngineError, match="are all zero"):
+        rules.check_routes(np.zeros((40, 4, 1), np.uint8), 0)

@@ -1,6 +1,7 @@
 """Models by their name on the hub: downloaded once, with progress, and again from where it stopped."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from tests.doubles.hub import Hub, hub_of
 
 from rollway.errors import ModelError
+from rollway.model.folder import hub_name_of
 from rollway.model.hub import find_folder
 
 FIND = (
@@ -24,6 +26,7 @@ def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "qwen3"}')
+    (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(os.urandom(WEIGHTS_BYTES))
     (folder / "pytorch_model.bin").write_bytes(b"not wanted")
     return folder
@@ -59,11 +62,44 @@ def test_a_model_is_downloaded_once_with_progress(tmp_path: Path, model: Path) -
         code, found, shown = machine.find(Hub.NAME)
         assert code == 0, shown
         assert "%" in shown, "progress"
-    files = {path.name: path.read_bytes() for path in Path(found).iterdir()}
-    assert files.keys() == {"config.json", "model.safetensors"}
-    assert files["model.safetensors"] == (model / "model.safetensors").read_bytes()
+        files = {path.name: path.read_bytes() for path in Path(found).iterdir()}
+        assert files.keys() == {"config.json", "tokenizer.json", "model.safetensors"}
+        assert files["model.safetensors"] == (model / "model.safetensors").read_bytes()
+        asked = len(hub.requests)
+        code, again, _ = machine.find(Hub.NAME)
+        assert (code, again) == (0, found)
+        assert len(hub.requests) == asked, "the hub is asked only once"
     code, again, _ = machine.find(Hub.NAME)
     assert (code, again) == (0, found), "the hub is gone, and is not needed"
+    assert hub_name_of(found) == Hub.NAME
+
+
+def test_what_another_program_downloaded_in_part_is_completed(
+    tmp_path: Path, model: Path
+) -> None:
+    with hub_of(model) as hub:
+        machine = Machine(tmp_path / "cache", hub.url)
+        _, found, _ = machine.find(Hub.NAME)
+        Path(found, "model.safetensors").resolve().unlink()
+        Path(found, "model.safetensors").unlink()
+        for listing in machine.cache.rglob("trees"):
+            shutil.rmtree(listing)
+        code, again, shown = machine.find(Hub.NAME)
+        assert (code, again) == (0, found), shown
+    assert Path(found, "model.safetensors").stat().st_size == WEIGHTS_BYTES
+
+
+def test_a_connection_that_breaks_is_an_error_of_one_line(
+    tmp_path: Path, model: Path
+) -> None:
+    with hub_of(model) as hub:
+        hub.breaks = True
+        code, _, shown = Machine(tmp_path / "cache", hub.url).find(Hub.NAME)
+    assert code == 1
+    line = shown.splitlines()[-1]
+    assert "it cannot be downloaded from the hub (" in line
+    assert "start again to continue" in line
+    assert "httpx" not in shown
 
 
 def test_a_download_can_be_interrupted_and_started_again(tmp_path: Path, model: Path) -> None:
@@ -95,7 +131,7 @@ def test_a_name_that_the_hub_does_not_know(tmp_path: Path, model: Path) -> None:
 def test_without_network_the_error_asks_for_a_folder(tmp_path: Path) -> None:
     _, _, shown = Machine(tmp_path / "cache", "http://127.0.0.1:9").find("someone/tiny")
     assert "no model folder 'someone/tiny', and it cannot be downloaded from the hub" in shown
-    assert "copy the model's files to a folder of this machine, and give that folder" in shown
+    assert "copy the model's files to a folder of this machine and give that folder" in shown
 
 
 def test_what_cannot_be_a_name_is_a_folder_that_does_not_exist() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rollway.errors import ModelError
-from rollway.inference.embedded.slots import open_slots
+from rollway.inference.embedded.slots import SeparateModel, SlotModel, open_slots
 from rollway.model.routers import capture, check_replay, find_routers, replay
 
 IDS = torch.arange(20)[None]
@@ -62,6 +62,19 @@ def test_an_engine_with_many_experts_sends_wide_integers() -> None:
     with capture(find_routers(model)) as chosen:
         logits_of(model)
     assert torch.equal(routes[0].long(), torch.stack(chosen, 1))
+
+
+def test_in_16_bits_experts_of_some_tokens_may_differ() -> None:
+    """One pass over a text and decoding it may round differently, and then a router may, too."""
+    model = tiny_model("gpt_oss").to(torch.bfloat16)
+    assert isinstance(open_slots(model, 2, 64), SlotModel)
+
+
+@pytest.mark.parametrize("family", ["gptj", "falcon"])
+def test_in_16_bits_a_text_that_is_decoded_wrongly_is_noticed(family: str) -> None:
+    """These families do not let their attention be replaced."""
+    model = tiny_model(family).to(torch.bfloat16)
+    assert isinstance(open_slots(model, 2, 64), SeparateModel)
 
 
 def test_a_model_whose_routers_are_not_found_is_named() -> None:

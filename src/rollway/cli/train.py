@@ -22,7 +22,7 @@ from ..launch.watch import RunWatch
 from ..loop.processes.child import log_to
 from ..loop.watch.run import LoopWatch, run
 from ..model.hub import find_folder
-from ..model.shape import check_routes
+from ..model.shape import check_room, check_routes
 from ..observe.console import Screen
 from ..observe.prometheus import serve_metrics
 from ..orchestrator.shell.advantage import check
@@ -174,9 +174,12 @@ def with_model_folder(config: RunConfig, *, needs_weights: bool) -> RunConfig:
     """Replace the name of a model on the hub by the folder that it was downloaded to."""
     model = config.model
     folder = find_folder(
-        model.path, needs_weights=needs_weights, trusts_code=model.trust_remote_code
+        model.path,
+        needs_weights=needs_weights,
+        trusts_code=model.trust_remote_code,
     )
     check_routes(folder, config.engine.routes)
+    check_room(folder, config.sampling.max_tokens)
     return replace(config, model=replace(model, path=folder))
 
 

@@ -152,7 +152,8 @@ class EngineConfig(Section, frozen=True):
     """The inference engine: the embedded one, unless `[engine.external]` names one that runs already."""
 
     max_context: Count = 4096
-    """The largest number of tokens of a prompt and its reply together."""
+    """The largest number of tokens of a prompt and its reply together. The embedded engine never takes
+    more than the model's positions are made for."""
     request_deadline_s: Positive = 120.0
     """A request that takes longer fails its rollout with boundary `engine`."""
     patience_s: Positive = 180.0

@@ -2,11 +2,13 @@
 
 Models call `attend` in every layer instead of their own attention, once `ATTENTION` is set as their
 implementation. It knows which tokens belong together, so a mask over all pairs of tokens is never made.
-Only layers with a softcap or sinks, and no window, take memory for all pairs of one row.
+Only layers with a softcap or sinks, and no window, take memory for all pairs of one row. On a GPU, in 16
+bits, all rows are computed by one kernel of flash attention.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +20,8 @@ ATTENTION = "rollway"
 """The name under which transformers knows `attend`."""
 MIN_BLOCK = 512
 """With a window, this many queries at least are computed at once."""
+MAX_FLASH_SIZE = 256
+"""The largest head that flash attention takes."""
 
 
 class Rows(NamedTuple):
@@ -77,6 +81,8 @@ def attend(
         softcap=options.get("softcap"),
         sinks=options.get("s_aux"),
     )
+    if isinstance(_layout, Rows) and head.is_plain and can_flash(query, value):
+        return _attend_flash(query, key, value, head, _layout.lengths), None
     if (repeats := query.shape[1] // key.shape[1]) > 1:
         key, value = (part.repeat_interleave(repeats, dim=1) for part in (key, value))
     match _layout:
@@ -92,6 +98,38 @@ def attend(
 
 
 AttentionInterface.register(ATTENTION, attend)
+
+
+def can_flash(query: Tensor, value: Tensor) -> bool:
+    """Return whether flash attention takes these tensors."""
+    size = query.shape[-1]
+    is_short = query.dtype in (torch.bfloat16, torch.float16)
+    return query.is_cuda and is_short and value.shape[-1] == size <= MAX_FLASH_SIZE
+
+
+def _attend_flash(
+    query: Tensor, key: Tensor, value: Tensor, head: Head, lengths: list[int]
+) -> Tensor:
+    """Attend within all rows at once. Return `[1, tokens, heads, size]`."""
+    from torch.nn.attention.varlen import varlen_attn  # its import takes a second
+
+    ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=query.device)
+    query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
+    longest, before = max(lengths), head.window - 1 if head.window else -1
+    output = varlen_attn(
+        query,
+        key,
+        value,
+        ends,
+        ends,
+        longest,
+        longest,
+        scale=head.scale,
+        window_size=(before, 0),
+        enable_gqa=True,
+    )
+    assert isinstance(output, Tensor)
+    return output[None]
 
 
 def _attend_slots(

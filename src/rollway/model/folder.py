@@ -8,8 +8,11 @@ from typing import Any
 from ..errors import ModelError
 
 
-def check_folder(folder: str, *, trusts_code: bool = True) -> None:
-    """Raise ModelError if this cannot be a model folder, or needs code that may not run."""
+def check_folder(
+    folder: str, *, trusts_code: bool = True, needs_weights: bool = True
+) -> None:
+    """Raise ModelError if this cannot be a model folder, if it needs code that may not run, or if its
+    weights are needed and cannot be trained."""
     path = Path(folder, "config.json")
     if not path.parent.is_dir():
         raise ModelError(f"no model folder '{folder}' (model.path)")
@@ -21,6 +24,12 @@ def check_folder(folder: str, *, trusts_code: bool = True) -> None:
         raise ModelError(f"{path} is not JSON: {error}") from None
     if not isinstance(config, dict) or "model_type" not in config:
         raise ModelError(f"{path} does not name the model's family (model_type)")
+    if needs_weights and (quantized := config.get("quantization_config")):
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        raise ModelError(
+            f"the weights in '{folder}' are quantized ({method}): the embedded engine and trainer need "
+            "the same model in bfloat16 or float32"
+        )
     if not trusts_code and needs_own_code(config):
         raise ModelError(
             f"the model in '{folder}' (family '{config['model_type']}') runs Python code that comes "

@@ -1,5 +1,6 @@
 """Finds the folder of a model: on this machine, or on the Hugging Face hub, which is asked only once."""
 
+import json
 import os
 import re
 import signal
@@ -16,6 +17,8 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 """What looks like a name on the hub: an owner and a model, with one slash between them."""
 DESCRIPTION = ("*.json", "*.jinja", "*.model", "*.txt")
 WEIGHTS = "*.safetensors"
+INDEX = "model.safetensors.index.json"
+"""The file that lists the parts of weights that do not fit into one file."""
 CODE = "*.py"
 OTHER_COPIES = ["consolidated*", "*/*"]
 """The same weights in other layouts, which some models have beside those of transformers."""
@@ -31,7 +34,9 @@ def find_folder(model: str, *, needs_weights: bool = True, trusts_code: bool = F
         folder = _download(model, wanted)
         if needs_weights and not list(Path(folder).glob(WEIGHTS)):
             raise ModelError(f"the model '{model}' on the hub has no weights in {WEIGHTS}")
-    check_folder(folder, trusts_code=trusts_code or not needs_weights)
+    check_folder(
+        folder, trusts_code=trusts_code or not needs_weights, needs_weights=needs_weights
+    )
     return folder
 
 
@@ -70,12 +75,26 @@ def _give_up(number: int, frame: object) -> None:
     os._exit(128 + number)
 
 
+def is_whole(folder: Path, *, needs_weights: bool) -> bool:
+    """Return whether a folder in the cache has all that is needed. Other programs may have downloaded
+    only a part of it."""
+    needed, index = ["config.json", "tokenizer.json"], folder / INDEX
+    if needs_weights:
+        listed = json.loads(index.read_bytes())["weight_map"] if index.exists() else {}
+        needed += {*listed.values()} or ["model.safetensors"]
+    return all((folder / file).exists() for file in needed)
+
+
+def describe(error: Exception) -> str:
+    """Return the first line of an error, or its class if it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0].removeprefix("Got: ")
+
+
 def main(name: str, *wanted: str) -> None:
     """Print the folder that a model was downloaded to, or exit with the reason why it was not."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
     )
@@ -87,8 +106,10 @@ def main(name: str, *wanted: str) -> None:
     )
     try:
         with suppress(LocalEntryNotFoundError):
-            print(download(local_files_only=True))
-            return
+            folder = download(local_files_only=True)
+            if is_whole(Path(folder), needs_weights=WEIGHTS in wanted):
+                print(folder)
+                return
         print(download())
         return
     except GatedRepoError:
@@ -101,11 +122,11 @@ def main(name: str, *wanted: str) -> None:
             f"no model folder '{name}', and no model of this name on the hub that you may see (for a "
             "private one, set HF_TOKEN)"
         )
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
-        cause = str(error).splitlines()[0].removeprefix("Got: ")
+    except Exception as error:  # also those of the HTTP client that the hub's client uses
+        cause = describe(error)
         reason = (
-            f"no model folder '{name}', and it cannot be downloaded from the hub ({cause}): copy the "
-            "model's files to a folder of this machine, and give that folder instead"
+            f"no model folder '{name}', and it cannot be downloaded from the hub ({cause}): start again "
+            "to continue, or copy the model's files to a folder of this machine and give that folder"
         )
     print(reason)
     sys.exit(1)

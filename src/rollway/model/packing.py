@@ -1,13 +1,11 @@
-"""Computes several rows in one forward pass, in a way that is proven when the model is loaded.
+"""Computes several rows in one forward pass.
 
 There are three ways. `packed`: rows lie end to end, and attention keeps them apart; nothing is wasted.
 `padded`: rows of similar length lie beside each other; this also suits models that carry a state from
-token to token. `single`: one row at a time. The first way in which two rows together give the same
-probabilities as each of them alone is used.
+token to token. `single`: one row at a time. `proof.py` finds out which of them is right for a model.
 """
 
 import inspect
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, NamedTuple
@@ -15,28 +13,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import ModelError
 from .attention import ATTENTION, Rows, laid_out
-from .routers import ExpertRouter, find_routers, replay
+from .routers import ExpertRouter, replay
 
 Packing = Literal["packed", "padded", "single"]
 PACKINGS: tuple[Packing, ...] = ("packed", "padded", "single")
 MAX_PADDING = 1.25
 """Padded rows take at most this many times the tokens that they have."""
-TOLERANCE = 1e-3
-"""Largest difference of a log-probability that counts as equal, in float32."""
-LEAK_SHARE = 0.01
-"""If rows that see each other change a log-probability by less than TOLERANCE, this share of that
-change counts as equal: a model with small random weights shows its errors only in small numbers."""
-NOISE = 2e-5
-WINDOWS = (
-    "sliding_window",
-    "attention_chunk_size",
-    "local_attention",
-    "attention_window_size",
-    "index_topk",
-)
-"""The names that model families give to how far back some of their layers look."""
 
 
 class RowTokens(NamedTuple):
@@ -51,28 +34,21 @@ class RowTokens(NamedTuple):
 class RowModel:
     """A model with the way in which it computes several rows at once."""
 
-    def __init__(self, model: Any, proven: Packing | None = None) -> None:
-        """`proven` is the way that was found for the same model before: then nothing is proven again."""
-        self.model = model.eval()
-        try:
-            self.routers: list[ExpertRouter] = find_routers(model)
-        except Exception as failure:  # the model's own code may raise anything
-            raise ModelError(
-                f"a forward pass of the model (family '{model.config.model_type}') fails: "
-                f"{describe(failure)}"
-            ) from None
+    def __init__(self, model: Any, routers: list[ExpertRouter], packing: Packing) -> None:
+        self.model = model
+        self.routers = routers
         self.errors: dict[Packing, str] = {}
         """Why the ways that come before `packing` are not used."""
         self.difference = 0.0
-        """The largest difference of a log-probability between two rows together and each alone."""
+        """The largest difference of a log-probability between rows together and each alone."""
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._own_attention: str = model.config._attn_implementation
-        self.packing: Packing = proven or "single"
-        if proven is None:
-            self.packing = self._prove()
-        else:
-            make_deterministic(model.train())
-            self._use(proven)
+        self.use(packing)
+
+    def use(self, packing: Packing) -> None:
+        self.packing = packing
+        attention = ATTENTION if packing == "packed" else self._own_attention
+        self.model.set_attn_implementation(attention)
 
     @property
     def device(self) -> torch.device:
@@ -127,51 +103,6 @@ class RowModel:
         logits: Tensor = output.logits
         return logits if self._keeps_logits else logits[:, kept.to(self.device)]
 
-    @torch.no_grad()
-    def _prove(self) -> Packing:
-        """Return the first way in which two rows do not see each other while the model trains. They are
-        longer than any window of the model, because only then does a window make a difference."""
-        length = longest_window(self.model.config) + 61
-        rows = [_probe_row(self.model, length + extra, extra) for extra in (0, 41)]
-        self.packing = "single"
-        alone = torch.cat([self._logprobs(row) for row in rows])
-        both = RowTokens(
-            torch.cat([row.token_ids for row in rows]),
-            [len(row.token_ids) for row in rows],
-            torch.cat([rows[0].wanted, rows[1].wanted + len(rows[0].token_ids)]),
-        )
-        one_row = self._logprobs(both._replace(lengths=[sum(both.lengths)]))
-        leak = float((one_row - alone).abs().max())
-        tolerance = max(NOISE, min(TOLERANCE, LEAK_SHARE * leak))
-        make_deterministic(self.model.train())
-        for packing in PACKINGS:
-            passes = rows if packing == "single" else [both]
-            try:
-                self._use(packing)
-                found = torch.cat([self._logprobs(tokens) for tokens in passes])
-            except Exception as failure:  # the model's own code may raise anything
-                self.errors[packing] = describe(failure)
-                continue
-            error = float((found - alone).abs().max())
-            if error <= tolerance:
-                self.difference = error
-                return packing
-            self.errors[packing] = f"log-probabilities differ by {error:.2g}"
-        reasons = "; ".join(f"{packing}: {error}" for packing, error in self.errors.items())
-        raise ModelError(
-            f"models of family '{self.model.config.model_type}' cannot be trained: the same row gives "
-            f"different probabilities ({reasons})"
-        )
-
-    def _use(self, packing: Packing) -> None:
-        self.packing = packing
-        attention = ATTENTION if packing == "packed" else self._own_attention
-        self.model.set_attn_implementation(attention)
-
-    def _logprobs(self, tokens: RowTokens) -> Tensor:
-        with self.logits(tokens) as logits:
-            return torch.log_softmax(logits.float(), dim=-1)
-
 
 def similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
     """Group rows so that padding them to the longest of their group adds little."""
@@ -185,35 +116,3 @@ def similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
             num_tokens = lengths[row]
         groups[-1].append(row)
     return groups
-
-
-def longest_window(config: Any) -> int:
-    """Return how far back the layers with the widest window see. Windows wider than the longest text
-    that the model takes do not count."""
-    text = config.get_text_config()
-    windows = [getattr(text, name, None) for name in WINDOWS]
-    limit = getattr(text, "max_position_embeddings", None) or 1 << 30
-    return max((window for window in windows if window and window < limit), default=0)
-
-
-def _probe_row(model: Any, length: int, seed: int) -> RowTokens:
-    """Return a row of random tokens, of which the logits of the first and the last are wanted."""
-    generator = torch.Generator().manual_seed(seed)
-    vocab_size = model.config.get_text_config().vocab_size
-    ids = torch.randint(vocab_size, (length,), generator=generator)
-    wanted = torch.cat((torch.arange(16), torch.arange(length - 32, length)))
-    return RowTokens(ids, [length], wanted)
-
-
-def make_deterministic(model: Any) -> None:
-    """Switch off what makes two passes of a model in training differ: dropout and router jitter."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            if isinstance(value, float) and re.search("drop|jitter", name):
-                setattr(module, name, 0.0)
-
-
-def describe(failure: Exception) -> str:
-    return f"{type(failure).__name__}: {failure}".splitlines()[0]

@@ -16,7 +16,7 @@ from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
 from ..errors import ModelError
-from .shape import EXPERT_COUNTS
+from .shape import parse_shape
 
 NO_REPLAY_HINT = "set trainer.replay_routes = false to train without replaying routes"
 TOLERANCE = 1e-4
@@ -105,8 +105,7 @@ def _router(module: Module, name: str, called: list[tuple[int, int]]) -> ExpertR
 
 
 def has_experts(config: Any) -> bool:
-    text = config.get_text_config()
-    return any((getattr(text, name, None) or 0) > 1 for name in EXPERT_COUNTS)
+    return parse_shape(config.get_text_config().to_dict()).has_experts
 
 
 @contextmanager
@@ -205,6 +204,10 @@ def check_replay(model: Any, routers: list[ExpertRouter]) -> float:
     family, ids = model.config.model_type, _probe_ids(model)
     if not routers and has_experts(model.config):
         raise ModelError(f"no routers were found in family '{family}': {NO_REPLAY_HINT}")
+    if len({router.layer for router in routers}) < len(routers):
+        raise ModelError(
+            f"family '{family}' has more than one router in a layer: {NO_REPLAY_HINT}"
+        )
     if len({(router.num_experts, router.topk) for router in routers}) > 1:
         raise ModelError(
             f"the routers of family '{family}' are not all alike: {NO_REPLAY_HINT}"

@@ -17,9 +17,27 @@ EXPERT_COUNTS = (
     "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts",
 )  # fmt: skip
 """The names that model families give to their number of experts."""
-TOPKS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+ZERO_EXPERTS = ("zero_expert_num",)
+"""Experts that do nothing, and are counted after the others."""
+TOPKS = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_topk",
+    "moe_k",
+    "moe_top_k",
+    "num_selected_experts",
+    "top_k_experts",
+)
 """The names that they give to the number of experts that a token goes to."""
 
+POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
+"""The names that they give to the longest text that their positions are made for."""
+CHANGING_ROPES = ("longrope", "su", "dynamic")
+"""Kinds of rotary positions that are other ones in texts above some length."""
+
+MIN_ZEROS = 64
+"""A router that chooses one expert may choose the first for this many tokens and layers, but no more."""
+ALL_ZERO = "are all zero: the engine does not record them (vLLM on CPU needs --enforce-eager)"
 MAX_COMPARED = 16
 """Up to this many experts of a token are compared in pairs, which is faster than sorting them."""
 
@@ -34,16 +52,45 @@ class ModelShape(Struct, frozen=True, kw_only=True):
     topk: int = 0
     moe_layers: tuple[int, ...] | None = None
     """The layers that have experts. None: config.json does not say which these are."""
+    max_context: int = 0
+    """The longest text in which the model computes each position as in a shorter text."""
 
     @property
     def has_experts(self) -> bool:
-        return self.num_experts > 1 and self.topk > 0
+        return self.num_experts > 1
 
-    def may_have_routes_of(self, num_layers: int) -> bool:
-        """Return whether routes may cover this many layers: all layers, or those with experts."""
+    def why_not(self, routes: Routes, highest: int) -> str:
+        """Return what of `routes` does not fit the model; empty if all does. `highest` is the largest
+        expert among them. They cover all layers, or those with experts."""
+        _, num_layers, topk = routes.shape
+        known = {self.num_layers, len(self.moe_layers or ())} - {0}
+        fits = num_layers in known or self.moe_layers is None
+        fits = fits and num_layers <= (self.num_layers or num_layers)
+        if not fits or topk != (self.topk or topk):
+            wanted = " or ".join(str(count) for count in sorted(known))
+            return (
+                f"have {num_layers} layers × {topk} experts, but the model ({self.family}) has "
+                f"{wanted} × {self.topk}"
+            )
+        if highest >= self.num_experts:
+            return f"name expert {highest}, but the model has {self.num_experts}"
+        if not routes.any() and (topk > 1 or routes.size >= MIN_ZEROS):
+            return ALL_ZERO
+        return ""
+
+    def count_repeats(self, routes: Routes) -> int:
+        """Return how many tokens go to one expert twice, in layers that have experts."""
+        if routes.shape[2] == 1:
+            return 0
+        is_repeated = find_repeats(routes)
+        if not is_repeated.any():
+            return 0
         if self.moe_layers is None:
-            return num_layers <= (self.num_layers or num_layers)
-        return num_layers in (self.num_layers, len(self.moe_layers))
+            # layers without experts may be among them, with zeros for every token
+            is_repeated = is_repeated[:, routes.any(axis=(0, 2))]
+        elif routes.shape[1] == self.num_layers:
+            is_repeated = is_repeated[:, list(self.moe_layers)]
+        return int(is_repeated.any(axis=1).sum())
 
 
 def read_shape(folder: str) -> ModelShape | None:
@@ -54,16 +101,26 @@ def read_shape(folder: str) -> ModelShape | None:
         )
     except (OSError, *UNREADABLE):
         return None
-    text = config.get("text_config")
-    text = text if isinstance(text, dict) and text else config
+    return parse_shape(config)
+
+
+def parse_shape(config: dict[str, Any]) -> ModelShape:
+    """Find the shape in the settings of config.json, under the names of many families."""
+    text = config
+    for part in ("thinker_config", "llm_config", "text_config"):
+        if isinstance(text.get(part), dict):
+            text = text[part] or text
+    if isinstance(text.get("ffn_config"), dict):
+        text = {**text, **text["ffn_config"]}
     num_layers = _number(text, ("num_hidden_layers", "n_layer", "num_layers"))
     return ModelShape(
         family=str(config.get("model_type", "")),
         vocab_size=_number(text, ("vocab_size",)),
         num_layers=num_layers,
-        num_experts=_number(text, EXPERT_COUNTS),
+        num_experts=_number(text, EXPERT_COUNTS) + _number(text, ZERO_EXPERTS),
         topk=_number(text, TOPKS),
         moe_layers=_moe_layers(text, num_layers),
+        max_context=_max_context(text),
     )
 
 
@@ -74,6 +131,16 @@ def check_routes(folder: str, wanted: bool | None) -> None:
         raise ConfigError(
             f"engine.routes is true, but the model in '{folder}' (family '{shape.family}') has no "
             "experts: remove the key"
+        )
+
+
+def check_room(folder: str, max_tokens: int) -> None:
+    """Raise ConfigError if a reply alone would be longer than a text that the model takes."""
+    shape = read_shape(folder)
+    if shape and 0 < shape.max_context <= max_tokens:
+        raise ConfigError(
+            f"sampling.max_tokens is {max_tokens}, but the model in '{folder}' (family "
+            f"'{shape.family}') takes texts of up to {shape.max_context} tokens: set it lower"
         )
 
 
@@ -104,6 +171,19 @@ def _moe_layers(config: dict[str, Any], num_layers: int) -> tuple[int, ...] | No
     if isinstance(first := config.get("num_dense_layers"), int):
         return tuple(layers[first:])
     return None
+
+
+def _max_context(config: dict[str, Any]) -> int:
+    """Return how long a text may be; 0 if the settings do not say."""
+    longest = _number(config, POSITIONS)
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    for part in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        name = "original_max_position_embeddings"
+        original = _number(part, (name,)) or _number(config, (name,)) or longest
+        if part.get("rope_type", part.get("type")) in CHANGING_ROPES:
+            return original
+        longest = max(longest, int(original * (part.get("factor") or 1)))
+    return longest
 
 
 def find_repeats(routes: Routes) -> NDArray[np.bool_]:

@@ -17,6 +17,7 @@ from ...config.specs import EngineSpec
 from ...errors import RollwayError
 from ...loop.processes.child import receive_spec
 from ...model.load import load_model, load_weights
+from ...model.shape import parse_shape
 from ..engines.vllm import CompletionRequest
 from ..rendering.tokenizer import Tokenizer
 from ..replies.columns import SAFETENSORS, encode_reply
@@ -42,8 +43,11 @@ class Decoder:
         self._model = load_model(
             spec.weights, local.dtype, trusts_code=spec.model.trust_remote_code
         )
-        self._vocab_size = self._model.config.get_text_config().vocab_size
-        self._max_context = spec.engine.max_context
+        config = self._model.config.get_text_config()
+        self._vocab_size = config.vocab_size
+        shape = parse_shape(config.to_dict())
+        limits = spec.engine.max_context, shape.max_context
+        self._max_context = min(filter(None, limits))
         self._tokenizer = Tokenizer(spec.model.path)
         slots = open_slots(self._model, local.max_batch, self._max_context)
         self.scheduler = Scheduler(slots, spec.seed)
@@ -177,7 +181,8 @@ class Decoder:
 
     def _reload(self, call: DecoderCall) -> Json:
         rpc = requests.read(call.body, requests.RpcRequest)
-        load_weights(self._model, rpc.kwargs.weights_path)
+        trusts_code = self._spec.model.trust_remote_code
+        load_weights(self._model, rpc.kwargs.weights_path, trusts_code=trusts_code)
         return {"results": [None]}
 
     def _set_version(self, call: DecoderCall) -> Json:

@@ -121,7 +121,7 @@ class Sglang:
         bulk = bulks.get(ROUTES)
         if bulk is None:
             return None
-        if self._shape is None or not self._shape.has_experts:
+        if self._shape is None or not (self._shape.num_layers and self._shape.topk):
             raise EngineError(
                 "SGLang sends routes without their shape, and config.json of 'model.path' does not say "
                 "how many layers and experts the model has: set 'model.path' to the served model"

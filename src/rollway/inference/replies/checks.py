@@ -6,7 +6,7 @@ import random
 from msgspec import Struct
 
 from ...errors import EngineError
-from ...model.shape import ModelShape, find_repeats
+from ...model.shape import ModelShape
 from ...records.turn import MINUS_INFINITY, Routes
 from .columns import ReplyColumns
 
@@ -61,41 +61,13 @@ class ReplyRules(Struct, frozen=True):
         shape = self.shape
         if shape is None or not shape.has_experts:
             return
-        _, num_layers, topk = routes.shape
-        sent = f"the engine's routes have {num_layers} layers × {topk} experts"
-        if topk != shape.topk or not shape.may_have_routes_of(num_layers):
-            known = {shape.num_layers, len(shape.moe_layers or ())} - {0}
-            wanted = " or ".join(str(count) for count in sorted(known))
+        every = math.ceil(routes.nbytes / MAX_SAMPLE_BYTES) or 1
+        sample = routes[random.randrange(every) :: every]
+        if why := shape.why_not(sample, highest):
+            raise EngineError(f"the engine's routes {why} (model.path)")
+        if num_wrong := shape.count_repeats(sample):
             raise EngineError(
-                f"{sent}, but the model in 'model.path' ({shape.family}) has {wanted} × {shape.topk}"
-            )
-        if highest >= shape.num_experts:
-            raise EngineError(
-                f"the engine's routes name expert {highest}, but the model in 'model.path' has "
-                f"{shape.num_experts}"
-            )
-        if topk > 1:
-            every = math.ceil(routes.nbytes / MAX_SAMPLE_BYTES) or 1
-            self._check_distinct(routes[random.randrange(every) :: every], shape)
-
-    def _check_distinct(self, routes: Routes, shape: ModelShape) -> None:
-        is_repeated = find_repeats(routes)
-        if not is_repeated.any():
-            return
-        if not routes.any():
-            raise EngineError(
-                "the engine's routes are all zero: it does not record them (vLLM on CPU needs "
-                "--enforce-eager)"
-            )
-        num_layers, moe_layers = routes.shape[1], shape.moe_layers
-        if moe_layers is None:
-            # layers without experts may be among them, with zeros for every token
-            is_repeated = is_repeated[:, routes.any(axis=(0, 2))]
-        elif num_layers == shape.num_layers:
-            is_repeated = is_repeated[:, list(moe_layers)]
-        if num_wrong := int(is_repeated.any(axis=1).sum()):
-            raise EngineError(
-                f"the engine's routes send {num_wrong} of {len(routes)} tokens to one expert twice"
+                f"the engine's routes send {num_wrong} of {len(sample)} tokens to one expert twice"
             )
 
 
