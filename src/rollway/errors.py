@@ -6,7 +6,8 @@
     ├── EnvironmentInvalid       the environment was found and cannot be used
     ├── DatasetError             a data file, or a row of it, cannot be used
     ├── ModelError               a model folder is missing or unusable
-    │   └── GradientError        a batch gives a gradient that is not finite
+    │   ├── GradientError        a batch gives a gradient that is not finite
+    │   └── StateError           the trainer's saved state cannot be read
     ├── RunDirError              a run directory already exists, or a folder is not a run directory
     ├── PortError                an address cannot be bound
     ├── CurveKeysError           keys are missing, damaged, readable by others, or not accepted
@@ -73,6 +74,9 @@ class ModelError(RollwayError): ...
 
 class GradientError(ModelError):
     """A batch gives a gradient that is not finite. The model was not changed."""
+
+
+class StateError(ModelError): ...
 
 
 class RunDirError(RollwayError): ...

@@ -14,7 +14,7 @@ from tools.model_table import tiny_model
 from rollway.config.sections import TrainerConfig
 from rollway.errors import ModelError
 from rollway.model.load import load_model, save_weights
-from rollway.model.packing import RowModel
+from rollway.model.proof import open_rows
 from rollway.payload.reader import SegmentReader
 from rollway.records.batch import BatchManifest, BatchRow
 from rollway.records.ids import PolicyVersion, Step
@@ -37,7 +37,7 @@ async def rows(folder: Path, tmp_path: Path) -> list[BatchRow]:
 
 
 def learner_of(folder: Path, **settings: Any) -> Learner:
-    return Learner(RowModel(load_model(str(folder))), TrainerConfig(**settings))
+    return Learner(open_rows(load_model(str(folder))), TrainerConfig(**settings))
 
 
 def manifest_of(rows: list[BatchRow], step: int = 1) -> BatchManifest:
@@ -60,7 +60,7 @@ async def test_activations_that_are_computed_twice_give_the_same_gradients(
 
 
 def test_a_family_that_cannot_recompute_is_named(folder: Path) -> None:
-    rows = RowModel(load_model(str(folder)))
+    rows = open_rows(load_model(str(folder)))
     rows.model.supports_gradient_checkpointing = False
     with pytest.raises(
         ModelError, match=r"'mixtral' cannot recompute .*checkpointing = false"

@@ -1,6 +1,7 @@
 """Ranks die, and batches are bad: training goes on, with the numbers it would have had without."""
 
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tests.doubles.cursed_model import BREAKS_GRADIENT, KILLS, write_cursed_model
 from tests.trainer.test_rank_processes import batch_of, spec_of
 from tests.trainer.test_step import sample, write
@@ -21,13 +22,15 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from rollway.config.sections import ModelConfig
 from rollway.config.specs import TrainerSpec
+from rollway.errors import ModelError
 from rollway.model.load import load_model
 from rollway.records.batch import BatchRow
 from rollway.records.engine import Published
-from rollway.records.ids import PolicyVersion
+from rollway.records.ids import PolicyVersion, Step
 from rollway.records.turn import Turn
 from rollway.rundir.rundir import RunDir
-from rollway.trainer.rank_team import RankTeam
+from rollway.trainer.rank_processes import RankDone, RankOrder, TrainedBatch
+from rollway.trainer.rank_team import RankTeam, find_restart_point
 from rollway.transport.batch import Batch
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
@@ -79,23 +82,22 @@ def losses(published: list[Published]) -> list[float]:
 async def test_after_a_kill_training_continues_as_if_nothing_had_happened(
     tiny_moe: Path, tmp_path: Path, recorded: list[Batch]
 ) -> None:
-    """States are saved at steps 3, 6 and 9. A rank of two dies after step 4. After step 8 the trainer
-    itself is closed and opened again."""
-    ranks = 2
+    """States are saved at steps 3, 6 and 9. The rank dies after step 4. After step 8 the trainer itself
+    is closed and opened again."""
     settings = {"checkpoint_every": 3, "keep_checkpoints": 1}
-    spec = spec_of(RunDir(tmp_path / "quiet"), tiny_moe, ranks, NUM_BATCHES, **settings)
+    spec = spec_of(RunDir(tmp_path / "quiet"), tiny_moe, 1, NUM_BATCHES, **settings)
     async with open_team(spec) as team:
         expected = [await team.train(batch) for batch in recorded]
         assert team.said == []
     run = RunDir(tmp_path / "killed")
-    spec, found = spec_of(run, tiny_moe, ranks, NUM_BATCHES, **settings), []
+    spec, found = spec_of(run, tiny_moe, 1, NUM_BATCHES, **settings), []
     async with open_team(spec) as team:
         for batch in recorded[:8]:
             found.append(await team.train(batch))
             if batch.step == 4:
                 team.kill_rank()
         (told,) = team.said
-        assert "trainer-rank.1" in told
+        assert told.startswith("the trainer's process trainer-rank (pid ")
         assert "was killed by SIGKILL" in told
         assert told.endswith("; the trainer starts again from version 4")
     spec = msgspec.structs.replace(spec, first_step=9, weights=found[-1].path)
@@ -130,29 +132,54 @@ async def test_the_user_is_told_how_rows_are_computed_and_that_batches_are_gone(
     assert run.last_state(PolicyVersion(3)) == 3, "a later restart is exact again"
 
 
+def write_other_model(folder: Path, target: Path) -> None:
+    """Write a model of the same shape with slightly other weights."""
+    shutil.copytree(folder, target)
+    weights = load_file(target / "model.safetensors")
+    torch.manual_seed(0)
+    other = {
+        name: tensor + 0.01 * torch.randn_like(tensor) for name, tensor in weights.items()
+    }
+    save_file(other, target / "model.safetensors", metadata={"format": "pt"})
+
+
+async def train_nothing(team: Team, batches: list[Batch]) -> None:
+    """A run of which nothing can be trained ends, with the reason."""
+    for batch in batches[:2]:
+        published = await team.train(batch)
+        assert published.metrics["rows/left_out"] == len(batch.manifest().rows)
+    with pytest.raises(ModelError, match=r"no row of the last 3 batches .* step 5: "):
+        await team.train(batches[2])
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize("what", ["payload is gone", "another learning rate"])
+@pytest.mark.parametrize("what", ["payload is gone", "another model", "the state is damaged"])
 async def test_batches_that_would_give_other_weights_are_not_trained_again(
     tiny_moe: Path, tmp_path: Path, recorded: list[Batch], what: str
 ) -> None:
-    run = RunDir(tmp_path / "run")
-    spec = spec_of(run, tiny_moe, 1, NUM_BATCHES)
+    run, model = RunDir(tmp_path / "run"), tiny_moe
+    every = 1 if what == "the state is damaged" else 10
+    spec = spec_of(run, tiny_moe, 1, NUM_BATCHES, checkpoint_every=every)
     async with open_team(spec) as team:
         for batch in recorded[:2]:
             published = await team.train(batch)
-    lr = spec.trainer.lr
-    if what == "payload is gone":
-        (tmp_path / "payload").rename(tmp_path / "elsewhere")
-    else:
-        lr /= 2
+    match what:
+        case "payload is gone":
+            (tmp_path / "payload").rename(tmp_path / "elsewhere")
+        case "another model":
+            model = tmp_path / "other"
+            write_other_model(tiny_moe, model)
+        case _:
+            (run.state_of(PolicyVersion(2)) / ".metadata").write_bytes(b"")
     spec = msgspec.structs.replace(
-        spec,
-        first_step=3,
-        weights=published.path,
-        trainer=msgspec.structs.replace(spec.trainer, lr=lr),
+        spec, first_step=3, weights=published.path, model=ModelConfig(str(model))
     )
     async with open_team(spec) as team:
-        (told,) = team.said
+        *before, told = team.said
+        assert all("cannot read the trainer's state" in line for line in before)
+        assert len(before) == (what == "the state is damaged")
+        if what == "payload is gone":
+            await train_nothing(team, recorded[2:])
     assert "version 2 cannot be trained again" in told
     state = run.state_of(PolicyVersion(2))
     weights = load_file(Path(published.path) / "model.safetensors")
@@ -213,3 +240,45 @@ async def test_rows_that_no_check_can_find_are_searched_and_set_aside(
     folder = RunDir(tmp_path / "run").set_aside(published.version)
     assert {path.stem for path in folder.iterdir()} == {f"g0.{number}" for number in bad}
     assert published.metrics["loss"] != 0
+
+
+async def test_a_run_whose_rows_are_all_set_aside_ends(
+    tiny_moe: Path, tmp_path: Path, recorded: list[Batch]
+) -> None:
+    async def say(text: str) -> None: ...
+
+    team = RankTeam(spec_of(RunDir(tmp_path), tiny_moe, 1), say)
+    batch = recorded[0]
+    everything = RankOrder(batch, without=frozenset(range(len(batch.manifest().rows))))
+    await team._report(everything, [RankDone()])
+    await team._report(everything, [RankDone()])
+    with pytest.raises(ModelError, match="no row of the last 3 batches could be trained"):
+        await team._report(everything, [RankDone()])
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_repeated"),
+    [
+        ({}, True),
+        ({"micro_batch_tokens": 9, "activation_checkpointing": True, "threads": 2}, True),
+        ({"lr": 0.5}, False),
+        ({"dtype": "bfloat16"}, False),
+    ],
+)
+def test_batches_are_trained_again_if_the_settings_give_the_same_weights(
+    tiny_moe: Path, tmp_path: Path, settings: dict[str, Any], is_repeated: bool
+) -> None:
+    run = RunDir(tmp_path / "run")
+    spec = spec_of(run, tiny_moe, 1)
+    order = RankOrder(batch_of(1, [], tmp_path, 1), purpose="repeat")
+    run.order_of(Step(1)).write_bytes(
+        msgspec.msgpack.encode(TrainedBatch(order, spec.trainer))
+    )
+    changed = msgspec.structs.replace(spec.trainer, **settings)
+    _, trained = find_restart_point(
+        msgspec.structs.replace(spec, trainer=changed), PolicyVersion(1)
+    )
+    assert [batch.order for batch in trained] == [order] * is_repeated
+    path = run.order_of(Step(1))
+    path.write_bytes(path.read_bytes()[:-5])
+    assert find_restart_point(spec, PolicyVersion(1))[1] == [], "the file is not complete"

@@ -8,10 +8,12 @@ import pytest
 import torch
 from msgspec.structs import replace
 from tests.trainer.test_step import sample, write
+from tools.model_table import tiny_model
 
 from rollway.config.sections import TrainerConfig
 from rollway.model.load import load_model
 from rollway.model.packing import RowModel
+from rollway.model.proof import open_rows
 from rollway.payload.blob import Columns
 from rollway.payload.reader import SegmentReader
 from rollway.records.batch import BatchManifest, BatchRow
@@ -64,7 +66,7 @@ def cut_routes(columns: Columns) -> None:
 @pytest.fixture(scope="module")
 def model(tiny_moe: Path) -> RowModel:
     torch.set_num_threads(1)
-    return RowModel(load_model(str(tiny_moe)))
+    return open_rows(load_model(str(tiny_moe)))
 
 
 @pytest.mark.parametrize(
@@ -97,6 +99,22 @@ async def test_a_row_is_left_out_and_the_others_are_trained(
     assert (left_out.rollout_id, left_out.row) == ("g0.5", 0)
     assert reason in left_out.reason
     assert metrics["grad_norm"] > 0
+
+
+async def test_a_row_that_is_longer_than_the_model_takes_is_left_out(tmp_path: Path) -> None:
+    """Learned positions end somewhere, and a position beyond them would be an error of torch."""
+    model = tiny_model("gpt2")
+    rows = await write(tmp_path, sample(model.eval(), 1.0))
+    model.config.n_positions = rows[0].num_tokens
+    learner = Learner(open_rows(model), TrainerConfig(lr=1e-9))
+    manifest = BatchManifest(
+        Step(1), PolicyVersion(0), tuple(rows), ((tuple(range(len(rows))),),)
+    )
+    learner.step(manifest, SegmentReader(tmp_path))
+    longer = [row for row in rows if row.num_tokens > rows[0].num_tokens]
+    assert 0 < len(longer) < len(rows)
+    assert [row.rollout_id for row in learner.left_out] == [row.rollout_id for row in longer]
+    assert f"the model takes up to {rows[0].num_tokens}" in learner.left_out[0].reason
 
 
 @pytest.mark.parametrize("changes", [{"num_tokens": 999}, {"advantage": float("inf")}])

@@ -14,6 +14,7 @@ from rollway.inference.embedded.scheduler import GenerationRequest, Scheduler
 from rollway.inference.embedded.slots import open_slots
 from rollway.model.load import load_model
 from rollway.model.packing import RowModel
+from rollway.model.proof import open_rows
 from rollway.model.routers import capture, find_routers, replay
 from rollway.payload.blob import build, row_columns
 from rollway.payload.reader import SegmentReader
@@ -101,7 +102,7 @@ async def test_logprobs_of_packed_rows_equal_those_of_the_engine(
 ) -> None:
     """Rows packed end to end do not see each other, whatever their temperature."""
     rows = await write(tmp_path, sample(model, temperature))
-    row_model = RowModel(model)
+    row_model = open_rows(model)
     packed = pack(row_model, tmp_path, rows)
     with torch.no_grad():
         logprobs, entropy = logprobs_of(row_model, packed)
@@ -117,7 +118,7 @@ async def test_router_replay_brings_engine_and_trainer_together(
     """The engine computes in bfloat16, the trainer in float32, with the same weights. Where the two
     choose different experts their logprobs differ, and replay removes most of the difference."""
     engine = load_model(str(tiny_moe), "bfloat16").eval()
-    rows = RowModel(model)
+    rows = open_rows(model)
     packed = pack(rows, tmp_path, await write(tmp_path, sample(engine, 1.0)))
     with torch.no_grad(), capture(rows.routers) as chosen:
         own, _ = logprobs_of(rows, packed, replay_routes=False)
@@ -145,7 +146,7 @@ async def test_replay_makes_the_routers_choose_and_keeps_gradients(
         forced.append(
             Turn(*[*(getattr(turn, f) for f in turn.__struct_fields__[:6]), routes, 0])
         )
-    packed = pack(RowModel(model), tmp_path, await write(tmp_path, forced))
+    packed = pack(open_rows(model), tmp_path, await write(tmp_path, forced))
     routers = find_routers(model)
     assert packed.routes is not None
     with replay(routers, packed.routes), capture(routers) as chosen:
@@ -196,7 +197,7 @@ async def test_a_step_moves_probability_towards_advantage(
     results = []
     for micro_batches in ((tuple(range(NUM)),), tuple((n,) for n in range(NUM))):
         model.load_state_dict(before)
-        learner = Learner(RowModel(model), TrainerConfig(lr=1e-3))
+        learner = Learner(open_rows(model), TrainerConfig(lr=1e-3))
         manifest = BatchManifest(Step(1), PolicyVersion(0), rows, (micro_batches,))
         metrics = learner.step(manifest, SegmentReader(tmp_path))
         assert metrics["mismatch_kl"] < 1e-6
@@ -205,7 +206,7 @@ async def test_a_step_moves_probability_towards_advantage(
         results.append({name: weight.clone() for name, weight in model.state_dict().items()})
     for name in before:
         torch.testing.assert_close(results[0][name], results[1][name], atol=2e-4, rtol=1e-3)
-    row_model = RowModel(model)
+    row_model = open_rows(model)
     packed = pack(row_model, tmp_path, rows)
     with torch.no_grad():
         after, _ = logprobs_of(row_model, packed)

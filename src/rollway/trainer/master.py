@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..model.load import stays_float32
+from ..model.load import float32_names
 
 
 class MasterWeights:
@@ -18,9 +18,10 @@ class MasterWeights:
         rounds stay as they are, and so do buffers."""
         self.named: dict[str, Parameter] = {}
         self._copies: list[tuple[Parameter, Parameter]] = []
+        kept = float32_names(model)
         for name, weight in model.named_parameters():
             master = weight
-            if dtype != torch.float32 and not stays_float32(model, name):
+            if dtype != torch.float32 and name not in kept:
                 master = Parameter(weight.detach(), requires_grad=weight.requires_grad)
                 weight.data = weight.data.to(dtype)
                 self._copies.append((weight, master))

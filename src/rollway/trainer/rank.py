@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 from msgspec import msgpack
 
-from ..errors import GradientError, RollwayError
+from ..errors import GradientError, RollwayError, RunDirError, StateError
 from ..loop.processes.child import receive_spec
 from ..model.load import load_model, save_weights
 from ..model.packing import RowModel
+from ..model.proof import describe, open_rows, prove_rounded
 from ..model.routers import check_replay
 from ..records.engine import Published
 from ..records.ids import PolicyVersion
@@ -21,7 +22,13 @@ from .rank_processes import RankAnswer, RankDone, RankFailed, RankOrder, RankSta
 from .state import TrainerState
 from .step import Learner
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+COPIED_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+"""What a published version takes over from the model that it was trained from."""
 
 
 class Rank:
@@ -38,11 +45,13 @@ class Rank:
             self._run.remove_partial()
         trusts_code = start.spec.model.trust_remote_code
         model = load_model(start.point.weights, trusts_code=trusts_code)
-        rows = RowModel(model, start.packing or None)
+        rows = open_rows(model, start.packing or None)
         if config.replay_routes:
             check_replay(rows.model, rows.routers)
-        self.packing, self.note = rows.packing, describe_packing(rows)
         self._learner = Learner(rows, config, ranks)
+        if config.dtype != "float32" and not start.packing:
+            prove_rounded(rows)
+        self.packing, self.note = rows.packing, describe_packing(rows)
         self._state = self._open_state()
         self._unsaved_bytes = 0
         """The payload of the batches since the last state."""
@@ -73,23 +82,33 @@ class Rank:
         self._unsaved_bytes += sum(ref.length for ref in manifest.refs)
         metrics = self._learner.step(manifest, reader)
         left_out = tuple(self._learner.left_out)
-        if self._ranks.rank or order.purpose == "repeat":
+        if self._ranks.rank:
             return RankDone(left_out=left_out)
+        weights = self._learner.sample_weights()
+        if order.purpose == "repeat":
+            return RankDone(left_out=left_out, weights=weights)
         trained_s = time.monotonic()
         folder = self._run.weights_of(batch.version)
-        self._save_weights(folder)
-        self._save_state(batch.version)
+        try:
+            self._save_weights(folder)
+            self._save_state(batch.version)
+        except Exception as error:  # a full disk, or what transformers refuses to write
+            raise RunDirError(
+                f"cannot write version {batch.version} to {self._run.path}: {describe(error)}; "
+                "--resume continues from the last version"
+            ) from None
         metrics["time/open"] = max(0.0, waited_s)
         metrics["time/train"] = trained_s - start_s
         metrics["time/publish"] = time.monotonic() - trained_s
         saved = self._state.saved
-        return RankDone(Published(batch.version, str(folder), metrics, saved), left_out)
+        published = Published(batch.version, str(folder), metrics, saved)
+        return RankDone(published, left_out, weights)
 
     def _save_weights(self, folder: Path) -> None:
         config = self._spec.trainer
         dtype = config.publish_dtype or config.dtype
         save_weights(self._learner.model, folder, dtype, self._learner.weights)
-        for name in TOKENIZER_FILES:
+        for name in COPIED_FILES:
             source = Path(self._point.weights) / name
             if source.exists():
                 shutil.copy(source, folder / name)
@@ -143,8 +162,10 @@ def serve_rank(name: str, sock: socket.socket) -> None:
             try:
                 answer: RankAnswer = rank.train(order)
             except GradientError as error:
-                answer = RankFailed(str(error), is_gradient=True)
+                answer = RankFailed(str(error), "gradient")
             pipe.send(msgpack.encode(answer))
         rank.finish_state()
+    except StateError as error:
+        pipe.send(msgpack.encode(RankFailed(str(error), "state")))
     except RollwayError as error:
         pipe.send(msgpack.encode(RankFailed(str(error))))

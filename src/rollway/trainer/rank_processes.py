@@ -1,6 +1,7 @@
 """The processes of the ranks, as the front sees them, and the messages between front and rank."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from tempfile import TemporaryDirectory
@@ -10,7 +11,7 @@ from msgspec import Struct, msgpack
 
 from ..config.sections import TrainerConfig
 from ..config.specs import TrainerSpec
-from ..errors import GradientError, ModelError, PartDied, RollwayError
+from ..errors import GradientError, ModelError, PartDied, RollwayError, StateError
 from ..loop.processes import child
 from ..loop.processes.part import describe_death
 from ..records.batch import LeftOutRow
@@ -56,15 +57,20 @@ class RankOrder(Struct, frozen=True):
 
 class TrainedBatch(Struct, frozen=True):
     """How a batch was trained, written down for a restart that has to do it again: with these settings,
-    and without these rows, given as rollout and number."""
+    without these rows, given as rollout and number, and with some of the weights that it gave."""
 
     order: RankOrder
     trainer: TrainerConfig
     left_out: frozenset[tuple[str, int]] = frozenset()
+    weights: tuple[float, ...] = ()
 
     def was_repeated(self, done: "list[RankDone]") -> bool:
-        """Return whether training it again left out the same rows, so that it gave the same weights."""
-        return rows_left_out(done) == self.left_out
+        """Return whether training it again left out the same rows and gave the same weights. It gives
+        others if the model in `model.path` is not the one from which the run began."""
+        found = done[0].weights
+        if rows_left_out(done) != self.left_out or len(found) != len(self.weights):
+            return False
+        return math.dist(found, self.weights) <= MAX_CHANGE * math.hypot(*self.weights)
 
 
 class RankDone(Struct, frozen=True, tag="done"):
@@ -73,6 +79,8 @@ class RankDone(Struct, frozen=True, tag="done"):
     published: Published | None = None
     left_out: tuple[LeftOutRow, ...] = ()
     """The rows that this rank could not train."""
+    weights: tuple[float, ...] = ()
+    """Some of the weights after the step, by which a restart knows whether it has the same."""
     note: str = ""
     """What the user should know about the model, from the first rank."""
     packing: Literal["packed", "padded", "single", ""] = ""
@@ -81,8 +89,9 @@ class RankDone(Struct, frozen=True, tag="done"):
 
 class RankFailed(Struct, frozen=True, tag="failed"):
     error: str
-    is_gradient: bool = False
-    """The batch gave no usable gradient. The model is unchanged, and the rank goes on."""
+    kind: Literal["model", "gradient", "state"] = "model"
+    """`gradient`: the batch gave no usable gradient; the model is unchanged, and the rank goes on.
+    `state`: the saved state cannot be read, so the rank cannot start from it."""
 
 
 RankAnswer = RankDone | RankFailed
@@ -92,6 +101,9 @@ def rows_left_out(done: list[RankDone]) -> frozenset[tuple[str, int]]:
     return frozenset((row.rollout_id, row.row) for answer in done for row in answer.left_out)
 
 
+FAILURES = {"model": ModelError, "gradient": GradientError, "state": StateError}
+MAX_CHANGE = 1e-3
+"""How far weights that are trained again may be from what they were, as a share of their size."""
 ENTRY = "rollway.trainer.rank:serve_rank"
 HINDSIGHT_S = 0.5
 """How long to wait for other failures after one: the first to be noticed is not always the cause."""
@@ -172,5 +184,5 @@ async def _ask(rank: child.Child, frame: bytes) -> RankDone:
         raise PartDied(f"{process} {describe_death(rank, code)}", code=code)
     answer = _answers.decode(reply)
     if isinstance(answer, RankFailed):
-        raise (GradientError if answer.is_gradient else ModelError)(answer.error)
+        raise FAILURES[answer.kind](answer.error)
     return answer

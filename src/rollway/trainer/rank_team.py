@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ..config.sections import TrainerConfig
 from ..config.specs import TrainerSpec
-from ..errors import GradientError, PartDied
+from ..errors import UNREADABLE, GradientError, ModelError, PartDied, StateError
 from ..loop.lanes.lanes import thread
 from ..loop.processes.part import describe_exit
 from ..records.engine import Published
@@ -31,6 +31,8 @@ MAX_FAILURES = 4
 """Failures of one step, besides those of the search, after which the trainer gives up."""
 MAX_TRIALS = 64
 """Trials of one search. Each that fails costs a start of all ranks."""
+MAX_USELESS = 3
+"""Batches one after the other without a usable row, after which the trainer gives up."""
 MAX_NAMED = 3
 """Rows that one line names. The others are only counted."""
 
@@ -48,6 +50,8 @@ class RankTeam:
         self._stack = AsyncExitStack()
         self._loaded: RankDone | None = None
         """The first answer of the first rank, which knows how the model computes rows."""
+        self._num_useless = 0
+        """Batches in a row of which nothing could be trained."""
         self._ranks: RankProcesses
 
     async def __aenter__(self) -> Self:
@@ -75,13 +79,16 @@ class RankTeam:
                     order = replace(order, without=order.without | found)
                 failures.append(how)
             else:
-                await self._report(batch, done)
+                await self._report(order, done)
                 trained = TrainedBatch(
-                    replace(order, purpose="repeat"), self._spec.trainer, rows_left_out(done)
+                    replace(order, purpose="repeat"),
+                    self._spec.trainer,
+                    rows_left_out(done),
+                    done[0].weights,
                 )
                 encoded = msgspec.msgpack.encode(trained)
                 await thread(write_whole, self._run.order_of(batch.step), encoded)
-                return _published(done)
+                return _published(order, done)
 
     async def forget_before(self, published: Published) -> None:
         """Remove what a restart does not need any more, now that the run has recorded a version."""
@@ -92,11 +99,17 @@ class RankTeam:
         """Start all ranks with a version: from the newest state, and the batches since then. If these do
         not give the same weights again, continue with the weights that were published."""
         point, trained = await thread(find_restart_point, self._spec, version)
+        weights = weights_of(self._spec, version)
         try:
-            if not await self._start_from(point, trained):
-                await self._stack.aclose()
-                weights = weights_of(self._spec, version)
-                await self._start_from(RestartPoint(version, weights, point.state), [])
+            try:
+                if await self._start_from(point, trained):
+                    return
+                point = RestartPoint(version, weights, point.state)
+            except StateError as error:
+                await self._say(str(error))
+                point = RestartPoint(version, weights)
+            await self._stack.aclose()
+            await self._start_from(point, [])
         except BaseException:
             await self._stack.aclose()
             raise
@@ -156,6 +169,10 @@ class RankTeam:
 
     async def _set_aside(self, batch: Batch, rows: frozenset[int], how: str) -> None:
         if not rows:
+            await self._say(
+                f"Step {batch.step}: {how}, but of no single row. If memory runs out, lower "
+                "trainer.micro_batch_tokens or set trainer.activation_checkpointing = true"
+            )
             return
         folder = self._run.set_aside(batch.step)
         names = await thread(copy_rows, batch, sorted(rows), folder)
@@ -163,11 +180,24 @@ class RankTeam:
             f"Step {batch.step}: {how} with {_list(names)}; set aside in {folder}"
         )
 
-    async def _report(self, batch: Batch, done: list[RankDone]) -> None:
+    async def _report(self, order: RankOrder, done: list[RankDone]) -> None:
+        """Say which rows were left out. Raise if no row of the last batches could be used."""
         left_out = [row for answer in done for row in answer.left_out]
+        if not left_out and not order.without:
+            self._num_useless = 0
+            return
+        batch, reason = order.batch, "the trainer's processes died of it"
         if left_out:
             names = [f"{row.rollout_id}, row {row.row} ({row.reason})" for row in left_out]
             await self._say(f"Step {batch.step} trained without {_list(names)}")
+            reason = left_out[0].reason
+        is_useless = _num_untrained(order, done) == len(batch.manifest().rows)
+        self._num_useless = self._num_useless + 1 if is_useless else 0
+        if self._num_useless == MAX_USELESS:
+            raise ModelError(
+                f"no row of the last {MAX_USELESS} batches could be trained; a row of step "
+                f"{batch.step}: {reason}"
+            )
 
 
 def halves(rows: list[int]) -> list[list[int]]:
@@ -188,7 +218,10 @@ def find_restart_point(
     if not all(path.exists() for path in paths):
         return gone
     decode = msgspec.msgpack.Decoder(TrainedBatch).decode
-    trained = [decode(path.read_bytes()) for path in paths]
+    try:
+        trained = [decode(path.read_bytes()) for path in paths]
+    except UNREADABLE:
+        return gone  # a file was not complete when the machine died
     if any(_numerics(batch.trainer) != _numerics(spec.trainer) for batch in trained):
         return gone  # with other settings they would give other weights
     if state is None:
@@ -205,7 +238,14 @@ def weights_of(spec: TrainerSpec, version: PolicyVersion) -> str:
 def _numerics(config: TrainerConfig) -> TrainerConfig:
     """Return the settings without those that do not change what a step computes."""
     return replace(
-        config, threads=1, ranks=1, checkpoint_every=1, keep_checkpoints=1, publish_dtype=None
+        config,
+        threads=1,
+        ranks=1,
+        micro_batch_tokens=1,  # batches in manifests are packed already
+        activation_checkpointing=False,
+        checkpoint_every=1,
+        keep_checkpoints=1,
+        publish_dtype=None,
     )
 
 
@@ -216,10 +256,14 @@ def _describe(failure: PartDied | GradientError) -> str:
     return f"the trainer's process {describe_exit(failure.code)}"
 
 
-def _published(done: list[RankDone]) -> Published:
+def _num_untrained(order: RankOrder, done: list[RankDone]) -> int:
+    """Return how many rows of a batch were left out by the ranks, or set aside before."""
+    return len(order.without) + sum(len(answer.left_out) for answer in done)
+
+
+def _published(order: RankOrder, done: list[RankDone]) -> Published:
     (published,) = [answer.published for answer in done if answer.published]
-    num_left_out = sum(len(answer.left_out) for answer in done)
-    metrics = {**published.metrics, "rows/left_out": float(num_left_out)}
+    metrics = {**published.metrics, "rows/left_out": float(_num_untrained(order, done))}
     return replace(published, metrics=metrics)
 
 

@@ -5,18 +5,19 @@ from contextlib import suppress
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..errors import PayloadError
 from ..model.packing import RowModel
-from ..model.shape import find_repeats
+from ..model.shape import parse_shape
 from ..payload.blob import Columns
 from ..payload.reader import SegmentReader
 from ..records.batch import BatchRow, LeftOutRow
-from ..records.turn import MINUS_INFINITY
+from ..records.turn import MINUS_INFINITY, Routes
 
 PER_TOKEN = ("loss_mask", "logprobs", "temperatures")
-
-
+MIN_TEMPERATURE = 1e-6
+"""Logits that are divided by less would not be finite."""
 NO_ROUTES = (
     "it has no routes, though other rows have: run every 'rollway serve' with the same --routes as the "
     "run file's engine.routes"
@@ -37,14 +38,21 @@ class RowRules:
     """What a model can take: its vocabulary, and the layers and experts of its routers."""
 
     def __init__(self, model: RowModel, *, replays: bool) -> None:
-        config = model.model.config.get_text_config()
-        self._vocab_size: int = config.vocab_size
-        self._num_layers: int = config.num_hidden_layers
-        self._routers = model.routers if replays else []
+        config, routers = model.model.config.get_text_config(), model.routers
+        shape = replace(parse_shape(config.to_dict()), vocab_size=config.vocab_size)
+        self._replays = replays and bool(routers)
+        if self._replays:
+            shape = replace(
+                shape,
+                num_experts=routers[0].num_experts,
+                topk=routers[0].topk,
+                moe_layers=tuple(router.layer for router in routers),
+            )
+        self._shape = shape
 
     def expects_routes(self, reader: SegmentReader, rows: Sequence[BatchRow]) -> bool:
         """Return whether a row of a batch has routes: then a row without them is unlike the others."""
-        for row in rows if self._routers else ():
+        for row in rows if self._replays else ():
             with suppress(PayloadError):
                 if "routes" in reader.row(row):
                     return True
@@ -72,10 +80,14 @@ class RowRules:
         for name in PER_TOKEN:
             if len(columns.get(name, ())) != row.num_tokens:
                 raise PayloadError(f"column '{name}' does not have {row.num_tokens} entries")
-        ids = columns["token_ids"]
-        if ids.min() < 0 or ids.max() >= self._vocab_size:
+        ids, shape = columns["token_ids"], self._shape
+        if ids.min() < 0 or ids.max() >= shape.vocab_size:
             raise PayloadError(
-                f"token ids go from {ids.min()} to {ids.max()}, the vocabulary has {self._vocab_size}"
+                f"token ids go from {ids.min()} to {ids.max()}, the vocabulary has {shape.vocab_size}"
+            )
+        if shape.max_context and row.num_tokens > shape.max_context:
+            raise PayloadError(
+                f"it has {row.num_tokens} tokens, but the model takes up to {shape.max_context}"
             )
         trained = columns["loss_mask"] != 0
         logprobs, temperatures = (
@@ -84,34 +96,20 @@ class RowRules:
         )
         if not (np.isfinite(logprobs) & (logprobs > MINUS_INFINITY)).all():
             raise PayloadError("a logprob is minus infinity or not a number")
-        if not (np.isfinite(temperatures) & (temperatures > 0)).all():
+        if not (np.isfinite(temperatures) & (temperatures > MIN_TEMPERATURE)).all():
             raise PayloadError("a temperature is not a number above 0")
         if not np.isfinite(row.advantage):
             raise PayloadError(f"its advantage is {row.advantage}")
-        if self._routers:
-            self._check_routes(row, columns)
+        if self._replays and "routes" in columns:
+            self._check_routes(row, columns["routes"])
 
-    def _check_routes(self, row: BatchRow, columns: Columns) -> None:
-        router, routes = self._routers[0], columns.get("routes")
-        if routes is None:
-            return
+    def _check_routes(self, row: BatchRow, routes: Routes) -> None:
         if routes.ndim != 3 or len(routes) != row.num_tokens:
             raise PayloadError(
                 f"its routes are {list(routes.shape)} for {row.num_tokens} tokens"
             )
-        _, num_layers, topk = routes.shape
-        if num_layers not in (len(self._routers), self._num_layers) or topk != router.topk:
-            raise PayloadError(
-                f"its routes have {num_layers} layers × {topk} experts, but {len(self._routers)} of "
-                f"the model's {self._num_layers} layers choose {router.topk} experts"
-            )
-        if (highest := int(routes.max(initial=0))) >= router.num_experts:
-            raise PayloadError(
-                f"its routes name expert {highest}, but the model has {router.num_experts}"
-            )
-        if topk > 1:
-            known = routes[:-1]  # no engine reports what the last token would choose
-            if num_layers != len(self._routers):
-                known = known[:, [router.layer for router in self._routers]]
-            if num_wrong := int(find_repeats(known).any(axis=1).sum()):
-                raise PayloadError(f"its routes send {num_wrong} tokens to one expert twice")
+        if why := self._shape.why_not(routes, int(routes.max(initial=0))):
+            raise PayloadError(f"its routes {why}")
+        # no engine reports what the last token would choose
+        if num_wrong := self._shape.count_repeats(routes[:-1]):
+            raise PayloadError(f"its routes send {num_wrong} tokens to one expert twice")

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.nn import Parameter
 
-from ..errors import ModelError
+from ..errors import StateError
 from ..records.ids import PolicyVersion
 from ..rundir.rundir import RunDir, partial_of, remove_folder
 
@@ -76,8 +76,8 @@ class TrainerState:
             }
             with warnings.catch_warnings(action="ignore", category=UserWarning):
                 load(tensors, checkpoint_id=folder, no_dist=True)
-        except (OSError, KeyError, ValueError, RuntimeError) as error:
-            raise ModelError(f"cannot read the trainer's state {folder}: {error}") from None
+        except Exception as error:  # torch unpickles a part of it
+            raise StateError(f"cannot read the trainer's state {folder}: {error}") from None
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {

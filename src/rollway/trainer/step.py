@@ -25,6 +25,8 @@ MEANS = ("clip_fraction", "ratio/mean", "mismatch_kl", "entropy", "ratio/limited
 
 NUM_SUMS = 2 + len(MEANS)
 """The loss, the number of tokens, and a sum for each mean."""
+NUM_SAMPLED = 1024
+"""About how many numbers `sample_weights` returns."""
 NOT_FINITE = "the model gives its tokens logprobs that are not finite"
 
 
@@ -57,6 +59,7 @@ class Learner:
         for param_group in self.optimizer.param_groups:
             param_group["lr"] = lr
         norm, (loss, num_tokens, *sums) = self.compute_gradients(manifest, reader)
+        self._check_weights(manifest, num_tokens)
         self.optimizer.step()
         self.update_model()
         metrics = {"loss": loss, "grad_norm": norm, "lr": lr}
@@ -67,6 +70,15 @@ class Learner:
     def update_model(self) -> None:
         """Make the model compute with the current weights."""
         self._masters.copy_to_model()
+
+    def sample_weights(self) -> tuple[float, ...]:
+        """Return a few numbers of every weight."""
+        each = max(1, NUM_SAMPLED // len(self.weights))
+        parts = [
+            weight.detach().flatten()[:: max(1, weight.numel() // each)][:each]
+            for weight in self.weights.values()
+        ]
+        return tuple(torch.cat(parts).tolist())
 
     def compute_gradients(
         self, manifest: BatchManifest, reader: SegmentReader
@@ -90,24 +102,21 @@ class Learner:
         self._ranks.sum_gradients(weights)
         norm = float(torch.nn.utils.clip_grad_norm_(weights, self._config.max_grad_norm))
         sums = self._ranks.sum(sums)
-        self._check_gradient(manifest, norm, num_tokens=sums[1])
+        if not math.isfinite(norm):
+            raise GradientError(
+                f"the gradient of step {manifest.step} is not finite, so the model was not updated; "
+                "lower trainer.lr, and --resume continues from the last version"
+            )
         return norm, sums
 
-    def _check_gradient(
-        self, manifest: BatchManifest, norm: float, num_tokens: float
-    ) -> None:
-        """Raise if the model must not be updated with this gradient."""
+    def _check_weights(self, manifest: BatchManifest, num_tokens: float) -> None:
+        """Raise if the model gives no usable logprob to any row."""
         own = sum(row.reason == NOT_FINITE for row in self.left_out)
         (not_finite,) = self._ranks.sum([own])
         if not num_tokens and not_finite > 1:
             raise ModelError(
                 f"the model gives no finite logprob to any row of step {manifest.step}: its weights are "
                 "broken; lower trainer.lr, and start from an earlier checkpoint"
-            )
-        if not math.isfinite(norm):
-            raise GradientError(
-                f"the gradient of step {manifest.step} is not finite, so the model was not updated; "
-                "lower trainer.lr, and --resume continues from the last version"
             )
 
     def _backward(self, rows: list[UsableRow], num_trainable: int) -> list[float]:

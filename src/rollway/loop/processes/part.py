@@ -191,7 +191,7 @@ def describe_exit(code: int) -> str:
 def describe_death(process: child.Child, code: int) -> str:
     """Say how a process ended, and what it wrote last."""
     lines = last_log_lines(process.log) if process.log else ""
-    memory = " because the machine ran out of memory" if process.was_out_of_memory else ""
+    memory = ", probably because memory ran out" if process.was_out_of_memory else ""
     return f"{describe_exit(code)}{memory}{lines}"
 
 
