@@ -3,9 +3,10 @@
     python bench/training.py [--full] [--rounds 3] [--old FOLDER] [--json FILE]
 
 Each figure comes from a process of its own that loads a tiny Mixture-of-Experts, trains one step to warm
-up and one to measure, with router replay. Memory is the growth of the process's peak above what it had
-with the model loaded. Sizes take turns, round after round, and the median counts. `--old` is a checkout
-of another version of this repository, which is measured at the smallest size beside this one.
+up and one to measure, with router replay, in the environment that a trainer's process has. Memory is the
+growth of the process's peak above what it had with the model loaded. Sizes take turns, round after
+round, and the median counts. `--old` is a checkout of another version of this repository, which is
+measured at the smallest size beside this one.
 """
 
 import asyncio
@@ -110,6 +111,10 @@ def peak_mb() -> float:
 def in_process(tree: Path, num_tokens: int) -> dict[str, float]:
     command = [sys.executable, __file__, MEASURE, str(num_tokens)]
     env = {**os.environ, "PYTHONPATH": str(tree / "src")}
+    if tree == ROOT:
+        from rollway.loop.processes.child import COMPUTE_ENV
+
+        env |= COMPUTE_ENV
     done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -10,7 +10,10 @@ from statistics import fmean
 
 
 def rewards(run: Path) -> list[float]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
+    path = run / "metrics.jsonl"
+    if not path.exists():
+        raise SystemExit(f"{run} is not a run that has trained a step: it has no {path.name}")
+    lines = path.read_text().splitlines()
     return [json.loads(line)["reward/all/mean"] for line in lines]
 
 
