@@ -15,7 +15,9 @@
     ├── TraceError               a turn does not fit its row (the engine's fault)
     ├── EngineError              an engine refused a request, or its answer makes no sense
     │   ├── EngineAway           it cannot be reached, hung up, or has old weights: it may come back
-    │   └── EngineLate           it did not answer in time
+    │   ├── EngineLate           it did not answer in time
+    │   ├── ReplyAborted         its reply is empty or cut off: asking again may help
+    │   └── ContextFull          the prompt does not fit its context window
     ├── ProtocolError            a message does not belong to the protocol
     ├── RunStuck                 a step can no longer complete
     ├── ToolFailed               a tool raised, and its toolset says that this fails the rollout
@@ -121,6 +123,12 @@ class EngineAway(EngineError):
 
 
 class EngineLate(EngineError): ...
+
+
+class ReplyAborted(EngineError): ...
+
+
+class ContextFull(EngineError): ...
 
 
 class ProtocolError(RollwayError): ...

@@ -81,7 +81,7 @@ def test_options_are_called_like_the_keys_of_a_run_file() -> None:
     for command in (evaluate, serve, engine):
         assert {"--model", "-m"} <= command.keys()
     for command in (evaluate, engine):
-        assert command["--max-context"].default == EngineConfig().max_context
+        assert command["--max-context"].default == EngineConfig().embedded_context
 
 
 @pytest.mark.parametrize("option", ["--max-batch", "--threads", "--max-context"])

@@ -22,14 +22,24 @@ class VersionedEngine:
     """Records completions in `requests` (prompt and the version it had then), other calls in `calls`."""
 
     def __init__(
-        self, *, model: str = "m", hides_version: bool = False, ignores_updates: bool = False
+        self,
+        *,
+        model: str = "m",
+        hides_version: bool = False,
+        ignores_updates: bool = False,
+        max_model_len: int | None = None,
     ) -> None:
-        self._model = model
+        self._model = {"id": model, "owned_by": "vllm", "max_model_len": max_model_len}
         self._hides_version = hides_version
         """It does not report which version it has."""
         self._ignores_updates = ignores_updates
         """It accepts new weights without loading them."""
         self.hangs_up_on: Callable[[list[int]], bool] = lambda prompt: False
+        self.aborts_next = 0
+        """How many of the next replies are cut off."""
+        self.is_failing = False
+        """It answers completions with status 500."""
+        self.health_status = 200
         self.may_answer = asyncio.Event()
         """While it is not set, requests for metrics and models wait."""
         self.may_answer.set()
@@ -51,6 +61,7 @@ class VersionedEngine:
         app = web.Application()
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/health", self._health)
         app.router.add_post("/v1/completions", self._complete)
         controls: dict[str, Callable[[web.Request], Awaitable[web.Response]]] = {
             "/pause": self._control,
@@ -85,11 +96,14 @@ class VersionedEngine:
 
     async def _models(self, request: web.Request) -> web.Response:
         await self.may_answer.wait()
-        return web.json_response({"data": [{"id": self._model, "owned_by": "vllm"}]})
+        return web.json_response({"data": [self._model]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         await self.may_answer.wait()
         return web.Response(text=METRICS.format(**self.load))
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(status=self.health_status)
 
     async def _weight_info(self, request: web.Request) -> web.Response:
         self.calls.append("/weight_info")
@@ -114,8 +128,12 @@ class VersionedEngine:
         if self.hangs_up_on(request_body["prompt"]):
             assert request.transport is not None
             request.transport.abort()
+        if self.is_failing:
+            error = {"message": "EngineCore encountered an issue"}
+            return web.json_response({"error": error}, status=500)
+        self.aborts_next -= (is_aborted := self.aborts_next > 0)
         choice = {
-            "finish_reason": "stop",
+            "finish_reason": "abort" if is_aborted else "stop",
             "token_ids": [1],
             "logprobs": {"token_logprobs": [-0.5]},
         }

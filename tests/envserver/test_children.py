@@ -114,6 +114,8 @@ def answer(prompt: PolicyPrompt) -> str:
 class InProcess:
     """The script as an engine without a server. It remembers its prompts and what it drew."""
 
+    max_context = 0
+
     def __init__(self, pause: Pause) -> None:
         self._pause = pause
         self.drawn: list[tuple[list[int], list[int]]] = []

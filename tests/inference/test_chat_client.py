@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.doubles.chat import chat_double
+from tests.doubles.chat import Answer, ChatDouble, chat_double
 
-from rollway.errors import EngineError
+from rollway.errors import ContextFull, EngineError
 from rollway.inference.chat.client import ChatClient, ChatReply
 from rollway.records.task import CalledFunction, Message, ToolCall
 from rollway.records.turn import Sampling
@@ -50,6 +50,7 @@ async def test_the_client_sends_messages_and_returns_a_reply() -> None:
                     {"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}
                 ],
                 "max_tokens": 50, "temperature": 0.7, "top_p": 0.9,
+                "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
             }
         ]  # fmt: skip
 
@@ -218,14 +219,70 @@ async def test_a_parameter_that_the_endpoint_refuses_is_left_out_from_then_on() 
         double._answer = picky
         with ChatClient(double.url, "double") as chat:
             assert (await chat.complete(HI, Sampling(50))).content == "fine"
-            assert double.num_asked["hi"] == 4
+            assert double.num_asked["hi"] == 7
             assert (await chat.complete(HI, Sampling(50))).content == "fine"
-            assert double.num_asked["hi"] == 5
+            assert double.num_asked["hi"] == 8
         with (
             ChatClient(double.url, "double") as chat,
             pytest.raises(EngineError, match="Unsupported parameter: 'temperature'"),
         ):
             await chat.complete(HI, HOT)
+
+
+async def test_parameters_that_an_endpoint_does_not_know_are_left_out_together() -> None:
+    async with chat_double(shout) as double:
+
+        def unknowing(text: str, num_before: int) -> str | web.Response:
+            unknown = {"top_k", "min_p", "repetition_penalty"} & set(double.requests[-1])
+            if not unknown:
+                return "fine"
+            names = ", ".join(sorted(unknown))
+            error = {"message": f"Unrecognized request arguments supplied: {names}"}
+            return web.json_response({"error": error}, status=400)
+
+        double._answer = unknowing
+        with ChatClient(double.url, "double") as chat:
+            assert (await chat.complete(HI, HOT)).content == "fine"
+    assert [len(request) for request in double.requests] == [8, 5]
+
+
+WINDOW = 20
+
+
+def narrow(double: ChatDouble) -> Answer:
+    """Answer like an endpoint with a window of WINDOW tokens, in which a message has as many tokens as
+    characters."""
+
+    def answer(text: str, num_before: int) -> web.Response:
+        max_tokens = double.requests[-1]["max_tokens"]
+        if len(text) + max_tokens > WINDOW:
+            message = (
+                f"This model's maximum context length is {WINDOW} tokens. However, you requested "
+                f"{max_tokens} output tokens and your prompt contains at least {WINDOW} tokens."
+            )
+            return web.json_response({"error": {"message": message}}, status=400)
+        choice = {
+            "message": {"role": "assistant", "content": "x" * max_tokens},
+            "finish_reason": "length",
+        }
+        usage = {"prompt_tokens": len(text), "completion_tokens": max_tokens}
+        return web.json_response({"choices": [choice], "usage": usage})
+
+    return answer
+
+
+async def test_a_reply_gets_the_room_that_is_left_and_a_full_context_is_named() -> None:
+    async with chat_double(shout) as double:
+        double._answer = narrow(double)
+        with ChatClient(double.url, "double") as chat:
+            reply = await chat.complete([Message("user", "a" * 14)], Sampling(10))
+            assert (reply.content, reply.finish_reason) == ("x" * 6, "length")
+            assert chat.max_context == WINDOW, "the error has named it"
+            reply = await chat.complete([Message("user", "b" * 19)], Sampling(10))
+            assert reply.content == "x"
+            with pytest.raises(ContextFull, match="maximum context length is 20 tokens"):
+                await chat.complete([Message("user", "c" * 20)], Sampling(10))
+    assert [request["max_tokens"] for request in double.requests] == [10, 1, 6, 10, 1, 10, 1]
 
 
 async def test_many_requests_at_once_each_get_their_own_reply() -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.doubles.engine import NO_ROUTES
 from tests.doubles.versioned import VersionedEngine, versioned_engine
 
-from rollway.errors import EngineAway, EngineError, EngineLate
+from rollway.errors import ConfigError, EngineAway, EngineError, EngineLate
 from rollway.inference.engines.dialect import make_prompt
 from rollway.inference.engines.engine import ExpectedPolicy
 from rollway.inference.engines.link import EngineAccess
@@ -151,12 +151,48 @@ async def test_an_engine_that_cannot_tell_its_version_yet_is_asked_again(status:
 async def test_a_request_during_which_engines_keep_going_away_fails() -> None:
     async with versioned_engine() as engine, pool_of(engine) as pool:
         engine.hangs_up_on = lambda prompt: prompt == [13]
-        with pytest.raises(
-            EngineError, match="engines went away 5 times during this request"
-        ):
+        with pytest.raises(EngineError, match="this request was lost 5 times"):
             await ask(pool.pin(0), 13)
         await ask(pool.pin(0), 14)
     assert prompts(engine)[-1] == 14
+
+
+async def test_a_reply_that_was_cut_off_is_asked_for_again() -> None:
+    async with versioned_engine() as engine, pool_of(engine) as pool:
+        engine.aborts_next = 2
+        turn = await ask(pool.pin(0), 1)
+        assert turn.finish_reason == "stop"
+        assert prompts(engine) == [1, 1, 1]
+        engine.aborts_next = 99
+        with pytest.raises(EngineError, match=r"'abort'.*; this request was lost 5 times"):
+            await ask(pool.pin(0), 2)
+
+
+async def test_status_500_of_an_engine_that_is_ending_counts_as_away() -> None:
+    async with versioned_engine() as engine, pool_of(engine) as pool:
+        engine.is_failing = True
+        with pytest.raises(EngineError, match="HTTP 500: EngineCore") as caught:
+            await ask(pool.pin(0), 1)
+        assert not isinstance(caught.value, EngineAway), (
+            "it is healthy: the request is to blame"
+        )
+        engine.health_status = 503
+        turn = asyncio.create_task(ask(pool.pin(0), 2))
+        await engine.wait_until(lambda: prompts(engine).count(2) == 2)
+        engine.is_failing = False
+        await turn
+
+
+async def test_a_window_that_the_run_file_promises_and_the_engine_does_not_have() -> None:
+    async with versioned_engine(max_model_len=64) as engine:
+        access = EngineAccess(engine.url, 30.0)
+        config = PoolConfig(
+            engines=(access,), rules=NO_ROUTES, patience_s=1.0, max_context=65
+        )
+        with pytest.raises(ConfigError, match=r"max_context is 65, .* takes 64 tokens"):
+            await open_pool(config, ExpectedPolicy(), None, is_patient=False).__aenter__()
+        async with pool_of(engine) as pool:
+            assert pool.pin(0).max_context == 64
 
 
 async def test_at_the_start_every_engine_must_answer_and_serve_the_same_model() -> None:

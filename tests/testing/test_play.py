@@ -1,6 +1,7 @@
 """What `rollway.testing` does for authors of environments."""
 
 import asyncio
+import itertools
 import subprocess
 import sys
 import time
@@ -402,3 +403,56 @@ def test_it_needs_neither_torch_nor_a_running_event_loop() -> None:
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True
     )
     assert (result.stdout, result.stderr) == ("1.0\n", "")
+
+
+class Endless(Base):
+    """Talks on and on, and notes how much room is left."""
+
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        chat.info["left"] = [chat.tokens_left]
+        while True:
+            await chat.say("more")
+            chat.info["left"].append(chat.tokens_left)
+
+
+class PlainEndless(Base):
+    def rollout(self, task: rw.Task, chat: Any) -> None:
+        while chat.tokens_left > 40:
+            chat.say("more")
+
+
+class Wordy(Base):
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        await chat.say("word " * 100)
+
+
+async def test_a_full_context_ends_a_rollout_and_does_not_fail_it() -> None:
+    played = await testing.play(Endless(), TASK, loud, max_context=100)
+    left = played.rollout.info["left"]
+    assert played.stop == "context"
+    assert left[0] == 100
+    assert all(later < earlier for earlier, later in itertools.pairwise(left))
+    (row,) = played.rows
+    assert len(row.token_ids) == 100 - left[-1]
+    assert len(row.token_ids) <= 100
+
+
+async def test_the_last_reply_gets_what_is_left_of_the_context() -> None:
+    played = await testing.play(Endless(), TASK, lambda prompt: "x" * 500, max_context=100)
+    assert played.stop == "context"
+    assert played.rollout.num_turns == 1
+    assert len(played.rows[0].token_ids) == 100
+
+
+async def test_plain_code_can_stop_in_time() -> None:
+    played = await testing.play(PlainEndless(), TASK, loud, max_context=200)
+    assert played.stop == "stop"
+    assert played.rollout.num_turns > 1
+
+
+async def test_a_first_prompt_that_does_not_fit_fails_with_the_figures() -> None:
+    with pytest.raises(
+        testing.RolloutFailed,
+        match=r"env: the first prompt of task 't' has \d+ tokens, and .* 100",
+    ):
+        await testing.play(Wordy(), TASK, loud, max_context=100)

@@ -98,10 +98,11 @@ def _check_sizes(config: RunConfig) -> None:
                 f"{settings.max_in_flight}: the rollouts of one task could never run"
             )
     max_tokens, urls = config.sampling.max_tokens, engine.urls
-    if max_tokens >= engine.max_context:
+    max_context = engine.max_context if urls else engine.embedded_context
+    if max_context and max_tokens >= max_context:
         raise ConfigError(
             f"'sampling.max_tokens' = {max_tokens} leaves no room for a prompt in "
-            f"'engine.max_context' = {engine.max_context}"
+            f"'engine.max_context' = {max_context}"
         )
     if len(set(urls)) < len(urls):
         raise ConfigError(f"'engine.external.url' = {list(urls)!r} names an engine twice")

@@ -19,6 +19,8 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 FilterMode = Literal["monitor", "enforce"]
+DEFAULT_CONTEXT = 4096
+"""Tokens of a conversation with the embedded engine, unless the run file says otherwise."""
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True):
@@ -151,9 +153,10 @@ class ExternalEngineConfig(Section, frozen=True):
 class EngineConfig(Section, frozen=True):
     """The inference engine: the embedded one, unless `[engine.external]` names one that runs already."""
 
-    max_context: Count = 4096
-    """The largest number of tokens of a prompt and its reply together. The embedded engine never takes
-    more than the model's positions are made for."""
+    max_context: Count | None = None
+    """The largest number of tokens of a conversation: its prompt and its reply together. Without this
+    key an engine that runs already decides; the embedded engine takes 4096 tokens. It never takes more
+    than the model's positions are made for."""
     request_deadline_s: Positive = 120.0
     """A request that takes longer fails its rollout with boundary `engine`."""
     patience_s: Positive = 180.0
@@ -169,6 +172,10 @@ class EngineConfig(Section, frozen=True):
         """The engine that this run starts. Only valid without an `external` one."""
         assert self.external is None
         return self.embedded or EmbeddedEngineConfig()
+
+    @property
+    def embedded_context(self) -> int:
+        return self.max_context or DEFAULT_CONTEXT
 
     @property
     def urls(self) -> tuple[str, ...]:

@@ -12,6 +12,10 @@ StopReason = Callable[["Chat"], str]
 """Says why a chat must stop before its next turn: the name of a stop condition or limit, or ""."""
 
 
+CONTEXT_FULL = "context"
+"""The stop of a rollout whose next prompt does not fit the engine's context window."""
+
+
 class Stopped(Exception):
     """A stop condition or a limit ended the rollout; not an error. `name` says which."""
 
@@ -36,6 +40,10 @@ class Speaker(Protocol):
         self, messages: list[Message], tools: Sequence[dict[str, Any]]
     ) -> Reply:
         """Return the policy's reply to `messages`, and record the turn."""
+
+    @property
+    def tokens_left(self) -> int | None:
+        """How many tokens the conversation may still grow by, or None if the engine does not say."""
 
     def child(self) -> "Speaker":
         """Return a speaker for another conversation that is recorded in the same rollout."""
@@ -81,6 +89,13 @@ class Chat:
     def last_text(self) -> str:
         """The text of the policy's last reply, or "" before the first one."""
         return self.replies[-1].text if self.replies else ""
+
+    @property
+    def tokens_left(self) -> int | None:
+        """How many tokens new messages and replies may still have, before the engine's context window
+        is full. The prompt of a turn that does not fit ends the rollout, with stop `context`. None if
+        the engine does not tell its window."""
+        return self._speaker.tokens_left
 
     async def say(self, content: str) -> Reply:
         """Say something as the user and return the policy's reply: one turn."""

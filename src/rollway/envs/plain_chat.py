@@ -20,6 +20,7 @@ class ChatState(Struct, frozen=True):
     replies: tuple[Reply, ...]
     info: dict[str, Any]
     tools: tuple[str, ...]
+    tokens_left: int | None = None
 
 
 class PlainCall(Struct, frozen=True):
@@ -50,11 +51,12 @@ class PlainChat:
         self.replies = list(state.replies)
         self.info = state.info
         self.tools = state.tools
+        self.tokens_left = state.tokens_left
 
     @property
     def state(self) -> ChatState:
         messages, replies = tuple(self.messages), tuple(self.replies)
-        return ChatState(messages, replies, self.info, self.tools)
+        return ChatState(messages, replies, self.info, self.tools, self.tokens_left)
 
     @property
     def last_text(self) -> str:

@@ -97,7 +97,7 @@ def router_spec(evaluation: Evaluation) -> RouterSpec:
     engine = EngineConfig(
         embedded=None if url else embedded,
         external=external if url else None,
-        max_context=runtime.max_context,
+        max_context=None if url else runtime.max_context,
         request_deadline_s=runtime.rollout_deadline_s,
         routes=False,
     )

@@ -63,8 +63,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("num_turns/max", "turns", "largest number of turns of a rollout"),
         Metric("truncated", "fraction", "rollouts whose last turn reached its token limit"),
         Metric("stop/{condition}", "fraction", "rollouts by what ended them: the name of a stop "
-               "condition, `max_turns`, `max_rollout_tokens`, or how the last turn ended (`stop`, "
-               "`length`)"),
+               "condition, `max_turns`, `max_rollout_tokens`, `context` if the next prompt did not fit "
+               "the engine's window, or how the last turn ended (`stop`, `length`)"),
         Metric("scored/rollouts", "rollouts", "rollouts scored for this step, trained on or not"),
         Metric("scored/tokens", "tokens", "tokens sampled in these rollouts"),
     ),

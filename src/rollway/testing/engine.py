@@ -33,8 +33,11 @@ def routes_of(ids: list[int]) -> Routes:
 class ScriptedEngine:
     """Remembers the prompts and replies of all requests, and the `errors` that the script raised."""
 
-    def __init__(self, answer: Answer, tokenizer: Tokenizer, latency_s: float) -> None:
+    def __init__(
+        self, answer: Answer, tokenizer: Tokenizer, latency_s: float, max_context: int | None
+    ) -> None:
         self._tokenizer = tokenizer
+        self._max_context = max_context
         self._latency_s = latency_s
         self._changed = asyncio.Condition()
         self.answer = answer
@@ -51,7 +54,8 @@ class ScriptedEngine:
             await self._changed.wait_for(lambda: self.num_running == count)
 
     async def models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "scripted"}]})
+        model = {"id": "scripted", "max_model_len": self._max_context}
+        return web.json_response({"object": "list", "data": [model]})
 
     async def completions(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -95,12 +99,16 @@ def _choice(body: dict[str, Any], reply: ScriptedReply) -> dict[str, Any]:
 
 @asynccontextmanager
 async def scripted_engine(
-    answer: Answer, *, latency_s: float = 0.0, folder: Path | None = None
+    answer: Answer,
+    *,
+    latency_s: float = 0.0,
+    folder: Path | None = None,
+    max_context: int | None = None,
 ) -> AsyncIterator[ScriptedEngine]:
     """Serve a scripted engine on a free port of this host. `folder` holds the tokenizer of the model
-    that the engine stands for; by default `model_folder()`."""
+    that the engine stands for; by default `model_folder()`. `max_context` is its context window."""
     tokenizer = Tokenizer(str(folder or model_folder()))
-    engine = ScriptedEngine(answer, tokenizer, latency_s)
+    engine = ScriptedEngine(answer, tokenizer, latency_s, max_context)
     app = web.Application(client_max_size=1 << 30)
     app.router.add_get("/v1/models", engine.models)
     app.router.add_post("/v1/completions", engine.completions)

@@ -223,11 +223,21 @@ def _played_row(row: Row) -> PlayedRow:
 
 
 async def play(
-    env: Environment, task: Task, answer: Answer, *, max_tokens: int = 1024, **limits: float
+    env: Environment,
+    task: Task,
+    answer: Answer,
+    *,
+    max_tokens: int = 1024,
+    max_context: int | None = None,
+    **limits: float,
 ) -> Played:
-    """Play one rollout of `task` with a policy that answers by script. Raises RolloutFailed with the
-    failure's `boundary` and `traceback`, or what the script itself raised."""
-    return (await play_group(env, task, [answer], max_tokens=max_tokens, **limits))[0]
+    """Play one rollout of `task` with a policy that answers by script, in a context window of
+    `max_context` tokens. Raises RolloutFailed with the failure's `boundary` and `traceback`, or what the
+    script itself raised."""
+    (played,) = await play_group(
+        env, task, [answer], max_tokens=max_tokens, max_context=max_context, **limits
+    )
+    return played
 
 
 async def play_group(
@@ -236,6 +246,7 @@ async def play_group(
     answers: Sequence[Answer],
     *,
     max_tokens: int = 1024,
+    max_context: int | None = None,
     **limits: float,
 ) -> list[Played]:
     """Play a rollout of `task` for each answer, all at the same time, and score them as a group."""
@@ -243,7 +254,8 @@ async def play_group(
     engines: list[Engine] = []
     async with AsyncExitStack() as stack:
         for answer in answers:
-            scripted.append(await stack.enter_async_context(scripted_engine(answer)))
+            serving = scripted_engine(answer, max_context=max_context)
+            scripted.append(await stack.enter_async_context(serving))
             access = EngineAccess(scripted[-1].url, ENGINE_DEADLINE_S)
             opening = open_engine(access, ReplyRules(wants_routes=True))
             engines.append(await stack.enter_async_context(opening))

@@ -25,7 +25,7 @@ def warmup_spec(config: RunConfig) -> WarmupSpec | None:
         warmup=config.warmup,
         model=config.model,
         env=config.env[0],
-        max_context=config.engine.max_context,
+        max_context=config.engine.embedded_context,
         seed=config.seed,
         watch=watch_spec(config.watch),
     )

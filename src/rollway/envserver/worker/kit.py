@@ -131,6 +131,7 @@ async def open_speakers(
         ),
         rules=prepared.rules,
         patience_s=engine.patience_s,
+        max_context=engine.max_context if engine.external else None,
     )
     async with rendering, reading:
         with LongReplies(reading) as replies:

@@ -37,6 +37,8 @@ class LiveRollout:
         """How the last turn ended."""
         self.stopped_by = ""
         """The stop condition or limit that ended the rollout, if one did."""
+        self.overrun = ""
+        """How long the prompt was that did not fit the context window, if one did not."""
         self.cancel_reason: str | None = None
         self.asyncio_task: asyncio.Task[None] | None = None
         """The task that `cancel` cancels. None before the rollout has begun and after it has ended."""

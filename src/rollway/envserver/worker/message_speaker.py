@@ -4,7 +4,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ...envs.chat import CONTEXT_FULL, Stopped
 from ...envs.rollout import Reply
+from ...errors import ContextFull
 from ...inference.chat.client import ChatClient
 from ...inference.engines.engine import ExpectedPolicy
 from ...records.task import Message
@@ -18,6 +20,8 @@ class MessageSpeaker:
         self._client = client
         self._version = version
         self._live = live
+        self._num_used = 0
+        """The tokens of the conversation up to the last reply, as the endpoint counts them."""
 
     def child(self) -> "MessageSpeaker":
         return MessageSpeaker(self._client, self._version, self._live)
@@ -25,13 +29,23 @@ class MessageSpeaker:
     def aside(self) -> "MessageSpeaker":
         return MessageSpeaker(self._client, self._version, LiveRollout(self._live.run))
 
+    @property
+    def tokens_left(self) -> int | None:
+        window = self._client.max_context
+        return max(0, window - self._num_used) if window else None
+
     async def generate(
         self, messages: list[Message], tools: Sequence[dict[str, Any]]
     ) -> Reply:
         live = self._live
         start_s = time.monotonic()
-        with live.within("engine"):
-            answer = await self._client.complete(messages, live.run.sampling, tools)
+        try:
+            with live.within("engine"):
+                answer = await self._client.complete(messages, live.run.sampling, tools)
+        except ContextFull as error:
+            live.overrun = f"too many tokens ({error})"
+            raise Stopped(CONTEXT_FULL) from None
+        self._num_used = answer.num_prompt_tokens + answer.num_completion_tokens
         reply = Reply(
             text=answer.content,
             reasoning=answer.reasoning_content,

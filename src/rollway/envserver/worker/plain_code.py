@@ -85,4 +85,5 @@ class _ChatHost:
 
 def _state_of(chat: Chat) -> ChatState:
     names = tuple(type(toolset).__name__ for toolset in chat.tools)
-    return ChatState(tuple(chat.messages), tuple(chat.replies), chat.info, names)
+    messages, replies = tuple(chat.messages), tuple(chat.replies)
+    return ChatState(messages, replies, chat.info, names, chat.tokens_left)

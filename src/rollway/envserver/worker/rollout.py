@@ -95,6 +95,8 @@ async def _converse(
         if deadline.expired() or isinstance(error, LaneTimeout):
             return too_late(task, error, limit_s)
         return failed(task, error, "env")
+    if not live.num_turns and live.overrun:
+        return Failed("env", f"the first prompt of task '{task.id}' has {live.overrun}")
     if not live.num_turns:
         return Failed("env", f"rollout() of task '{task.id}' never spoke to the policy")
     return chat

@@ -5,14 +5,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
+from ...envs.chat import CONTEXT_FULL, Stopped
 from ...envs.rollout import Reply
 from ...inference.engines.dialect import EMPTY_PROMPT, make_prompt
 from ...inference.engines.engine import Completer
 from ...inference.engines.pool import EnginePool
 from ...inference.rendering.rendering import Renderer
 from ...records.task import Message
-from ...records.turn import Ints, Turn
+from ...records.turn import Ints, Sampling, Turn
 from .live_rollout import LiveRollout
 
 Tools = Sequence[dict[str, Any]]
@@ -39,11 +41,12 @@ class TokenSpeaker:
     async def generate(self, messages: list[Message], tools: Tools) -> Reply:
         live = self._live
         ids = await self._prompt_ids(messages, tools)
+        sampling = self._fit(len(ids))
         prompt = self._last_prompt = make_prompt(ids, self._last_prompt)
         start_s = time.monotonic()
         with live.trace.place_for(ids) as place, live.within("engine"):
             turn = await self._engine.complete(
-                prompt, live.run.sampling, self._renderer.stop_ids, place.routes_start
+                prompt, sampling, self._renderer.stop_ids, place.routes_start
             )
             live.trace.add(turn, place)
         live.versions += [int(turn.versions.min()), int(turn.versions.max())]
@@ -52,6 +55,25 @@ class TokenSpeaker:
         self._last_turn = turn
         self._history = [*messages, reply.message]
         return reply
+
+    @property
+    def tokens_left(self) -> int | None:
+        window, last = self._engine.max_context, self._last_turn
+        if not window:
+            return None
+        num_used = len(last.prompt_ids) + len(last.completion_ids) if last else 0
+        return max(0, window - num_used)
+
+    def _fit(self, num_prompt: int) -> Sampling:
+        """Return how to sample a reply that fits the context window. Raise Stopped if not even one token
+        fits: a full context ends a rollout and does not fail it."""
+        sampling, window = self._live.run.sampling, self._engine.max_context
+        if not window:
+            return sampling
+        if num_prompt >= window:
+            self._live.overrun = f"{num_prompt} tokens, and the engine takes {window}"
+            raise Stopped(CONTEXT_FULL)
+        return replace(sampling, max_tokens=min(sampling.max_tokens, window - num_prompt))
 
     async def _parse(self, turn: Turn, tools: Tools) -> Reply:
         parsed = await self._renderer.parse(turn.completion_ids.tolist(), tools)

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
 
-from ...errors import UNREADABLE, EngineError
+from ...errors import UNREADABLE, ContextFull, EngineError
 from ...records.task import CalledFunction, Message, ToolCall
 from ...records.turn import Sampling
 from ..http import endpoint
@@ -18,9 +19,13 @@ from ..http.framing import HttpError, ReplyHead
 
 PATH = "/chat/completions"
 CHECK_DEADLINE_S = 30.0
+REFUSED_PARAM_STATUSES = (400, 422)
 ToolSpecs = Sequence[Mapping[str, Any]]
 DEFAULTS = {"temperature": 1.0, "top_p": 1.0}
 """The values that endpoints use for missing parameters, so that these values may be left out."""
+NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Parameters that servers of open models take from the model's folder if they are missing. These values
+switch them off. An endpoint that does not know them refuses them, and gets none then."""
 
 
 class ChatReply(Struct, frozen=True):
@@ -42,6 +47,9 @@ class _Request(Struct, frozen=True):
     max_completion_tokens: int | UnsetType = UNSET
     temperature: float | UnsetType = UNSET
     top_p: float | UnsetType = UNSET
+    top_k: int | UnsetType = UNSET
+    min_p: float | UnsetType = UNSET
+    repetition_penalty: float | UnsetType = UNSET
 
 
 class _Function(Struct, frozen=True):
@@ -96,6 +104,8 @@ class ChatClient:
         self.model = model
         self._deadline_s = deadline_s
         self._refused: set[str] = set()
+        self.max_context = 0
+        """The endpoint's context window, or 0 as long as it is not known."""
         try:
             self._http = HttpClient(self.url, endpoint.request_headers(key))
         except HttpError as error:
@@ -113,12 +123,30 @@ class ChatClient:
             reason = str(error) or "it did not answer in time"
             raise EngineError(f"no endpoint at {self.url}: {reason}") from None
         if models is not None:
-            self.model = endpoint.pick_model(models, self.model, self.url).id
+            served = endpoint.pick_model(models, self.model, self.url)
+            self.model, self.max_context = served.id, served.max_model_len or 0
 
     async def complete(
         self, messages: Sequence[Message], sampling: Sampling, tools: ToolSpecs = ()
     ) -> ChatReply:
-        """Draw one reply, or raise EngineError. A busy endpoint is asked again until the deadline."""
+        """Draw one reply, or raise EngineError. Raise ContextFull if the messages leave no room for a
+        reply. If the room is smaller than `max_tokens`, the reply gets all of it."""
+        try:
+            return await self._draw(messages, sampling, tools)
+        except ContextFull:
+            if sampling.max_tokens == 1:
+                raise
+        # only the endpoint can count the tokens of the messages, and a short reply makes it do so
+        short = await self._draw(messages, replace(sampling, max_tokens=1), tools)
+        room = self.max_context - short.num_prompt_tokens
+        if not short.num_prompt_tokens or room <= 1:
+            return short
+        return await self._draw(messages, replace(sampling, max_tokens=room), tools)
+
+    async def _draw(
+        self, messages: Sequence[Message], sampling: Sampling, tools: ToolSpecs
+    ) -> ChatReply:
+        """Draw a reply. A busy endpoint is asked again until the deadline."""
         refusal = ""
         try:
             async with asyncio.timeout(self._deadline_s) as deadline:
@@ -131,6 +159,7 @@ class ChatClient:
                     refusal = endpoint.describe_error(head.status, body)
                     if self._learn_param(head.status, body, request):
                         continue
+                    self._check_context(head.status, body, refusal)
                     if head.status not in endpoint.RETRY_STATUSES:
                         raise self._error(refusal)
                     num_refused += 1
@@ -151,6 +180,7 @@ class ChatClient:
         """Build a request with all sampling parameters, so that no default of the model applies. Those
         that this endpoint refused before are left out."""
         params = {name: getattr(sampling, name) for name in ("max_tokens", *DEFAULTS)}
+        params |= NEUTRAL
         for name in self._refused:
             value = params.pop(name)
             if name == "max_tokens":
@@ -161,14 +191,24 @@ class ChatClient:
         """Note a parameter that the endpoint refuses, if the request means the same without it, and
         return whether another try is worth it. `max_tokens` has a newer name, and a parameter that has
         its default value can be left out."""
-        name = endpoint.parse_error(body).param
-        if status != 400 or name not in ("max_tokens", *DEFAULTS):
+        error = endpoint.parse_error(body)
+        if status not in REFUSED_PARAM_STATUSES or endpoint.is_context_error(status, error):
             return False
-        sent = getattr(request, name)
-        if sent is UNSET or sent != DEFAULTS.get(name, sent):
+        sent = {name: getattr(request, name) for name in ("max_tokens", *DEFAULTS, *NEUTRAL)}
+        unknown = {name for name in NEUTRAL if name in f"{error.param} {error.message}"}
+        refused = {
+            name for name in (*unknown, error.param) if sent.get(name, UNSET) is not UNSET
+        }
+        if any(sent[name] != DEFAULTS.get(name, sent[name]) for name in refused):
             return False
-        self._refused.add(name)
-        return True
+        self._refused |= refused
+        return bool(refused)
+
+    def _check_context(self, status: int, body: bytearray, refusal: str) -> None:
+        error = endpoint.parse_error(body)
+        if endpoint.is_context_error(status, error):
+            self.max_context = self.max_context or endpoint.window_in(error)
+            raise ContextFull(f"{self.url}{PATH}: {refusal}", status=status)
 
     async def _pause(
         self, head: ReplyHead, num_refused: int, refusal: str, until_s: float | None

@@ -27,6 +27,12 @@ class DecoderAnswer(Struct, frozen=True):
     content_type: str = "application/json"
 
 
+class DecoderFacts(Struct, frozen=True):
+    """What the front tells clients about the model. The first answer of the decoder holds it."""
+
+    max_context: int
+
+
 def model_name(spec: EngineSpec) -> str:
     """Return the name under which the embedded engine serves its model."""
     return hub_name_of(spec.model.path) or Path(spec.model.path).name

@@ -22,7 +22,7 @@ from ..engines.vllm import CompletionRequest
 from ..rendering.tokenizer import Tokenizer
 from ..replies.columns import SAFETENSORS, encode_reply
 from . import requests
-from .calls import DecoderAnswer, DecoderCall, model_name
+from .calls import DecoderAnswer, DecoderCall, DecoderFacts, model_name
 from .requests import BadRequest, ChatRequest, Json
 from .scheduler import GenerationRequest, Scheduler, TokenSequence
 from .slots import open_slots
@@ -46,8 +46,9 @@ class Decoder:
         config = self._model.config.get_text_config()
         self._vocab_size = config.vocab_size
         shape = parse_shape(config.to_dict())
-        limits = spec.engine.max_context, shape.max_context
+        limits = spec.engine.embedded_context, shape.max_context
         self._max_context = min(filter(None, limits))
+        self.facts = DecoderFacts(self._max_context)
         self._tokenizer = Tokenizer(spec.model.path)
         slots = open_slots(self._model, local.max_batch, self._max_context)
         self.scheduler = Scheduler(slots, spec.seed)
@@ -212,7 +213,8 @@ def serve_decoder(name: str, sock: socket.socket) -> None:
     except RollwayError as error:
         pipe.send(msgpack.encode(DecoderAnswer(0, 500, str(error).encode())))
         return
-    pipe.send(msgpack.encode(DecoderAnswer(0, 200, b"")))
+    facts = msgspec.json.encode(decoder.facts)
+    pipe.send(msgpack.encode(DecoderAnswer(0, 200, facts)))
     calls = msgpack.Decoder(DecoderCall)
     while True:
         while pipe.ready(0 if decoder.scheduler.has_work else None):

@@ -18,7 +18,7 @@ from ...loop.processes import child
 from ...loop.processes.part import Parent, run_part, unchanged
 from ...loop.processes.port import bind_port, serve_app
 from ...wire.pipe import AsyncPipe
-from .calls import DecoderAnswer, DecoderCall, model_name
+from .calls import DecoderAnswer, DecoderCall, DecoderFacts, model_name
 
 DECODER = "rollway.inference.embedded.decoder:serve_decoder"
 MAX_BODY_BYTES = 64 << 20
@@ -41,8 +41,9 @@ GONE = DecoderAnswer(0, 503, b"the decoder process has ended", "text/plain")
 class DecoderClient:
     """Sends calls to the decoder and hands its answers to the callers."""
 
-    def __init__(self, pipe: AsyncPipe) -> None:
+    def __init__(self, pipe: AsyncPipe, facts: DecoderFacts) -> None:
         self._pipe = pipe
+        self.facts = facts
         self.waiting: dict[int, asyncio.Future[DecoderAnswer]] = {}
         self._ids = itertools.count(1)
 
@@ -119,7 +120,8 @@ class EngineFront:
         return web.Response()
 
     async def _models(self, request: web.Request) -> web.Response:
-        model = {"id": self._model, "object": "model"}
+        window = self._decoder.facts.max_context
+        model = {"id": self._model, "object": "model", "max_model_len": window}
         return web.json_response({"object": "list", "data": [model]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
@@ -153,7 +155,8 @@ async def _start_decoder(spec: EngineSpec) -> AsyncIterator[DecoderClient]:
         ready = msgpack.decode(first, type=DecoderAnswer)
         if ready.status != 200:
             raise ModelError(ready.body.decode())
-        yield DecoderClient(process.pipe)
+        facts = msgspec.json.decode(ready.body, type=DecoderFacts)
+        yield DecoderClient(process.pipe, facts)
 
 
 def _open_socket(spec: EngineSpec) -> socket.socket:

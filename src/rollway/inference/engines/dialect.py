@@ -66,8 +66,10 @@ class Dialect(Protocol):
         sampling: Sampling,
         stop_ids: list[int],
         start: int | None,
+        salt: str = "",
     ) -> bytes:
-        """Return the body of a request. It asks for routes from position `start`, or for none."""
+        """Return the body of a request. It asks for routes from position `start`, or for none. Requests
+        with different salts share no cached prefix."""
 
     def unneeded_chars(self, key: bytes, bulk: BulkString, wanted: WantedRoutes) -> int:
         """Return how many characters at the start of a bulk hold only positions that are not wanted."""

@@ -11,7 +11,7 @@ from ...loop.lanes.lanes import thread_to_the_end
 from ...records.turn import Routes, Sampling, Turn
 from ..http.client import HttpReply
 from ..http.connection import Connection
-from ..http.endpoint import describe_error
+from ..http.endpoint import ServedModel, describe_error
 from ..replies.body import BodyBuffer, BodyBuffers, BodyCutter
 from ..replies.checks import ReplyRules
 from ..replies.columns import SAFETENSORS, ReplyColumns, decode_reply
@@ -36,6 +36,11 @@ class Completer(Protocol):
         self, prompt: Prompt, sampling: Sampling, stop_ids: list[int], routes_start: int
     ) -> Turn: ...
 
+    @property
+    def max_context(self) -> int:
+        """The most tokens that a prompt and its reply may have together; 0 if that is not known."""
+        ...
+
 
 class ExpectedPolicy:
     """The policy version that all engines of one worker are expected to sample from."""
@@ -49,12 +54,13 @@ class Engine:
     expected version, unless the reply reports the version of each token."""
 
     def __init__(
-        self, link: EngineLink, model: str, dialect: Dialect, buffers: BodyBuffers,
+        self, link: EngineLink, served: ServedModel, dialect: Dialect, buffers: BodyBuffers,
         long_replies: LongReplies | None, rules: ReplyRules,
     ) -> None:  # fmt: skip
         self._link = link
         self.url = link.url
-        self.model = model
+        self.model = served.id
+        self.max_context = served.max_model_len or 0
         self._dialect = dialect
         self._rules = rules
         self._routes = rules.wants_routes
@@ -70,7 +76,8 @@ class Engine:
         start = routes_start if self._routes else None
         wanted = WantedRoutes(routes_start, len(prompt), sampling.max_tokens)
         version, dialect, check = self.policy.version, self._dialect, self._check_connection
-        body = dialect.encode_request(self.model, prompt, sampling, stop_ids, start)
+        salt = str(version) if self._rules.knows_versions else ""
+        body = dialect.encode_request(self.model, prompt, sampling, stop_ids, start, salt)
         async with (
             self._link.request("POST", dialect.path, body, ACCEPT, check=check) as reply,
             self._buffers.borrow_for(reply) as buffer,
@@ -165,4 +172,4 @@ async def open_engine(
     with open_link(access) as link:
         served = await link.fetch_model()
         dialect = pick_dialect(served, rules.shape)
-        yield Engine(link, served.id, dialect, BodyBuffers(), long_replies, rules)
+        yield Engine(link, served, dialect, BodyBuffers(), long_replies, rules)

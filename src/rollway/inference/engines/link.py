@@ -17,6 +17,9 @@ from .dialect import Dialect, EngineCall
 from .sglang import Sglang
 from .vllm import Vllm
 
+INTERNAL_ERROR = 500
+HEALTH_PATH = "/health"
+
 
 class EngineAccess(Struct, frozen=True):
     """The address of an engine, and how to use it. An empty `model` means the first that it serves."""
@@ -48,7 +51,7 @@ class EngineLink:
                 self._http.request(method, path, body, accept, check) as reply,
             ):
                 if reply.head.status != 200:
-                    raise await _refusal(url, reply)
+                    raise await self._refusal(url, reply)
                 yield reply
         except TimeoutError:
             raise EngineLate(f"{url} did not answer within {limit_s:g} s") from None
@@ -57,6 +60,24 @@ class EngineLink:
             raise EngineAway(f"{url}: {error}", request_was_sent=was_sent) from None
         except HttpError as error:
             raise EngineError(f"{url}: {error}") from None
+
+    async def _refusal(self, url: str, reply: HttpReply) -> EngineError:
+        """Return the error that a reply stands for. An engine that is ending answers requests in flight
+        with status 500, like one that cannot handle a request. Only its health tells the two apart."""
+        status, body = reply.head.status, await read_all(reply)
+        message = f"{url}: {endpoint.describe_error(status, body)}"
+        is_away = status in endpoint.AWAY_STATUSES
+        if is_away or (status == INTERNAL_ERROR and not await self._is_healthy()):
+            return EngineAway(message, status=status, request_was_sent=True)
+        return EngineError(message, status=status)
+
+    async def _is_healthy(self) -> bool:
+        try:
+            async with self._http.request("GET", HEALTH_PATH) as reply:
+                await read_all(reply)
+                return reply.head.status < INTERNAL_ERROR
+        except HttpError:
+            return False
 
     async def fetch(
         self, method: str, call: EngineCall, deadline_s: float | None = None
@@ -85,14 +106,6 @@ class EngineLink:
         except (HttpError, *UNREADABLE) as error:
             raise EngineError(f"{problem}: {error}") from None
         return endpoint.pick_model(models or (), self._access.model, self.url)
-
-
-async def _refusal(url: str, reply: HttpReply) -> EngineError:
-    status, body = reply.head.status, await read_all(reply)
-    message = f"{url}: {endpoint.describe_error(status, body)}"
-    if status in endpoint.AWAY_STATUSES:
-        return EngineAway(message, status=status, request_was_sent=True)
-    return EngineError(message, status=status)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from contextlib import ExitStack, asynccontextmanager
 
 from msgspec import Struct
 
-from ...errors import EngineAway, EngineError, EngineLate
+from ...errors import ConfigError, EngineAway, EngineError, EngineLate, ReplyAborted
 from ...records.turn import Sampling, Turn
 from ..http.endpoint import ServedModel
 from ..replies.body import BodyBuffers
@@ -21,7 +21,8 @@ FIRST_REST_S, LONGEST_REST_S = 0.25, 2.0
 """How long an engine that went away is left alone. Each time in a row doubles the pause, up to the
 second number."""
 MAX_LOST = 5
-"""A request during which engines went away this many times may be the cause, so it fails."""
+"""A request that was lost this many times, because the engine went away or aborted it, fails: it may be
+the cause."""
 
 
 class _Member:
@@ -45,11 +46,17 @@ class EnginePool:
     """The engines of a worker. All are expected to sample from the same `policy`."""
 
     def __init__(
-        self, engines: Sequence[Engine], policy: ExpectedPolicy, patience_s: float
+        self,
+        engines: Sequence[Engine],
+        policy: ExpectedPolicy,
+        patience_s: float,
+        max_context: int | None = None,
     ) -> None:
         self._members = [_Member(engine) for engine in engines]
         self.policy = policy
         self.patience_s = patience_s
+        windows = [max_context or 0, *(engine.max_context for engine in engines)]
+        self.max_context = min(filter(None, windows), default=0)
         for engine in engines:
             engine.policy = policy
 
@@ -75,6 +82,10 @@ class PinnedEngine:
         self._pool = pool
         self._index = index
 
+    @property
+    def max_context(self) -> int:
+        return self._pool.max_context
+
     async def complete(
         self, prompt: Prompt, sampling: Sampling, stop_ids: list[int], routes_start: int
     ) -> Turn:
@@ -85,16 +96,14 @@ class PinnedEngine:
             self._index, member = await self._pool.wait_for_member(self._index)
             try:
                 turn = await member.engine.complete(prompt, sampling, stop_ids, routes_start)
-            except EngineAway as error:
+            except (EngineAway, ReplyAborted) as error:
                 member.note_loss()
                 since_s = since_s or time.monotonic()
-                if error.request_was_sent:
+                if isinstance(error, ReplyAborted) or error.request_was_sent:
                     num_lost += 1
                 waited_s = time.monotonic() - since_s
                 if num_lost >= MAX_LOST:
-                    message = (
-                        f"{error}; engines went away {num_lost} times during this request"
-                    )
+                    message = f"{error}; this request was lost {num_lost} times"
                     raise EngineError(message) from None
                 if waited_s >= self._pool.patience_s:
                     raise _waited_too_long(error, waited_s) from None
@@ -112,6 +121,8 @@ class PoolConfig(Struct, frozen=True, kw_only=True):
     rules: ReplyRules
     patience_s: float
     """How long a request waits for an engine that answers."""
+    max_context: int | None = None
+    """The most tokens of a conversation, if that is less than the engines take."""
 
 
 @asynccontextmanager
@@ -131,13 +142,15 @@ async def open_pool(
         else:
             models = [(link.url, await link.fetch_model()) for link in links]
             check_same_model(models)
+            for url, listed in models:
+                check_window(url, listed, config.max_context)
             served = models[0][1]
         dialect, buffers = pick_dialect(served, config.rules.shape), BodyBuffers()
         engines = [
-            Engine(link, served.id, dialect, buffers, long_replies, config.rules)
+            Engine(link, served, dialect, buffers, long_replies, config.rules)
             for link in links
         ]
-        yield EnginePool(engines, policy, config.patience_s)
+        yield EnginePool(engines, policy, config.patience_s, config.max_context)
 
 
 async def _wait_for_first(links: Sequence[EngineLink], patience_s: float) -> ServedModel:
@@ -150,6 +163,17 @@ async def _wait_for_first(links: Sequence[EngineLink], patience_s: float) -> Ser
                 if time.monotonic() >= until_s:
                     raise _waited_too_long(error, patience_s) from None
         await asyncio.sleep(LONGEST_REST_S)
+
+
+def check_window(url: str, served: ServedModel, max_context: int | None) -> None:
+    """Raise ConfigError if the run file promises longer conversations than an engine takes."""
+    window = served.max_model_len
+    if max_context and window and max_context > window:
+        raise ConfigError(
+            f"engine.max_context is {max_context}, but the engine at {url} takes {window} tokens: lower "
+            "the key, or start the engine with a larger window (vLLM: --max-model-len, SGLang: "
+            "--context-length)"
+        )
 
 
 def check_same_model(engines: Sequence[tuple[str, ServedModel]]) -> None:

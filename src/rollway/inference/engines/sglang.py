@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ...errors import UNREADABLE, EngineError
+from ...errors import UNREADABLE, EngineError, ReplyAborted
 from ...model.shape import ModelShape
 from ...records.turn import Routes, Sampling
 from ..http.framing import Bytes
@@ -81,6 +81,7 @@ class Sglang:
         sampling: Sampling,
         stop_ids: list[int],
         start: int | None,
+        salt: str = "",
     ) -> bytes:
         request = _Request(
             input_ids=msgspec.Raw(b"[" + prompt.text + b"]"),
@@ -107,7 +108,7 @@ class Sglang:
         finish = meta.finish_reason or _Finish("abort")
         if finish.type == "abort":
             reason = finish.message or "it gave no reason"
-            raise EngineError(f"the engine aborted the request: {reason}")
+            raise ReplyAborted(f"the engine aborted the request: {reason}")
         drawn = meta.output_token_logprobs
         if drawn is None:
             raise EngineError("the engine's reply has no output_token_logprobs")

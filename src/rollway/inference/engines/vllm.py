@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ...config.sections import Count, Natural, NonNegative
 from ...errors import UNREADABLE, EngineError
@@ -40,10 +40,11 @@ class CompletionRequest(Struct, frozen=True):
     repetition_penalty: float = 1.0
     logprobs: Natural | None = None
     return_token_ids: bool = False
-    routed_experts_prompt_start: Natural | None = None
+    routed_experts_prompt_start: Natural = 0
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     seed: Natural | None = None
+    cache_salt: Annotated[str, Meta(min_length=1)] | UnsetType = UNSET
 
 
 class _Request(CompletionRequest, frozen=True):
@@ -87,6 +88,7 @@ class Vllm:
         sampling: Sampling,
         stop_ids: list[int],
         start: int | None,
+        salt: str = "",
     ) -> bytes:
         request = _Request(
             model=model,
@@ -96,8 +98,10 @@ class Vllm:
             top_p=sampling.top_p,
             logprobs=0,
             return_token_ids=True,
-            routed_experts_prompt_start=start,
+            # without a start all routes are unwanted, and vLLM can leave out those of the prompt
+            routed_experts_prompt_start=len(prompt) if start is None else start,
             stop_token_ids=stop_ids,
+            cache_salt=salt or UNSET,
         )
         return msgspec.json.encode(request)
 

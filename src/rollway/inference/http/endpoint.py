@@ -1,5 +1,6 @@
 """Shared by the clients of engines and of chat endpoints: keys, lists of models, small replies."""
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -16,6 +17,12 @@ MAX_BODY_BYTES = 8 << 20
 """The largest body that `read_all` accepts."""
 MAX_LISTED_MODELS = 10
 """How many models an error message lists."""
+TOO_LARGE_STATUSES = (400, 413, 422)
+TOO_LONG_CODE = "context_length_exceeded"
+TOO_LONG_WORDS = re.compile(
+    r"context (length|window|size)|prompt is too long|too many (input )?tokens|max_model_len",
+    re.IGNORECASE,
+)
 NO_LIST_STATUSES = (404, 405, 501)
 """The answers of an endpoint that does not list its models."""
 
@@ -23,6 +30,12 @@ NO_LIST_STATUSES = (404, 405, 501)
 class ServedModel(Struct, frozen=True):
     id: str
     owned_by: str | None = None
+    max_model_len: int | None = None
+    """The context window: tokens of a prompt and its reply together."""
+    root: str | None = None
+    """What the server was told to serve: a folder, or a name on the hub."""
+    parent: str | None = None
+    """The model that this one is an adapter of."""
 
 
 class _Models(Struct, frozen=True):
@@ -32,6 +45,7 @@ class _Models(Struct, frozen=True):
 class ErrorDetail(Struct, frozen=True):
     message: str | None = None
     param: Any = None
+    code: Any = None
 
 
 class _ErrorReply(Struct, frozen=True):
@@ -43,6 +57,20 @@ def parse_error(body: Bytes) -> ErrorDetail:
         return msgspec.json.decode(body, type=_ErrorReply).error
     except UNREADABLE:
         return ErrorDetail()
+
+
+def is_context_error(status: int, error: ErrorDetail) -> bool:
+    """Return whether a request was refused because its prompt and reply do not fit the context window.
+    Endpoints have no common sign for that, but much the same words."""
+    if status not in TOO_LARGE_STATUSES:
+        return False
+    return error.code == TOO_LONG_CODE or bool(TOO_LONG_WORDS.search(error.message or ""))
+
+
+def window_in(error: ErrorDetail) -> int:
+    """Return the context window that the text of an error names; 0 if it names none."""
+    found = re.search(r"context (?:length|window)\D{0,20}(\d+)", error.message or "")
+    return int(found[1]) if found else 0
 
 
 def describe_error(status: int, body: Bytes) -> str:

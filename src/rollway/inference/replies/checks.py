@@ -5,7 +5,7 @@ import random
 
 from msgspec import Struct
 
-from ...errors import EngineError
+from ...errors import EngineError, ReplyAborted
 from ...model.shape import ModelShape
 from ...records.turn import MINUS_INFINITY, Routes
 from .columns import ReplyColumns
@@ -33,7 +33,7 @@ class ReplyRules(Struct, frozen=True):
         """Raise EngineError for tokens that the policy cannot have drawn. `version` is the newest that
         this worker knows of."""
         if drawn.finish_reason not in FINISH_REASONS:
-            raise EngineError(
+            raise ReplyAborted(
                 f"the engine ended its reply with finish_reason '{drawn.finish_reason}', not with "
                 f"{' or '.join(FINISH_REASONS)}: it is not whole"
             )

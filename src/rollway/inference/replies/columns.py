@@ -7,7 +7,7 @@ import safetensors.numpy
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from ...errors import EngineError, PayloadError
+from ...errors import EngineError, PayloadError, ReplyAborted
 from ...payload.blob import parse
 from ...records.turn import Floats, Ints, Routes
 from .body import BodyBuffer
@@ -35,7 +35,7 @@ def make_columns(
             f"the engine's reply has no {missing}; it must honour return_token_ids"
         )
     if not token_ids:
-        raise EngineError("the engine's reply has no tokens")
+        raise ReplyAborted("the engine's reply has no tokens")
     for name, column in (("logprobs", logprobs), ("versions", versions)):
         if column is not None and len(column) != len(token_ids):
             counts = f"{len(token_ids)} tokens and {len(column)} {name}"

@@ -10,7 +10,7 @@ from typing import IO
 
 import numpy as np
 
-from ...errors import EngineError, LaneError, LaneRaised
+from ...errors import EngineError, LaneError, LaneRaised, ReplyAborted
 from ...loop.lanes.lanes import ProcessLane, thread_to_the_end
 from ..engines.dialect import Dialect
 from ..engines.sglang import Sglang
@@ -47,7 +47,9 @@ class LongReplies:
                     replace_by_columns, dialect, self._path, len(rest), deadline_s=DEADLINE_S
                 )
             except LaneRaised as error:
-                raise EngineError(error.text) from None
+                was_aborted = error.kind == ReplyAborted.__name__
+                kind = ReplyAborted if was_aborted else EngineError
+                raise kind(error.text) from None
             except LaneError as error:
                 raise EngineError(
                     f"the engine's long reply could not be parsed: {error}"
