@@ -290,6 +290,7 @@ def orchestrator_spec(
         engine_urls=(url,),
         engine=EngineConfig(request_deadline_s=3600, routes=True),
         weights="",
+        model_path="",
         must_push=False,
         payload=PayloadConfig(),
         transport=TransportConfig(),

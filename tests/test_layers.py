@@ -43,8 +43,9 @@ MAY_IMPORT = {
     "envserver": BASE | {"config", "loop", "wire", "envs", "trace", "payload", "inference", "model"},
     "testing": BASE | {"config", "loop", "wire", "envs", "trace", "model", "inference", "envserver"},
     "orchestrator": BASE | {"config", "loop", "wire", "payload", "inference", "envserver", "rundir",
-                            "transport", "ledger", "observe", "evals"},
+                            "transport", "ledger", "observe", "evals", "model"},
     "trainer": BASE | {"config", "loop", "wire", "payload", "model", "rundir", "transport", "observe"},
+    "vllm": set(),
     "warmup": BASE | {"config", "loop", "wire", "envs", "inference", "model", "observe", "rundir"},
     "resume": BASE | {"config", "ledger", "observe", "payload", "rundir", "transport"},
     "launch": BASE | {"config", "loop", "rundir", "observe"},
@@ -222,14 +223,14 @@ def test_glossary_words_are_not_used_for_another_idea() -> None:
 
 
 def test_no_folder_has_many_modules() -> None:
-    """`cli` has one file for each command."""
+    """`cli` has one file for each command, `records` one for each noun that travels."""
     counts = Counter(path.parent for path in FILES if path.name != "__init__.py")
     crowded = {
         relative(folder): count
         for folder, count in counts.items()
         if count > MAX_MODULES_IN_FOLDER
     }
-    assert set(crowded) <= {"cli"}
+    assert set(crowded) <= {"cli", "records"}
 
 
 def test_no_small_module_has_a_single_importer() -> None:

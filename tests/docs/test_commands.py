@@ -199,5 +199,10 @@ def test_a_stopped_run_is_resumed_or_started_over(
 
 
 def stand_ins(url: str) -> list[str]:
-    overrides = [f"engine.external.url={url}", "engine.routes=false", "external_trainer={}"]
+    overrides = [
+        f"engine.external.url={url}",
+        "engine.routes=false",
+        "engine.verify=false",
+        "external_trainer={}",
+    ]
     return [word for override in overrides for word in ("--set", override)]

@@ -1,12 +1,16 @@
 """An engine whose weights are only a version number: a real HTTP server in vLLM's dialect. It can stop
-and start again at the same address, with the version it had at the first start."""
+and start again at the same address, and does not know then which version it has."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
+
+from rollway.records.ids import PolicyVersion
+from rollway.records.probe import Probe, ProbeText
 
 METRICS = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -16,6 +20,29 @@ vllm:num_requests_waiting{{engine="0",model_name="m"}} {waiting}
 vllm:num_requests_waiting_by_reason{{engine="0",model_name="m",reason="capacity"}} 77.0
 vllm:kv_cache_usage_perc{{engine="0",model_name="m"}} {cache}
 """
+
+
+def logprob(token: int, place: int, version: int) -> float:
+    """The logprob of a token under these weights."""
+    return -1.0 - (token * 7 + place * 3 + version * (token % 5 + 1)) % 11 / 10
+
+
+def probe(version: int) -> Probe:
+    """What a trainer writes beside the weights of a version."""
+    texts = [tuple(range(first, first + 12)) for first in range(0, 96, 8)]
+    before = max(0, version - 1)
+    return Probe(
+        PolicyVersion(version),
+        "float32",
+        tuple(
+            ProbeText(
+                text,
+                tuple(logprob(text[place], place, version) for place in range(1, 12)),
+                tuple(logprob(text[place], place, before) for place in range(1, 12)),
+            )
+            for text in texts
+        ),
+    )
 
 
 class VersionedEngine:
@@ -32,8 +59,17 @@ class VersionedEngine:
         self._model = {"id": model, "owned_by": "vllm", "max_model_len": max_model_len}
         self._hides_version = hides_version
         """It does not report which version it has."""
-        self._ignores_updates = ignores_updates
+        self.ignores_updates = ignores_updates
         """It accepts new weights without loading them."""
+        self.refuses_updates = False
+        """It answers a load with status 500."""
+        self.ignores_labels = False
+        """It keeps its version, whatever it is told."""
+        self.weights = 0
+        """The version that it really has."""
+        self.may_score = asyncio.Event()
+        """While it is not set, requests for the logprobs of prompts wait."""
+        self.may_score.set()
         self.hangs_up_on: Callable[[list[int]], bool] = lambda prompt: False
         self.aborts_next = 0
         """How many of the next replies are cut off."""
@@ -54,18 +90,19 @@ class VersionedEngine:
         self._runner: web.AppRunner | None = None
         self._changed = asyncio.Condition()
 
-    async def start(self) -> None:
-        """Serve at the same port as before, with the version of the first start."""
+    async def start(self, version: str = "default") -> None:
+        """Serve at the same port as before, like a new process."""
         assert self._runner is None
-        self.version = "default"
+        self.version, self.weights = version, 0
         app = web.Application()
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/health", self._health)
+        app.router.add_get("/server_info", self._server_info)
         app.router.add_post("/v1/completions", self._complete)
         controls: dict[str, Callable[[web.Request], Awaitable[web.Response]]] = {
             "/pause": self._control,
-            "/collective_rpc": self._control,
+            "/collective_rpc": self._load,
             "/reset_prefix_cache": self._control,
             "/update_weight_version": self._set_version,
             "/resume": self._control,
@@ -102,6 +139,11 @@ class VersionedEngine:
         await self.may_answer.wait()
         return web.Response(text=METRICS.format(**self.load))
 
+    async def _server_info(self, request: web.Request) -> web.Response:
+        return web.json_response(
+            {"vllm_config": {"model_config": {"dtype": "torch.float32"}}}
+        )
+
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=self.health_status)
 
@@ -117,12 +159,35 @@ class VersionedEngine:
         return web.json_response({})
 
     async def _set_version(self, request: web.Request) -> web.Response:
-        if not self._ignores_updates:
+        if not self.ignores_labels:
             self.version = (await request.json())["new_version"]
         return await self._control(request)
 
+    async def _load(self, request: web.Request) -> web.Response:
+        path = (await request.json())["kwargs"]["weights_path"]
+        if self.refuses_updates:
+            return web.json_response({"error": {"message": "no such tensor"}}, status=500)
+        if not self.ignores_updates:
+            found = re.search(r"step_(\d+)$", path)
+            self.weights = int(found[1]) if found else self.weights
+        return await self._control(request)
+
+    def _score(self, prompts: list[list[int]]) -> web.Response:
+        choices = []
+        for index, prompt in enumerate(prompts):
+            found = [
+                {str(prompt[place]): {"logprob": logprob(prompt[place], place, self.weights)}}
+                for place in range(1, len(prompt))
+            ]
+            choice = {"index": index, "logprobs": {"token_logprobs": [-0.5]}}
+            choices.append({**choice, "prompt_logprobs": [None, *found]})
+        return web.json_response({"choices": choices})
+
     async def _complete(self, request: web.Request) -> web.Response:
         request_body: dict[str, Any] = await request.json()
+        if "prompt_logprobs" in request_body:
+            await self.may_score.wait()
+            return self._score(request_body["prompt"])
         self.requests.append((request_body["prompt"], self.version))
         await self._notify()
         if self.hangs_up_on(request_body["prompt"]):
@@ -143,7 +208,7 @@ class VersionedEngine:
 @asynccontextmanager
 async def versioned_engine(**options: Any) -> AsyncIterator[VersionedEngine]:
     engine = VersionedEngine(**options)
-    await engine.start()
+    await engine.start("0")
     try:
         yield engine
     finally:

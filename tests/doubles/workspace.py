@@ -54,7 +54,8 @@ class Workspace:
         engine = "embedded = { max_batch = 16 }"
         if engines:
             engine = (
-                f"external = {{ url = {json.dumps([*engines])} }}\n            routes = false"
+                f"external = {{ url = {json.dumps([*engines])} }}\n            routes = false\n"
+                "            verify = false  # these engines have no weights"
             )
         self.trainer = trainer
         self.printed: list[str] = []

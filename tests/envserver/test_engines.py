@@ -69,7 +69,7 @@ async def test_a_worker_waits_for_an_engine_also_when_it_has_just_started(
                 assert isinstance(end, Scored)
                 assert (end.first_version, end.last_version) == (2, 2)
             listening.cancel()
-    assert [version for _, version in engine.requests] == ["default", "2"]
+    assert [version for _, version in engine.requests] == ["0", "2"]
 
 
 async def test_an_engine_that_is_not_there_when_a_server_starts_is_a_mistake(

@@ -112,6 +112,7 @@ async def test_an_orchestrator_refuses_rollouts_that_cannot_be_trained(
             await send(client, 5)
             tracker = SimpleNamespace(progressed=print)  # a slow start is reported
             books: Any = SimpleNamespace(tracker=tracker)
+            fleet: Any = None  # such a rollout never gets that far
             with pytest.raises(ConfigError, match="rollouts without token ids"):
-                await from_env("env", client, asyncio.Queue(), books, parent)
+                await from_env("env", client, asyncio.Queue(), books, parent, fleet)
         await pipe.close()

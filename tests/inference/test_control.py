@@ -62,24 +62,51 @@ def refuse(request: web.Request) -> web.Response:
 
 async def test_weights_are_loaded_while_decoding_is_paused() -> None:
     async with controlled(accept, owner="sglang") as server:
-        await server.control.update_weights("/weights/v3", 3)
+        await server.control.load_weights("/weights/v3", 3)
+        await server.control.confirm(3)
     assert server.paths == [
         "/pause_generation",
         "/update_weights_from_disk",
         "/continue_generation",
+        "/update_weight_version",
     ]
-    assert server.calls[1][1] == {
-        "model_path": "/weights/v3",
-        "weight_version": "3",
-        "flush_cache": True,
-    }
+    assert server.calls[1][1] == {"model_path": "/weights/v3", "flush_cache": True}
+    assert server.calls[3][1] == {"new_version": "3", "abort_all_requests": False}
 
 
-async def test_decoding_continues_after_a_refused_update() -> None:
+async def test_an_engine_that_answers_while_it_is_paused_continues_when_it_is_confirmed() -> (
+    None
+):
+    async with controlled(accept, owner="rollway") as server:
+        await server.control.load_weights("/weights/v3", 3)
+        assert "/resume" not in server.paths
+        await server.control.confirm(3)
+    assert server.paths[-2:] == ["/update_weight_version", "/resume"]
+
+
+async def test_an_engine_whose_load_failed_stays_paused() -> None:
+    """It may have a broken model: the next request would make it die."""
     async with controlled(refuse, owner="sglang") as server:
         with pytest.raises(EngineError, match="no such folder"):
-            await server.control.update_weights("/none", 3)
-    assert server.paths[-1] == "/continue_generation"
+            await server.control.load_weights("/none", 3)
+    assert server.paths == ["/pause_generation"]
+
+
+async def test_a_probe_of_sglang_is_asked_for_and_read() -> None:
+    reply = [
+        {
+            "meta_info": {
+                "input_token_logprobs": [[None, 5, None], [-1.5, 6, None], [-0.25, 7, None]],
+                "output_token_logprobs": [[-0.5, 9, None]],
+            }
+        }
+    ]
+    async with controlled(lambda _: web.json_response(reply), owner="sglang") as server:
+        (answer,) = await server.control.probe([(5, 6, 7)])
+    assert server.calls[0][0] == "/generate"
+    assert server.calls[0][1]["input_ids"] == [[5, 6, 7]]
+    assert server.calls[0][1]["logprob_start_len"] == 0
+    assert (answer.logprobs, answer.top_logprob) == ((-1.5, -0.25), -0.5)
 
 
 async def test_an_engine_that_does_not_know_the_path_reports_nothing() -> None:

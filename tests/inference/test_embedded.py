@@ -78,7 +78,7 @@ async def test_every_request_of_a_client_is_answered(tiny_moe: Path) -> None:
         metrics = (await get(f"{url}/metrics"))[1]
         assert f'vllm:num_requests_running{{model_name="{name}"}} 0.0' in metrics
         assert "vllm:generation_tokens_total" in metrics
-        assert (await get(f"{url}/weight_info"))[1] == '{"weight_version":"2"}'
+        assert (await get(f"{url}/weight_info"))[1] == '{"weight_version":"default"}'
         assert (await post(f"{url}/pause?mode=keep"))[0] == 200
         assert (await get(f"{url}/is_paused"))[1] == '{"is_paused":true}'
         await check_abort(url, name)
@@ -174,7 +174,8 @@ async def test_weights_change_under_requests_in_flight(
         while not (load := await control.load()) or not load.running:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert load == EngineLoad(load.running, load.waiting, load.running / 8)
-        await control.update_weights(str(tmp_path / "v3"), 3)
+        await control.load_weights(str(tmp_path / "v3"), 3)
+        await control.confirm(3)
         assert await control.weight_version() == "3"
         turns = await asyncio.gather(*requests)
         later = await engine.complete(make_prompt(prompt), Sampling(100), [], routes_start=0)

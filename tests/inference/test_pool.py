@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import numpy as np
 import pytest
-from tests.doubles.engine import NO_ROUTES
 from tests.doubles.versioned import VersionedEngine, versioned_engine
 
 from rollway.errors import ConfigError, EngineAway, EngineError, EngineLate
@@ -14,9 +13,12 @@ from rollway.inference.engines.dialect import make_prompt
 from rollway.inference.engines.engine import ExpectedPolicy
 from rollway.inference.engines.link import EngineAccess
 from rollway.inference.engines.pool import EnginePool, PinnedEngine, PoolConfig, open_pool
+from rollway.inference.replies.checks import ReplyRules
 from rollway.records.turn import Sampling, Turn
 
 pytestmark = pytest.mark.anyio
+
+RULES = ReplyRules(wants_routes=False, knows_versions=True)
 
 
 @asynccontextmanager
@@ -28,7 +30,7 @@ async def pool_of(
 ) -> AsyncIterator[EnginePool]:
     config = PoolConfig(
         engines=tuple(EngineAccess(engine.url, deadline_s) for engine in engines),
-        rules=NO_ROUTES,
+        rules=RULES,
         patience_s=patience_s,
     )
     async with open_pool(config, ExpectedPolicy(), None, is_patient=is_patient) as pool:
@@ -62,7 +64,7 @@ async def test_a_rollout_moves_to_another_engine_when_its_own_stops_and_stays_th
         await ask(pinned, 0)
         await a.stop()
         await ask(pinned, 1)
-        await a.start()
+        await a.start("0")
         await ask(pinned, 2)
     assert (prompts(a), prompts(b)) == ([0], [1, 2])
 
@@ -74,7 +76,7 @@ async def test_rollouts_wait_while_no_engine_answers() -> None:
         waiting = [asyncio.create_task(ask(pool.pin(n), n)) for n in range(1, 9)]
         await asyncio.sleep(0.6)  # longer than the first pause of an engine that went away
         assert not any(request.done() for request in waiting)
-        await engine.start()
+        await engine.start("0")
         await asyncio.gather(*waiting)
     assert sorted(prompts(engine)) == list(range(9))
 
@@ -143,7 +145,7 @@ async def test_an_engine_that_cannot_tell_its_version_yet_is_asked_again(status:
         with pytest.raises(EngineError, match=f"/weight_info: HTTP {status}.*; waited"):
             await ask(pool.pin(0), 0)
         engine.version_status = 200
-        with pytest.raises(EngineError, match="has version 'default', not 3 yet"):
+        with pytest.raises(EngineError, match="has version '0', not 3 yet"):
             await ask(pool.pin(0), 1)
     assert prompts(engine) == []
 
@@ -186,9 +188,7 @@ async def test_status_500_of_an_engine_that_is_ending_counts_as_away() -> None:
 async def test_a_window_that_the_run_file_promises_and_the_engine_does_not_have() -> None:
     async with versioned_engine(max_model_len=64) as engine:
         access = EngineAccess(engine.url, 30.0)
-        config = PoolConfig(
-            engines=(access,), rules=NO_ROUTES, patience_s=1.0, max_context=65
-        )
+        config = PoolConfig(engines=(access,), rules=RULES, patience_s=1.0, max_context=65)
         with pytest.raises(ConfigError, match=r"max_context is 65, .* takes 64 tokens"):
             await open_pool(config, ExpectedPolicy(), None, is_patient=False).__aenter__()
         async with pool_of(engine) as pool:
@@ -219,7 +219,7 @@ async def test_a_patient_pool_waits_for_one_engine_that_answers() -> None:
         async with AsyncExitStack() as stack:
             opened = stack.enter_async_context(pool_of(a, b, is_patient=True))
             opening = asyncio.create_task(opened)
-            await a.start()
+            await a.start("0")
             await ask((await opening).pin(1), 1)
         await a.stop()
         with pytest.raises(EngineError, match=r"waited [\d.]+ s"):

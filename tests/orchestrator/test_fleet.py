@@ -1,12 +1,16 @@
 """The engines of a run as the orchestrator keeps them: real servers that refuse, vanish and return."""
 
 import asyncio
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
-from tests.doubles.versioned import VersionedEngine, versioned_engine
-from tests.orchestrator.builders import core_spec
+from msgspec.structs import replace
+from tests.doubles.versioned import VersionedEngine, probe, versioned_engine
+from tests.orchestrator.builders import core_spec, scored
 
 from rollway.config.sections import EngineConfig, PayloadConfig, TransportConfig
 from rollway.config.specs import OrchestratorSpec, WatchSpec
@@ -17,8 +21,10 @@ from rollway.orchestrator.core.commands import UpdateWeights
 from rollway.orchestrator.shell.fleet import EngineFleet, open_fleet
 from rollway.orchestrator.shell.sources import Events, from_engines
 from rollway.records.engine import EngineLoad
-from rollway.records.ids import PolicyVersion, Step
+from rollway.records.ids import PolicyVersion, RolloutId, Step, WorkerName
+from rollway.records.rollout import Failed, Settled
 from rollway.records.turn import Sampling
+from rollway.rundir.rundir import RunDir, write_whole
 
 pytestmark = pytest.mark.anyio
 
@@ -26,25 +32,34 @@ LOADED = [
     "/pause",
     "/collective_rpc",
     "/reset_prefix_cache",
-    "/update_weight_version",
     "/resume",
+    "/update_weight_version",
 ]
+CONFIRMED = ["/update_weight_version"]
 
 
 QUICK_S = 0.05
 """How often the fleets of these tests look at their engines."""
 
 
+def publish(run: RunDir, version: int) -> str:
+    """Write a version's probe, and return the folder of its weights."""
+    write_whole(run.probe_of(PolicyVersion(version)), msgspec.msgpack.encode(probe(version)))
+    return str(run.weights_of(PolicyVersion(version)))
+
+
 class WatchedFleet:
     """A fleet that is watched, and what it said."""
 
-    def __init__(self, fleet: EngineFleet, messages: list[str]) -> None:
+    def __init__(self, run: RunDir, fleet: EngineFleet, messages: list[str]) -> None:
+        self.run = run
         self.fleet = fleet
         self.messages = messages
 
     async def update(self, version: int) -> None:
+        """Publish a version with its probe, and wait until the engines have it."""
         await self.fleet.update(
-            UpdateWeights(PolicyVersion(version), f"/weights/step_{version}")
+            UpdateWeights(PolicyVersion(version), publish(self.run, version))
         )
 
     async def until_trouble(self) -> None:
@@ -69,70 +84,142 @@ async def watched_fleet(
     async def say(text: str) -> None:
         messages.append(text)
 
+    folder = tempfile.mkdtemp(prefix="rollway-fleet-")
+    run = RunDir(folder)
+    weights = publish(run, first_step - 1)
     spec = OrchestratorSpec(
         core=core_spec(),
         sampling=Sampling(8),
         envs=(),
         engine_urls=tuple(engine.url for engine in engines),
         engine=EngineConfig(patience_s=patience_s, request_deadline_s=5.0),
-        weights="/weights/first",
+        weights=weights,
+        model_path="",
         must_push=must_push,
         payload=PayloadConfig(),
         transport=TransportConfig(),
         first_step=Step(first_step),
-        run_dir="",
+        run_dir=folder,
         watch=WatchSpec(),
     )
     opening = open_fleet(spec, say, is_needed, look_every_s=QUICK_S)
     async with opening as fleet, asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(fleet.watch())
-        yield WatchedFleet(fleet, messages)
+        yield WatchedFleet(run, fleet, messages)
         watching.cancel()
+    shutil.rmtree(folder)
 
 
 def controls(engine: VersionedEngine) -> list[str]:
     return [path for path in engine.calls if path != "/weight_info"]
 
 
-async def test_new_weights_are_loaded_into_every_engine_and_checked() -> None:
+async def test_new_weights_are_loaded_into_every_engine_and_verified() -> None:
     async with (
         versioned_engine() as a,
         versioned_engine() as b,
         watched_fleet(a, b) as watched,
     ):
-        assert (controls(a), controls(b)) == ([], []), "they were started with version 0"
+        assert (controls(a), controls(b)) == (CONFIRMED, CONFIRMED), "they have version 0"
         await watched.update(1)
-        assert (a.version, b.version) == ("1", "1")
+        assert (a.weights, b.weights, a.version, b.version) == (1, 1, "1", "1")
         assert [state.version for state in watched.fleet.states()] == [1, 1]
         assert watched.messages == []
     for engine in (a, b):
-        assert controls(engine) == LOADED
-        resumed = engine.calls.index("/resume")
-        assert "/weight_info" in engine.calls[resumed:], "it was asked what it has now"
+        assert controls(engine) == CONFIRMED + LOADED
 
 
-async def test_an_engine_that_reports_the_wrong_version_is_named() -> None:
-    async with versioned_engine() as good, versioned_engine(ignores_updates=True) as deaf:
-        with pytest.raises(BaseExceptionGroup) as raised:
-            async with watched_fleet(good, deaf) as watched:
-                await watched.update(1)
-    error = first_cause(raised.value)
-    assert isinstance(error, EngineError)
-    assert f"the engine at {deaf.url} was given version 1 and reports 'default'" in str(error)
+async def test_an_engine_with_other_weights_than_the_model_is_refused_at_the_start() -> None:
+    async with versioned_engine() as engine:
+        engine.weights = 5
+        with pytest.raises(
+            EngineError, match=r"at version 0 the logprobs of 132 tokens differ by"
+        ):
+            await watched_fleet(engine).__aenter__()
 
 
-async def test_an_engine_that_reports_no_version_is_mentioned_once() -> None:
+async def test_an_engine_that_does_not_load_what_it_is_given_is_taken_out_of_service() -> (
+    None
+):
     async with (
-        versioned_engine(hides_version=True) as engine,
-        watched_fleet(engine) as watched,
+        versioned_engine() as good,
+        versioned_engine(ignores_updates=True) as deaf,
+        watched_fleet(good, deaf) as watched,
     ):
+        told = asyncio.Event()
+
+        async def tell() -> None:
+            told.set()
+
+        watched.fleet.on_refused = tell
+        watched.fleet.unsettled = lambda: [RolloutId("g1.0"), RolloutId("g1.1")]
+        await watched.update(1)
+        assert told.is_set()
+        assert watched.fleet.refused == (deaf.url,)
+        assert deaf.version == "0", "it was not told that it has version 1"
+        (message,) = watched.messages
+        assert message.startswith(f"The engine at {deaf.url} is out of service: at version 1")
+        assert "still has the weights of version 0: its load changes nothing" in message
+        drawn_by_both = await watched.fleet.vet(settled("g1.0", good.url, deaf.url))
+        assert drawn_by_both.outcome == Failed(
+            "engine", f"the engine at {deaf.url}, which drew it, was taken out of service"
+        )
+        for rollout_id, url in (("g1.1", good.url), ("g2.0", deaf.url)):
+            fine = settled(rollout_id, url)
+            assert await watched.fleet.vet(fine) is fine
+        deaf.ignores_updates = False
+        await watched.update(2)
+        assert (deaf.weights, deaf.version, watched.fleet.refused) == (2, "2", ())
+        assert watched.messages[1].endswith(f"{deaf.url} is in service again, at version 2")
+
+
+async def test_a_rollout_waits_for_the_verdict_about_its_engine() -> None:
+    async with versioned_engine() as engine, watched_fleet(engine) as watched:
+        engine.may_score.clear()
+        updating = asyncio.create_task(watched.update(1))
+        await engine.wait_until(lambda: "/resume" in engine.calls)
+        vetting = asyncio.create_task(watched.fleet.vet(settled("g1.0", engine.url)))
+        await asyncio.sleep(0.1)
+        assert not vetting.done()
+        engine.may_score.set()
+        await asyncio.gather(updating, vetting)
+
+
+async def test_a_run_ends_if_its_only_engine_cannot_load_a_version() -> None:
+    async with versioned_engine() as engine:
+        engine.refuses_updates = True
+        with pytest.raises(BaseExceptionGroup) as raised:
+            async with watched_fleet(engine) as watched:
+                await watched.update(1)
+    text = str(first_cause(raised.value))
+    assert text.startswith(
+        f"the engine at {engine.url} is out of service: it cannot load version 1"
+    )
+    assert "HTTP 500: no such tensor" in text
+    assert "/resume" not in engine.calls, "its model may be broken"
+
+
+async def test_an_engine_that_something_else_gives_weights_is_named() -> None:
+    async with versioned_engine() as engine:
+        engine.ignores_labels, engine.version = True, "7"
+        with pytest.raises(EngineError, match="told that it has version 0 and reports '7'"):
+            await watched_fleet(engine).__aenter__()
+
+
+async def test_a_trainer_that_writes_no_probes_is_mentioned_once() -> None:
+    async with versioned_engine() as engine, watched_fleet(engine) as watched:
         for version in (1, 2):
-            await watched.update(version)
+            await watched.fleet.update(
+                UpdateWeights(PolicyVersion(version), f"/none/step_{version}")
+            )
         assert engine.version == "2"
         (message,) = watched.messages
-    assert message.startswith(
-        f"The engine at {engine.url} does not report which weights it has"
-    )
+    assert message.startswith("The trainer writes no probe beside its weights")
+
+
+def settled(rollout_id: str, *engines: str) -> Settled:
+    outcome = replace(scored(1.0, 0), engines=engines)
+    return Settled(RolloutId(rollout_id), 1, WorkerName("w0"), outcome)
 
 
 @pytest.mark.parametrize(
@@ -162,8 +249,8 @@ async def test_a_restarted_engine_loads_the_weights_it_missed() -> None:
         await a.stop()
         await a.start()  # before anybody could notice that it was gone
         await a.wait_until(lambda: a.version == "2")
-        await a.wait_until(lambda: controls(a) == 3 * LOADED)
-        await b.wait_until(lambda: controls(b) == 2 * LOADED)
+        await a.wait_until(lambda: controls(a) == CONFIRMED + 3 * LOADED)
+        await b.wait_until(lambda: controls(b) == CONFIRMED + 2 * LOADED)
     assert watched.messages[0].startswith(f"No answer from the engine at {b.url} (")
     assert "; the others take its rollouts" in watched.messages[0]
     assert any(

@@ -164,6 +164,9 @@ class EngineConfig(Section, frozen=True):
     routes: bool | None = None
     """Ask the engine which experts it chose for every token, so that the trainer can replay them.
     Without this key rollway asks if the model has experts."""
+    verify: bool = True
+    """After each load of weights, ask the engine for the logprobs of a few texts and compare them with
+    the trainer's. An engine that has other weights draws nothing that is trained."""
     embedded: EmbeddedEngineConfig | None = None
     external: ExternalEngineConfig | None = None
 

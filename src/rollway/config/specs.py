@@ -161,6 +161,8 @@ class OrchestratorSpec(Struct, frozen=True):
     engine: EngineConfig
     weights: str
     """Folder of version `first_step - 1`, for engines that do not have it."""
+    model_path: str
+    """The model that the run started from, whose config.json tells its shape."""
     must_push: bool
     """Load the first weights into all engines, whatever version they report: it may be another run's."""
     payload: PayloadConfig
@@ -193,6 +195,8 @@ class TrainerSpec(Struct, frozen=True):
     run_dir: str
     seed: int
     watch: WatchSpec
+    probes_cache: bool = False
+    """Probe also the prefix caches of engines, which the embedded engine does not have."""
     max_kept_bytes: int = 8 << 30
     """Save the state as soon as the batches since the last one take more than this."""
 

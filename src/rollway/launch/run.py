@@ -101,6 +101,7 @@ def trainer_spec(
         run_dir=str(run.path),
         seed=config.seed,
         watch=watch_spec(config.watch),
+        probes_cache=bool(config.engine.external),
         max_kept_bytes=config.payload.budget_mb << 19,
     )
 
@@ -160,6 +161,7 @@ def orchestrator_spec(
         engine_urls=urls,
         engine=config.engine,
         weights=start.weights,
+        model_path=config.model.path,
         must_push=bool(config.engine.external) and start.first_step > 1,
         payload=config.payload,
         transport=config.transport,

@@ -130,6 +130,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                "was limited to e^20 or e^-20"),
         Metric("rows/left_out", "rows", "rows that the trainer could not use and left out"),
         Metric("mismatch_kl", "nats", "estimated KL divergence of the engine from the trainer"),
+        Metric("fresh_kl/{engine}", "nats", "the same for rows that one engine drew from the version "
+               "that is trained: only rounding is left"),
         Metric("entropy", "nats", "mean entropy of the trainer's distribution on the tokens trained on"),
         Metric("lr", "", "learning rate"),
     ),
@@ -152,6 +154,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("time/publish", "s", "writing the weights, and the checkpoint if one was due"),
         Metric("time/update_weights", "s", "the engine's last loading of weights that ended in this "
                "step"),
+        Metric("time/verify", "s", "the part of it in which an engine was asked whether it has them"),
     ),
     "Processes": (
         Metric("event_loop_lag/{stat}", "s", "how late the orchestrator's event loop runs: min, mean, "

@@ -18,6 +18,9 @@ class BatchRow(Struct, frozen=True):
     num_tokens: int
     num_trainable: int
     advantage: float
+    engine: str = ""
+    """The address of the engine that drew the row, if it was one engine and the version that is trained
+    now: between the two there is only rounding."""
 
 
 class BatchManifest(Struct, frozen=True):

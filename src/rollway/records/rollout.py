@@ -18,6 +18,10 @@ class RowSummary(Struct, frozen=True):
     num_tokens: int
     num_trainable: int
     detected: tuple[Detection, ...] = ()
+    engine: str = ""
+    """The address of the engine that drew its tokens. Empty if there were several."""
+    version: PolicyVersion | None = None
+    """The version that drew its tokens, if it was a single one."""
 
 
 class Timing(Struct, frozen=True):
@@ -49,6 +53,8 @@ class Scored(Struct, frozen=True, tag="scored"):
     timing: Timing
     num_sampled: int = 0
     """The tokens that the policy sampled. Without rows, the number that the chat endpoint reports."""
+    engines: tuple[str, ...] = ()
+    """The addresses of the engines that drew its tokens."""
 
     @property
     def num_tokens(self) -> int:

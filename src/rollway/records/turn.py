@@ -34,3 +34,5 @@ class Turn(Struct, frozen=True):
     finish_reason: str
     routes: Routes | None = None
     routes_start: int = 0
+    engine: str = ""
+    """The address of the engine that drew it."""

@@ -16,6 +16,7 @@ from ..config.sections import RunConfig
 from ..errors import RunDirError
 from ..records.ids import PolicyVersion, Step
 from ..records.payload import SegmentName
+from ..records.probe import PROBE_FILE
 from .metrics_file import MetricsFile
 
 STABLE = "STABLE"
@@ -94,6 +95,11 @@ class RunDir:
 
     def weights_of(self, version: PolicyVersion) -> Path:
         return self.weights / f"step_{version}"
+
+    def probe_of(self, version: PolicyVersion) -> Path:
+        """Return the file by which engines that have loaded this version are checked. Version 0, which
+        lies in the model's own folder, has its probe here as well."""
+        return self.weights_of(version) / PROBE_FILE
 
     def state_of(self, version: PolicyVersion) -> Path:
         """Return the folder with the trainer's state right after the step that made this version."""

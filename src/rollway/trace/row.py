@@ -4,6 +4,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from ..records.ids import PolicyVersion
 from ..records.rollout import RowSummary
 from ..records.turn import Floats, Ints, Routes, Turn
 from .detect import detect
@@ -24,12 +25,17 @@ class Row(Struct, frozen=True):
     temperatures: Floats
     versions: Ints
     routes: tuple[Routes, ...] | None
+    engine: str = ""
+    """The engine that drew its tokens; empty if there were several."""
 
     def summary(self) -> RowSummary:
         """Return the row's sizes and the signs of broken text in its sampled tokens."""
         sampled = self.loss_mask.astype(bool)
         detected = detect(self.token_ids[sampled], self.logprobs[sampled])
-        return RowSummary(self.num_tokens, self.num_trainable, detected)
+        versions = self.versions[sampled]
+        is_one = len(versions) > 0 and versions.min() == versions.max()
+        version = PolicyVersion(int(versions[0])) if is_one else None
+        return RowSummary(self.num_tokens, self.num_trainable, detected, self.engine, version)
 
     def columns(self) -> dict[str, tuple[NDArray[np.generic], ...]]:
         """Return the chunks of each column, by the name the column is stored under."""
@@ -53,6 +59,7 @@ class RowSpan(Struct, frozen=True):
     logprobs: Floats
     versions: Ints
     temperature: float
+    engine: str
 
 
 class OpenRow:
@@ -80,7 +87,7 @@ class OpenRow:
             self._routes.append(new_routes(turn, num_before))
         self._ids += turn.prompt_ids[num_before:].tobytes()
         self._ids += turn.completion_ids.tobytes()
-        columns = turn.logprobs, turn.versions, turn.temperature
+        columns = turn.logprobs, turn.versions, turn.temperature, turn.engine
         self._spans.append(RowSpan(num_prompt, num_sampled, *columns))
         self.num_tokens += num_prompt + num_sampled
 
@@ -95,7 +102,7 @@ class OpenRow:
             np.ones(count, np.float32),
             np.full(count, NOT_SAMPLED, np.int32),
         )
-        end = 0
+        end, engines = 0, {span.engine for span in self._spans}
         for span in self._spans:
             start, end = end + span.num_prompt, end + span.num_prompt + span.num_sampled
             loss_mask[start:end] = 1
@@ -111,4 +118,5 @@ class OpenRow:
             temperatures=temperatures,
             versions=versions,
             routes=tuple(routes) if routes else None,
+            engine=engines.pop() if len(engines) == 1 else "",
         )

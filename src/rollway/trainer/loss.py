@@ -34,6 +34,12 @@ def token_sums(
     the ratio was limited by MAX_LOG_RATIO."""
     logs = log_ratio(logprobs, engine_logprobs)
     ratio, limited = logs.exp(), logs.abs() == MAX_LOG_RATIO
-    kl = ratio - 1 - logs
+    kl = mismatch_kl(logprobs, engine_logprobs)
     sums = (clipped.sum(), ratio.sum(), kl.sum(), entropy.sum(), limited.sum())
     return [len(logprobs), *map(float, sums)]
+
+
+def mismatch_kl(logprobs: Tensor, engine_logprobs: Tensor) -> Tensor:
+    """Return an estimate of the KL between trainer and engine for each token. It is never negative."""
+    logs = log_ratio(logprobs, engine_logprobs)
+    return logs.exp() - 1 - logs

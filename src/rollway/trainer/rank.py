@@ -16,8 +16,9 @@ from ..model.proof import describe, open_rows, prove_rounded
 from ..model.routers import check_replay
 from ..records.engine import Published
 from ..records.ids import PolicyVersion
-from ..rundir.rundir import RunDir
+from ..rundir.rundir import RunDir, write_whole
 from .collective import Collective, join_ranks
+from .probes import ProbeMaker
 from .rank_processes import RankAnswer, RankDone, RankFailed, RankOrder, RankStart
 from .state import TrainerState
 from .step import Learner
@@ -52,7 +53,12 @@ class Rank:
         if config.dtype != "float32" and not start.packing:
             prove_rounded(rows)
         self.packing, self.note = rows.packing, describe_packing(rows)
+        self._probes = ProbeMaker(
+            rows, self._published_dtype, has_cached_text=start.spec.probes_cache
+        )
         self._state = self._open_state()
+        if ranks.rank == 0 and not self._run.probe_of(start.point.version).exists():
+            self._save_probe(start.point.version)
         self._unsaved_bytes = 0
         """The payload of the batches since the last state."""
 
@@ -80,6 +86,9 @@ class Rank:
             self._learner.compute_gradients(manifest, reader)
             return RankDone()
         self._unsaved_bytes += sum(ref.length for ref in manifest.refs)
+        if order.purpose == "train" and not self._ranks.rank:
+            planned = [manifest.rows[row] for rows in manifest.micro_batches for row in rows]
+            self._probes.prepare(PolicyVersion(batch.step - 1), planned, reader)
         metrics = self._learner.step(manifest, reader)
         left_out = tuple(self._learner.left_out)
         if self._ranks.rank:
@@ -91,6 +100,7 @@ class Rank:
         folder = self._run.weights_of(batch.version)
         try:
             self._save_weights(folder)
+            self._save_probe(batch.version)
             self._save_state(batch.version)
         except Exception as error:  # a full disk, or what transformers refuses to write
             raise RunDirError(
@@ -104,10 +114,18 @@ class Rank:
         published = Published(batch.version, str(folder), metrics, saved)
         return RankDone(published, left_out, weights)
 
-    def _save_weights(self, folder: Path) -> None:
+    @property
+    def _published_dtype(self) -> str:
         config = self._spec.trainer
-        dtype = config.publish_dtype or config.dtype
-        save_weights(self._learner.model, folder, dtype, self._learner.weights)
+        return config.publish_dtype or config.dtype
+
+    def _save_probe(self, version: PolicyVersion) -> None:
+        probe = msgpack.encode(self._probes.make(version))
+        write_whole(self._run.probe_of(version), probe)
+
+    def _save_weights(self, folder: Path) -> None:
+        dtype, masters = self._published_dtype, self._learner.weights
+        save_weights(self._learner.model, folder, dtype, masters)
         for name in COPIED_FILES:
             source = Path(self._point.weights) / name
             if source.exists():

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from ..model.packing import RowModel, RowTokens
 from ..payload.reader import SegmentReader
 from ..records.batch import BatchManifest, LeftOutRow
 from .collective import Collective
-from .loss import policy_loss, token_sums
+from .loss import mismatch_kl, policy_loss, token_sums
 from .master import MasterWeights
 from .micro_batch import PackedMicroBatch, pack_rows
 from .row_rules import RowRules, UsableRow
@@ -43,6 +44,9 @@ class Learner:
         self._config = config
         self._ranks = ranks or Collective()
         self._rules = RowRules(rows, replays=config.replay_routes)
+        self._by_engine: dict[str, list[float]] = {}
+        """For the rows of a step that an engine drew from the version that is trained: the sum of the KL
+        between trainer and engine, and the number of tokens."""
         self.left_out: list[LeftOutRow] = []
         """The rows of this rank's last step that could not be trained."""
         self.optimizer = torch.optim.AdamW(
@@ -65,7 +69,7 @@ class Learner:
         metrics = {"loss": loss, "grad_norm": norm, "lr": lr}
         for name, value in zip(MEANS, sums, strict=True):
             metrics[name] = value / (num_tokens or 1)
-        return metrics
+        return metrics | self._engine_metrics()
 
     def update_model(self) -> None:
         """Make the model compute with the current weights."""
@@ -88,6 +92,7 @@ class Learner:
         batch, so that the sum over the ranks is the gradient that one rank would compute alone."""
         self.optimizer.zero_grad(set_to_none=True)
         self.left_out = []
+        self._by_engine = {row.engine: [0.0, 0.0] for row in manifest.rows if row.engine}
         sums = [0.0] * NUM_SUMS
         has_routes = self._rules.expects_routes(reader, manifest.rows)
         for indices in self._ranks.share(manifest.ranks):
@@ -135,12 +140,35 @@ class Learner:
                 loss = losses.sum() / num_trainable
                 loss.backward()
                 sums = token_sums(logprobs.detach(), engine_logprobs, clipped, entropy)
+                kl = mismatch_kl(logprobs.detach(), engine_logprobs).cpu()
+                self._add_by_engine(rows, packed, kl)
                 return [float(loss.detach()), *sums]
         del logprobs, entropy  # and with them the activations of this pass
         broken = set(packed.row_of_target[is_broken].tolist())
         self.left_out += [rows[place].left_out(NOT_FINITE) for place in sorted(broken)]
         whole = [row for place, row in enumerate(rows) if place not in broken]
         return self._backward(whole, num_trainable)
+
+    def _add_by_engine(
+        self, rows: list[UsableRow], packed: PackedMicroBatch, kl: Tensor
+    ) -> None:
+        for place, usable in enumerate(rows):
+            if usable.row.engine:
+                of_row = kl[packed.row_of_target == place]
+                total = self._by_engine[usable.row.engine]
+                total[0] += float(of_row.sum())
+                total[1] += len(of_row)
+
+    def _engine_metrics(self) -> dict[str, float]:
+        """Return the KL of each engine, over all ranks."""
+        engines = sorted(self._by_engine)
+        flat = [value for engine in engines for value in self._by_engine[engine]]
+        sums = iter(self._ranks.sum(flat) if flat else [])
+        return {
+            f"fresh_kl/{urlsplit(engine).netloc}": total / count
+            for engine, total, count in zip(engines, sums, sums, strict=True)
+            if count
+        }
 
 
 def recompute_activations(model: Any) -> None:

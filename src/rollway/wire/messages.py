@@ -28,16 +28,18 @@ from ..records.rollout import Settled
 from ..records.task import Split, Task
 from ..records.turn import Sampling
 
-PROTOCOL = 4
+PROTOCOL = 5
 MAX_CLIENT_BYTES = 16 << 20
 """The largest message to a server. ZMQ closes the connection of a peer that sends more."""
 MAX_TASKS = 100_000
 MAX_GROUP = 10_000
+MAX_ENGINES = 10_000
 MAX_REASON = 200
 """Characters of the reason why a message is bad. The reason may quote the peer."""
 
 RolloutLabel = Annotated[RolloutId, Meta(pattern=ID_PATTERN)]
 Version = Annotated[PolicyVersion, Meta(ge=0, le=2**53)]
+Address = Annotated[str, Meta(max_length=1_000)]
 WorkerLabel = Annotated[WorkerName, Meta(max_length=1_000)]
 Seconds = Annotated[float, Meta(ge=0)]
 
@@ -150,9 +152,10 @@ class RolloutPhases(Struct, frozen=True, tag="progress"):
 
 
 class NewPolicy(Struct, frozen=True, tag="new_policy"):
-    """The engine now samples from `version`."""
+    """The engines now sample from `version`. Those in `refused` may not be asked."""
 
     version: Version
+    refused: Annotated[tuple[Address, ...], Meta(max_length=MAX_ENGINES)] = ()
 
 
 class FrameTaken(Struct, frozen=True, tag="frame_taken"):

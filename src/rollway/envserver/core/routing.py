@@ -76,7 +76,7 @@ class Routing:
         self._dispatch = RouterDispatch(self._pool, limits.max_waiting)
         self._task_requests = TaskRequests()
         self._scaling = Scaling(self.min_workers, server.workers, limits.idle_s)
-        self._version = PolicyVersion(0)
+        self._policy = NewPolicy(PolicyVersion(0))
         self._num_unexpected = 0
 
     @property
@@ -154,8 +154,8 @@ class Routing:
                 return self._dispatch.take(client, runs)
             case Cancel(rollout_id, reason):
                 return self._dispatch.cancel(client, rollout_id, reason)
-            case NewPolicy(version):
-                self._version = version
+            case NewPolicy():
+                self._policy = message
                 return [SendToWorker(worker, message) for worker in self._pool]
         self._num_unexpected += 1
         return []
@@ -196,7 +196,7 @@ class Routing:
         self._is_known, self._dispatch.whole_groups = True, whole_groups
         self._pool.add(worker, credits)
         self._leases.renew(worker)
-        policy = SendToWorker(worker, NewPolicy(self._version))
+        policy = SendToWorker(worker, self._policy)
         commands: Commands = [policy, *self._welcome()]
         if self._dispatch.is_stopping:
             return commands + self._drain(worker)

@@ -32,6 +32,8 @@ class LiveRollout:
         self.engine_s = 0.0
         self.versions: list[int] = []
         """The oldest and the newest version that drew tokens of each turn."""
+        self.engines: dict[str, None] = {}
+        """The engines that drew its turns, in order."""
         self.trace = Trace()
         self.finish_reason = "no turn"
         """How the last turn ended."""

@@ -162,6 +162,7 @@ async def commit(
         last_version=PolicyVersion(max(live.versions)),
         timing=replace(finished.timing, queue_s=live.run.queued_s),
         num_sampled=live.num_tokens,
+        engines=tuple(live.engines),
     )
     return RolloutEnd(scored, stored.frame)
 

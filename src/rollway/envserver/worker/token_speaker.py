@@ -49,6 +49,7 @@ class TokenSpeaker:
                 prompt, sampling, self._renderer.stop_ids, place.routes_start
             )
             live.trace.add(turn, place)
+        live.engines[turn.engine] = None
         live.versions += [int(turn.versions.min()), int(turn.versions.max())]
         reply = await self._parse(turn, tools)
         live.count(reply, time.monotonic() - start_s)

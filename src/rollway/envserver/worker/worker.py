@@ -119,8 +119,9 @@ class Worker:
             case NextTasks() as request:
                 self._num_task_requests += 1
                 tasks.create_task(self._send_tasks(request))
-            case NewPolicy(version):
+            case NewPolicy(version, refused):
                 self._policy.version = version
+                self._policy.refuse(refused)
             case FrameTaken(num_bytes=num_bytes):
                 self._store.taken(num_bytes)
             case Drain():

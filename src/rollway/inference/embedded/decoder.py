@@ -23,13 +23,15 @@ from ..rendering.tokenizer import Tokenizer
 from ..replies.columns import SAFETENSORS, encode_reply
 from . import requests
 from .calls import DecoderAnswer, DecoderCall, DecoderFacts, model_name
-from .requests import BadRequest, ChatRequest, Json
+from .requests import BadRequest, ChatRequest, Json, ScoreRequest
 from .scheduler import GenerationRequest, Scheduler, TokenSequence
 from .slots import open_slots
 
 if TYPE_CHECKING:
     from ..rendering.rendering import SyncRenderer
 
+STARTED = "default"
+"""The version that an engine reports until it is told which one it has."""
 ReplyBuilder = Callable[[TokenSequence], DecoderAnswer]
 
 
@@ -50,9 +52,10 @@ class Decoder:
         self._max_context = min(filter(None, limits))
         self.facts = DecoderFacts(self._max_context)
         self._tokenizer = Tokenizer(spec.model.path)
-        slots = open_slots(self._model, local.max_batch, self._max_context)
-        self.scheduler = Scheduler(slots, spec.seed)
+        self._slots = open_slots(self._model, local.max_batch, self._max_context)
+        self.scheduler = Scheduler(self._slots, spec.seed)
         self.scheduler.version = spec.version
+        self._label = STARTED
         self._replies: dict[int, ReplyBuilder] = {}
         self._num_generated = 0
         self._actions: dict[str, Callable[[DecoderCall], Json | None]] = {
@@ -65,7 +68,7 @@ class Decoder:
             "/collective_rpc": self._reload,
             "/reset_prefix_cache": lambda call: {},  # nothing is cached between requests
             "/update_weight_version": self._set_version,
-            "/weight_info": lambda call: {"weight_version": str(self.scheduler.version)},
+            "/weight_info": lambda call: {"weight_version": self._label},
             "load": self._load,
         }
 
@@ -86,7 +89,9 @@ class Decoder:
             answers.append(self._replies.pop(sequence.request.id)(sequence))
         return answers
 
-    def _complete(self, call: DecoderCall) -> None:
+    def _complete(self, call: DecoderCall) -> Json | None:
+        if requests.wants_scores(call.body):
+            return self._score(requests.read(call.body, ScoreRequest))
         request = requests.read(call.body, CompletionRequest)
         if request.logprobs:
             raise BadRequest(
@@ -108,6 +113,21 @@ class Decoder:
 
         stop_ids = frozenset() if request.ignore_eos else self._eos_ids()
         self._add(call, request.prompt, request, request.max_tokens, stop_ids, reply)
+        return None
+
+    def _score(self, request: ScoreRequest) -> Json:
+        """Answer at once, between two passes, and also while decoding is paused."""
+        self._check_model(request.model)
+        for prompt in request.prompt:
+            requests.check_prompt(prompt, self._vocab_size, self._max_context, 0)
+        replies: list[Json] = [{}] * len(request.prompt)
+        for length in {len(prompt) for prompt in request.prompt}:
+            places = [n for n, prompt in enumerate(request.prompt) if len(prompt) == length]
+            texts = [request.prompt[place] for place in places]
+            scores = self._slots.score(torch.tensor(texts))
+            for row, place in enumerate(places):
+                replies[place] = requests.scored_choice(place, texts[row], scores, row)
+        return {"object": "text_completion", "model": request.model, "choices": replies}
 
     def _chat(self, call: DecoderCall) -> None:
         request = requests.read(call.body, ChatRequest)
@@ -141,11 +161,7 @@ class Decoder:
         self, call: DecoderCall, prompt: list[int], request: CompletionRequest | ChatRequest,
         max_tokens: int, stop_ids: frozenset[int], reply: ReplyBuilder,
     ) -> None:  # fmt: skip
-        served = model_name(self._spec)
-        if request.model not in (served, self._spec.model.path):
-            raise BadRequest(
-                f"The model '{request.model}' does not exist; this is '{served}'", 404
-            )
+        self._check_model(request.model)
         start = request.routed_experts_prompt_start or 0
         requests.check_prompt(prompt, self._vocab_size, self._max_context, start)
         generation = GenerationRequest(
@@ -160,6 +176,11 @@ class Decoder:
         )
         self.scheduler.add(generation)
         self._replies[call.id] = reply
+
+    def _check_model(self, name: str) -> None:
+        served = model_name(self._spec)
+        if name not in (served, self._spec.model.path):
+            raise BadRequest(f"The model '{name}' does not exist; this is '{served}'", 404)
 
     def _eos_ids(self) -> frozenset[int]:
         model = self._model
@@ -190,7 +211,7 @@ class Decoder:
         version = requests.read(call.body, requests.VersionRequest).new_version
         if not version.isdigit():
             raise BadRequest(f"new_version must be a whole number, not {version!r}")
-        self.scheduler.version = int(version)
+        self.scheduler.version, self._label = int(version), version
         return {"success": True, "new_version": version}
 
     def _load(self, call: DecoderCall) -> Json:

@@ -121,7 +121,12 @@ class EngineFront:
 
     async def _models(self, request: web.Request) -> web.Response:
         window = self._decoder.facts.max_context
-        model = {"id": self._model, "object": "model", "max_model_len": window}
+        model = {
+            "id": self._model,
+            "object": "model",
+            "owned_by": "rollway",
+            "max_model_len": window,
+        }
         return web.json_response({"object": "list", "data": [model]})
 
     async def _metrics(self, request: web.Request) -> web.Response:

@@ -4,10 +4,12 @@ import time
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct
 
 from ...config.sections import Count, Natural, NonNegative
 from ...errors import UNREADABLE
+from ...model.scoring import TextScores
 from ...records.task import Message
 from ..engines.vllm import CompletionRequest, TopP
 from ..rendering.tokenizer import Tokenizer
@@ -59,6 +61,20 @@ class ChatRequest(Struct, frozen=True):
     seed: Natural | None = None
 
 
+class ScoreRequest(Struct, frozen=True):
+    """A request for the logprobs of prompts. The one token that is drawn is the most likely one."""
+
+    model: str
+    prompt: Annotated[list[list[int]], Meta(min_length=1)]
+    max_tokens: Literal[1]
+    temperature: Annotated[float, Meta(ge=0, le=0)]
+    prompt_logprobs: Literal[0] | None = None
+
+
+class _Prompt(Struct, frozen=True):
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+
+
 class PauseRequest(Struct, frozen=True):
     """How to pause requests in flight. Only `keep`, which continues them later, is supported."""
 
@@ -92,6 +108,34 @@ def read(body: bytes, kind: type[T]) -> T:
         return msgspec.convert(fields, kind)
     except UNREADABLE as error:
         raise BadRequest(str(error)) from None
+
+
+def wants_scores(body: bytes) -> bool:
+    """Return whether a request has several prompts, which only have to be scored."""
+    try:
+        return bytes(msgspec.json.decode(body, type=_Prompt).prompt).startswith(b"[[")
+    except UNREADABLE:
+        return False  # `read` says what is wrong with it
+
+
+def scored_choice(index: int, prompt: list[int], scores: TextScores, row: int) -> Json:
+    """Return the choice of one prompt, which is text number `row` of `scores`."""
+    logprobs = scores.logprobs[row].tolist()
+    top_id, top_logprob = int(scores.top_ids[row]), float(scores.top_logprobs[row])
+    pairs = zip(prompt[1:], logprobs, strict=True)
+    choice: Json = {
+        "index": index,
+        "finish_reason": "length",
+        "token_ids": [top_id],
+        "logprobs": {"token_logprobs": [top_logprob]},
+        "prompt_logprobs": [
+            None,
+            *({str(token): {"logprob": value}} for token, value in pairs),
+        ],
+    }
+    if scores.routes is not None:
+        choice["routed_experts"] = encode_npy(scores.routes[row].numpy().astype(np.uint16))
+    return choice
 
 
 def check_prompt(

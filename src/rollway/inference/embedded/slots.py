@@ -12,6 +12,7 @@ from ...errors import ModelError
 from ...model.attention import ATTENTION, Slots, laid_out
 from ...model.proof import describe, longest_window, naming_failures
 from ...model.routers import ExpertRouter, capture, find_routers
+from ...model.scoring import TextScores, score_texts
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """Largest difference of a token's logits that counts as equal, as a share of their size. In bfloat16 a
@@ -37,6 +38,10 @@ class DecodingModel(Protocol):
 
     def move(self, source: int, target: int, length: int) -> None:
         """Move a sequence of `length` tokens from one slot to another."""
+        ...
+
+    def score(self, ids: Tensor) -> TextScores:
+        """Return the logprobs of texts `[texts, tokens]`, computed without any cache."""
         ...
 
 
@@ -127,6 +132,9 @@ class SlotModel:
         routes = torch.stack(chosen, dim=1).to(route_dtype(self._routers))
         return logits, routes.view(*ids.shape, *routes.shape[1:])
 
+    def score(self, ids: Tensor) -> TextScores:
+        return score_texts(self.model, self._routers, ids)
+
 
 class SeparateModel:
     """Decodes one sequence after the other, each with a cache as transformers makes it. Slower than
@@ -168,6 +176,9 @@ class SeparateModel:
         if not all_routes:
             return logits, None
         return logits, torch.stack(all_routes).to(route_dtype(self._routers))
+
+    def score(self, ids: Tensor) -> TextScores:
+        return score_texts(self.model, self._routers, ids)
 
 
 def route_dtype(routers: Sequence[ExpertRouter]) -> torch.dtype:

@@ -1,21 +1,30 @@
 """Loads weights into one engine and asks for its version and load. The orchestrator uses it."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import msgspec
 from msgspec import Struct
 
 from ...errors import UNREADABLE, EngineAway, EngineError, EngineLate
+from ...model.shape import ModelShape
 from ...records.engine import EngineLoad
 from ..http.endpoint import ServedModel
-from .dialect import Dialect, EngineCall
+from .dialect import Dialect, EngineCall, ProbeAnswer, Texts
+from .facts import EngineFacts, parse_facts
 from .link import EngineAccess, EngineLink, open_link, pick_dialect
 from .status import parse_load, parse_version
 
 METRICS = EngineCall("/metrics")
+OURS = "rollway"
+"""The owner of models that the embedded engine lists."""
 QUERY_DEADLINE_S = 10.0
 """How long an engine may take to report its version or its load."""
+SERVER_INFO = EngineCall("/server_info?config_format=json")
+FACTS_DEADLINE_S = 60.0
+"""vLLM first collects what is installed on its machine."""
+PROBE_DEADLINE_S = 60.0
+"""How long an engine may take to answer a probe, behind the requests that it has."""
 
 
 class _Result(Struct, frozen=True):
@@ -26,24 +35,49 @@ class _Result(Struct, frozen=True):
 class EngineControl:
     """One engine. After EngineAway or EngineLate it may come back. Other EngineErrors are refusals."""
 
-    def __init__(self, link: EngineLink, served: ServedModel) -> None:
+    def __init__(
+        self, link: EngineLink, served: ServedModel, shape: ModelShape | None = None
+    ) -> None:
         self._link = link
         self.url = link.url
-        self._dialect: Dialect = pick_dialect(served, shape=None)
+        self._dialect: Dialect = pick_dialect(served, shape)
         self.served = served
+        self._is_paused = False
+        self._has_plugin = False
 
-    async def update_weights(self, path: str, version: int) -> None:
-        """Pause decoding and load new weights. Requests in flight then continue with them."""
-        update = self._dialect.weight_update(path, version)
+    async def load_weights(self, path: str, version: int) -> None:
+        """Pause decoding and load new weights. An engine that cannot answer a probe while it is paused
+        continues at once, others when `confirm` is called. If the load fails, the engine stays paused:
+        it may have a broken model, of which the next request would make it die."""
+        update = self._dialect.weight_update(path, version, has_plugin=self._has_plugin)
+        await self._post(update.pause)
+        for call in update.load:
+            await self._post(call)
+        self._is_paused = self.served.owned_by == OURS
+        if not self._is_paused:
+            await self._post(update.resume)
+
+    async def confirm(self, version: int) -> None:
+        """Tell the engine which version it has, and let it continue. An engine that keeps no version is
+        not told."""
+        update = self._dialect.weight_update("", version)
         try:
-            await self._post(update.pause)
-            for call in update.load:
-                await self._post(call)
-        except BaseException:
-            with suppress(EngineError):  # the first error is the one to raise
-                await self._post(update.resume)
-            raise
-        await self._post(update.resume)
+            await self._post(update.label)
+        except EngineError as error:
+            if error.status != 404:
+                raise
+        if self._is_paused:
+            await self._post(update.resume)
+            self._is_paused = False
+
+    async def probe(self, texts: Texts, *, reads_cache: bool = False) -> list[ProbeAnswer]:
+        """Return what the engine says of these texts. See `Dialect.encode_probe`."""
+        dialect = self._dialect
+        body = dialect.encode_probe(self.served.id, texts, reads_cache=reads_cache)
+        answer = await self._link.fetch(
+            "POST", EngineCall(dialect.path, body), PROBE_DEADLINE_S
+        )
+        return dialect.parse_probe(answer)
 
     async def _post(self, call: EngineCall) -> None:
         body = await self._link.fetch("POST", call)
@@ -54,17 +88,23 @@ class EngineControl:
         if not result.success:
             raise EngineError(f"{self.url}{call.path}: {result.message}")
 
+    async def read_facts(self) -> EngineFacts | None:
+        """Ask the engine how it was started. None if it does not tell."""
+        facts = parse_facts(await self._get(SERVER_INFO, FACTS_DEADLINE_S))
+        self._has_plugin = facts is not None and facts.has_plugin
+        return facts
+
     async def weight_version(self) -> str:
         return parse_version(await self._get(self._dialect.weight_version))
 
     async def load(self) -> EngineLoad | None:
         return parse_load(await self._get(METRICS), self._dialect.gauges)
 
-    async def _get(self, call: EngineCall) -> bytearray:
+    async def _get(self, call: EngineCall, deadline_s: float = QUERY_DEADLINE_S) -> bytearray:
         """Return the answer, empty if the engine does not know the path. Any other refusal raises
         EngineAway, because an engine that answers with an error may recover."""
         try:
-            return await self._link.fetch("GET", call, QUERY_DEADLINE_S)
+            return await self._link.fetch("GET", call, deadline_s)
         except (EngineAway, EngineLate):
             raise
         except EngineError as error:
@@ -74,7 +114,9 @@ class EngineControl:
 
 
 @asynccontextmanager
-async def open_control(access: EngineAccess) -> AsyncIterator[EngineControl]:
+async def open_control(
+    access: EngineAccess, shape: ModelShape | None = None
+) -> AsyncIterator[EngineControl]:
     """Open the control of an engine that answers and serves the model of `access`."""
     with open_link(access) as link:
-        yield EngineControl(link, await link.fetch_model())
+        yield EngineControl(link, await link.fetch_model(), shape)

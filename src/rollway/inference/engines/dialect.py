@@ -1,5 +1,6 @@
 """The protocol that every engine dialect implements, and the prompt that a dialect sends."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -12,6 +13,8 @@ from ..replies.body import Bulks, BulkString
 from ..replies.columns import ReplyColumns
 from ..replies.routes import WantedRoutes
 from .status import LoadGauges
+
+Texts = Sequence[Sequence[int]]
 
 
 class Prompt(Struct, frozen=True):
@@ -41,11 +44,22 @@ class EngineCall(Struct, frozen=True):
 
 
 class WeightUpdate(Struct, frozen=True):
-    """The calls that load new weights: stop decoding, load, continue."""
+    """The calls that load new weights: stop decoding, load, continue. `label` tells the engine the
+    version of these weights, once they were found to be right."""
 
     pause: EngineCall
     load: tuple[EngineCall, ...]
     resume: EngineCall
+    label: EngineCall
+
+
+class ProbeAnswer(Struct, frozen=True):
+    """What an engine says of one text: the logprobs of its tokens but the first, the logprob of the most
+    likely next token, and the experts of each token."""
+
+    logprobs: tuple[float, ...]
+    top_logprob: float
+    routes: Routes | None = None
 
 
 class Dialect(Protocol):
@@ -71,6 +85,13 @@ class Dialect(Protocol):
         """Return the body of a request. It asks for routes from position `start`, or for none. Requests
         with different salts share no cached prefix."""
 
+    def encode_probe(self, model: str, texts: Texts, *, reads_cache: bool = False) -> bytes:
+        """Return the body of a request for the logprobs of texts. If it may read the engine's prefix
+        cache, it asks only for the most likely next tokens."""
+
+    def parse_probe(self, body: Bytes) -> list[ProbeAnswer]:
+        """Return the answers to such a request, in the order of the texts."""
+
     def unneeded_chars(self, key: bytes, bulk: BulkString, wanted: WantedRoutes) -> int:
         """Return how many characters at the start of a bulk hold only positions that are not wanted."""
 
@@ -82,5 +103,8 @@ class Dialect(Protocol):
     ) -> Routes | None:
         """Return the routes of the wanted positions, or None if the reply has none."""
 
-    def weight_update(self, path: str, version: int) -> WeightUpdate:
-        """Return the calls that load the weights of `version` from the folder `path`."""
+    def weight_update(
+        self, path: str, version: int, *, has_plugin: bool = False
+    ) -> WeightUpdate:
+        """Return the calls that load the weights of `version` from the folder `path`. With rollway's
+        plug-in vLLM loads them exactly."""

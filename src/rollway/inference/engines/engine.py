@@ -1,6 +1,6 @@
 """Requests completions from one engine and turns each reply into a Turn."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -43,9 +43,19 @@ class Completer(Protocol):
 
 
 class ExpectedPolicy:
-    """The policy version that all engines of one worker are expected to sample from."""
+    """The policy version that all engines of one worker are expected to sample from, and the engines
+    that may not be asked: they failed to show that they have it."""
 
-    version = 0
+    def __init__(self) -> None:
+        self.version = 0
+        self.refused: frozenset[str] = frozenset()
+        self.on_refused: Callable[[], None] = lambda: None
+        """Called when `refused` changes."""
+
+    def refuse(self, urls: Iterable[str]) -> None:
+        if (refused := frozenset(urls)) != self.refused:
+            self.refused = refused
+            self.on_refused()
 
 
 class Engine:
@@ -73,6 +83,8 @@ class Engine:
         self, prompt: Prompt, sampling: Sampling, stop_ids: list[int], routes_start: int
     ) -> Turn:
         """Draw one reply. After an EngineAway another try may help, after other EngineErrors not."""
+        if self.url in self.policy.refused:
+            raise EngineAway(f"the engine at {self.url} is out of service")
         start = routes_start if self._routes else None
         wanted = WantedRoutes(routes_start, len(prompt), sampling.max_tokens)
         version, dialect, check = self.policy.version, self._dialect, self._check_connection
@@ -105,7 +117,11 @@ class Engine:
             finish_reason=drawn.finish_reason,
             routes=routes if self._routes else None,
             routes_start=start or 0,
+            engine=self.url,
         )
+
+    def drop_requests(self) -> None:
+        self._link.drop_requests()
 
     async def _check(self, drawn: ReplyColumns, routes: Routes | None, version: int) -> None:
         self._rules.check_columns(drawn, max(version, self.policy.version))
@@ -122,7 +138,9 @@ class Engine:
         started again from old weights, or missed an update. A connection ends with its process, so each
         connection is asked once for each version."""
         version, call = self.policy.version, self._dialect.weight_version
-        if connection.checked_version >= version or not self._reports_version:
+        if not self._rules.knows_versions or not self._reports_version:
+            return
+        if connection.checked_version >= version:
             return
         reply, body = await self._link.fetch_on(connection, call)
         status = reply.head.status

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 
 from msgspec import Struct
 
@@ -35,6 +35,8 @@ class EngineLink:
     def __init__(self, http: HttpClient, access: EngineAccess, url: str) -> None:
         self._http = http
         self._access = access
+        self._was_dropped: dict[asyncio.Timeout, bool] = {}
+        """The requests under way, by their deadlines, and whether each was given up."""
         self.url = url
 
     @asynccontextmanager
@@ -45,21 +47,35 @@ class EngineLink:
         """Give a reply with status 200 to the block, which must read it by the deadline. Everything else
         raises EngineError."""
         limit_s, url = deadline_s or self._access.deadline_s, f"{self.url}{path}"
+        deadline = asyncio.timeout(limit_s)
+        self._was_dropped[deadline] = False
         try:
             async with (
-                asyncio.timeout(limit_s),
+                deadline,
                 self._http.request(method, path, body, accept, check) as reply,
             ):
                 if reply.head.status != 200:
                     raise await self._refusal(url, reply)
                 yield reply
         except TimeoutError:
+            if self._was_dropped[deadline]:
+                raise EngineAway(f"{url}: the engine was taken out of service") from None
             raise EngineLate(f"{url} did not answer within {limit_s:g} s") from None
         except HttpAway as error:
             was_sent = error.request_was_sent
             raise EngineAway(f"{url}: {error}", request_was_sent=was_sent) from None
         except HttpError as error:
             raise EngineError(f"{url}: {error}") from None
+        finally:
+            del self._was_dropped[deadline]
+
+    def drop_requests(self) -> None:
+        """End all requests under way with EngineAway, because the engine may not be used any more."""
+        now_s = asyncio.get_running_loop().time()
+        for deadline in self._was_dropped:
+            with suppress(RuntimeError):  # this one is ending already
+                deadline.reschedule(now_s)
+                self._was_dropped[deadline] = True
 
     async def _refusal(self, url: str, reply: HttpReply) -> EngineError:
         """Return the error that a reply stands for. An engine that is ending answers requests in flight

@@ -59,6 +59,13 @@ class EnginePool:
         self.max_context = min(filter(None, windows), default=0)
         for engine in engines:
             engine.policy = policy
+        policy.on_refused = self._drop_refused
+
+    def _drop_refused(self) -> None:
+        """Give up requests to engines that may not be asked. Their rollouts move to other engines."""
+        for member in self._members:
+            if member.engine.url in self.policy.refused:
+                member.engine.drop_requests()
 
     def pin(self, number: int) -> "PinnedEngine":
         """Choose an engine by number. Rollouts with equal numbers share an engine and its prefix cache,
@@ -70,7 +77,13 @@ class EnginePool:
         wait for the first that may be asked again."""
         members, now_s = self._members, time.monotonic()
         order = [*range(index, len(members)), *range(index)]
-        chosen = min(order, key=lambda number: max(now_s, members[number].rests_until_s))
+
+        def reluctance(number: int) -> tuple[bool, float]:
+            member = members[number]
+            is_refused = member.engine.url in self.policy.refused
+            return is_refused, max(now_s, member.rests_until_s)
+
+        chosen = min(order, key=reluctance)
         await asyncio.sleep(max(0.0, members[chosen].rests_until_s - now_s))
         return chosen, members[chosen]
 

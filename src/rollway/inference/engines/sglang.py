@@ -4,6 +4,8 @@ import math
 from typing import Any
 
 import msgspec
+import numpy as np
+import pybase64
 from msgspec import Struct
 
 from ...errors import UNREADABLE, EngineError, ReplyAborted
@@ -13,7 +15,7 @@ from ..http.framing import Bytes
 from ..replies.body import Bulks, BulkString
 from ..replies.columns import ReplyColumns, make_columns
 from ..replies.routes import WantedRoutes, decode_bare
-from .dialect import EngineCall, Prompt, WeightUpdate
+from .dialect import EngineCall, ProbeAnswer, Prompt, Texts, WeightUpdate
 from .status import LoadGauges
 
 ROUTES = b'"routed_experts"'
@@ -61,6 +63,34 @@ class _Reply(Struct, frozen=True):
 _replies = msgspec.json.Decoder(_Reply)
 
 
+class _ProbeSampling(Struct, frozen=True):
+    max_new_tokens: int = 1
+    temperature: float = 0.0
+
+
+class _ProbeRequest(Struct, frozen=True):
+    """Asks for the logprobs of all input tokens. SGLang does not read its cache for them."""
+
+    input_ids: Texts
+    sampling_params: _ProbeSampling = _ProbeSampling()
+    return_logprob: bool = True
+    logprob_start_len: int = 0
+    return_routed_experts: bool = False
+
+
+class _ProbeMeta(Struct, frozen=True):
+    input_token_logprobs: list[tuple[float | None, int, Any]]
+    output_token_logprobs: list[tuple[float, int, Any]]
+    routed_experts: str | None = None
+
+
+class _ProbeReply(Struct, frozen=True):
+    meta_info: _ProbeMeta
+
+
+_probe_replies = msgspec.json.Decoder(list[_ProbeReply])
+
+
 class Sglang:
     """The dialect of SGLang. Its routes come without their shape, which the model's config must give."""
 
@@ -96,6 +126,32 @@ class Sglang:
         )
         return msgspec.json.encode(request)
 
+    def encode_probe(self, model: str, texts: Texts, *, reads_cache: bool = False) -> bytes:
+        request = _ProbeRequest(texts, return_routed_experts=self._shape_has_experts)
+        return msgspec.json.encode(request)
+
+    def parse_probe(self, body: Bytes) -> list[ProbeAnswer]:
+        try:
+            replies = _probe_replies.decode(body)
+            return [self._probe_answer(reply.meta_info) for reply in replies]
+        except (*UNREADABLE, ValueError) as error:
+            raise EngineError(f"the engine's logprobs cannot be read: {error}") from None
+
+    def _probe_answer(self, meta: _ProbeMeta) -> ProbeAnswer:
+        found = [
+            logprob for logprob, _, _ in meta.input_token_logprobs if logprob is not None
+        ]
+        routes, shape = None, self._shape
+        if meta.routed_experts is not None and shape is not None:
+            bare = pybase64.b64decode(meta.routed_experts, validate=True)
+            grid = (-1, shape.num_layers, shape.topk)
+            routes = np.frombuffer(bare, np.int32).reshape(grid)
+        return ProbeAnswer(tuple(found), meta.output_token_logprobs[0][0], routes)
+
+    @property
+    def _shape_has_experts(self) -> bool:
+        return self._shape is not None and self._shape.has_experts
+
     def unneeded_chars(self, key: bytes, bulk: BulkString, wanted: WantedRoutes) -> int:
         # without a header, only the full length shows which positions arrived
         return 0
@@ -129,9 +185,13 @@ class Sglang:
             )
         return decode_bare(bulk, self._shape, wanted.start, wanted.num_positions(num_drawn))
 
-    def weight_update(self, path: str, version: int) -> WeightUpdate:
+    def weight_update(
+        self, path: str, version: int, *, has_plugin: bool = False
+    ) -> WeightUpdate:
         """The pause returns running requests to the queue. They continue with the new weights."""
-        order = {"model_path": path, "weight_version": str(version), "flush_cache": True}
+        order = {"model_path": path, "flush_cache": True}
+        new = {"new_version": str(version), "abort_all_requests": False}
         load = (EngineCall("/update_weights_from_disk", msgspec.json.encode(order)),)
         pause = EngineCall("/pause_generation", msgspec.json.encode({"mode": "retract"}))
-        return WeightUpdate(pause, load, EngineCall("/continue_generation", b"{}"))
+        label = EngineCall("/update_weight_version", msgspec.json.encode(new))
+        return WeightUpdate(pause, load, EngineCall("/continue_generation", b"{}"), label)

@@ -63,10 +63,6 @@ def _parse_value(line: bytes) -> float:
         return math.nan
 
 
-INITIAL_VERSIONS = ("0", "default")
-"""The versions that an engine reports while it has the weights that it was started with."""
-
-
 class _WeightInfo(Struct, frozen=True):
     weight_version: str | int | None = None
 
@@ -80,9 +76,7 @@ def parse_version(body: Bytes) -> str:
     return "" if version is None else str(version)
 
 
-def is_version(reported: str, version: int) -> bool:
-    return reported == str(version) or (version == 0 and reported in INITIAL_VERSIONS)
-
-
 def is_at_least(reported: str, version: int) -> bool:
-    return is_version(reported, version) or (reported.isdigit() and int(reported) >= version)
+    """Return whether an engine has a version that was checked. One that has just been started reports
+    another text, such as `default`."""
+    return reported.isdigit() and int(reported) >= version

@@ -4,10 +4,12 @@ Routes arrive as base64 of a .npy file in `choices[0].routed_experts`. Some vers
 the prompt into `prompt_routed_experts`, and only those of the completion into the choice.
 """
 
+import io
 from typing import Annotated
 
 import msgspec
 import numpy as np
+import pybase64
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ...config.sections import Count, Natural, NonNegative
@@ -17,7 +19,7 @@ from ..http.framing import Bytes
 from ..replies.body import Bulks, BulkString
 from ..replies.columns import ReplyColumns, make_columns
 from ..replies.routes import WantedRoutes, decode_npy, unneeded_chars
-from .dialect import EngineCall, Prompt, WeightUpdate
+from .dialect import EngineCall, ProbeAnswer, Prompt, Texts, WeightUpdate
 from .status import LoadGauges
 
 ROUTES = b'"routed_experts"'
@@ -71,6 +73,38 @@ class _Reply(Struct, frozen=True):
 _replies = msgspec.json.Decoder(_Reply)
 
 
+class _ProbeRequest(Struct, frozen=True):
+    """Asks for one token after each text, the most likely one. Prompt logprobs are those of temperature
+    1, whatever the temperature is, and are never read from the prefix cache."""
+
+    model: str
+    prompt: Texts
+    prompt_logprobs: int | UnsetType
+    max_tokens: int = 1
+    temperature: float = 0.0
+    logprobs: int = 0
+    return_token_ids: bool = True
+    repetition_penalty: float = 1.0
+
+
+class _Logprob(Struct, frozen=True):
+    logprob: float
+
+
+class _ProbeChoice(Struct, frozen=True):
+    index: int
+    logprobs: _Logprobs
+    prompt_logprobs: list[dict[str, _Logprob] | None] | None = None
+    routed_experts: str | None = None
+
+
+class _ProbeReply(Struct, frozen=True):
+    choices: list[_ProbeChoice]
+
+
+_probe_replies = msgspec.json.Decoder(_ProbeReply)
+
+
 class Vllm:
     name = "vllm"
     path = "/v1/completions"
@@ -105,6 +139,18 @@ class Vllm:
         )
         return msgspec.json.encode(request)
 
+    def encode_probe(self, model: str, texts: Texts, *, reads_cache: bool = False) -> bytes:
+        return msgspec.json.encode(_ProbeRequest(model, texts, UNSET if reads_cache else 0))
+
+    def parse_probe(self, body: Bytes) -> list[ProbeAnswer]:
+        try:
+            choices = _probe_replies.decode(body).choices
+            return [
+                _probe_answer(choice) for choice in sorted(choices, key=lambda c: c.index)
+            ]
+        except (*UNREADABLE, ValueError) as error:
+            raise EngineError(f"the engine's logprobs cannot be read: {error}") from None
+
     def unneeded_chars(self, key: bytes, bulk: BulkString, wanted: WantedRoutes) -> int:
         return unneeded_chars(bulk, wanted, is_prompt_only=key == PROMPT_ROUTES)
 
@@ -130,12 +176,32 @@ class Vllm:
         prompt_routes = decode_npy(prompt_bulk, wanted.start, wanted.num_prompt)
         return np.concatenate((prompt_routes, decode_npy(bulk, 0, num_drawn - 1)))
 
-    def weight_update(self, path: str, version: int) -> WeightUpdate:
-        reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+    def weight_update(
+        self, path: str, version: int, *, has_plugin: bool = False
+    ) -> WeightUpdate:
+        reload: dict[str, object] = {
+            "method": "reload_weights",
+            "kwargs": {"weights_path": path},
+        }
+        if has_plugin:
+            order = {"weights_path": path, "version": str(version)}
+            reload = {"method": "load_version", "kwargs": order}
         new = {"new_version": str(version)}
         load = (
             EngineCall("/collective_rpc", msgspec.json.encode(reload)),
-            EngineCall("/reset_prefix_cache"),
-            EngineCall("/update_weight_version", msgspec.json.encode(new)),
+            EngineCall("/reset_prefix_cache?reset_running_requests=true"),
         )
-        return WeightUpdate(EngineCall("/pause?mode=keep"), load, EngineCall("/resume"))
+        label = EngineCall("/update_weight_version", msgspec.json.encode(new))
+        return WeightUpdate(
+            EngineCall("/pause?mode=keep"), load, EngineCall("/resume"), label
+        )
+
+
+def _probe_answer(choice: _ProbeChoice) -> ProbeAnswer:
+    found = [
+        next(iter(token.values())).logprob for token in choice.prompt_logprobs or [] if token
+    ]
+    routes = None
+    if choice.routed_experts is not None:
+        routes = np.load(io.BytesIO(pybase64.b64decode(choice.routed_experts, validate=True)))
+    return ProbeAnswer(tuple(found), choice.logprobs.token_logprobs[0], routes)

@@ -28,7 +28,7 @@ class Connection(asyncio.BufferedProtocol):
         self.is_open = False
         self.has_received = False
         """True once the server has sent a byte since the last request."""
-        self.checked_version = 0
+        self.checked_version = -1
         """The newest version that the process at the other end was found to have. The code that checks
         the connection sets it."""
         self._lost: Exception | None = None

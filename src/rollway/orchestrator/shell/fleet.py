@@ -1,28 +1,43 @@
-"""The engines of a run: each is checked once a second, and all are given the newest weights."""
+"""The engines of a run: each is checked once a second, given the newest weights, and verified."""
 
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from time import monotonic
+
+from msgspec.structs import replace
 
 from ...config.specs import OrchestratorSpec
 from ...errors import EngineAway, EngineError, EngineLate
 from ...inference.engines.control import EngineControl, open_control
+from ...inference.engines.facts import problems
 from ...inference.engines.link import EngineAccess
 from ...inference.engines.pool import check_same_model
-from ...inference.engines.status import is_version, sum_loads
+from ...inference.engines.status import sum_loads
+from ...loop.lanes.lanes import thread
+from ...model.checkpoint import check_complete
+from ...model.shape import read_shape
 from ...records.engine import EngineLoad
-from ...records.ids import PolicyVersion
+from ...records.ids import PolicyVersion, RolloutId
+from ...records.probe import PROBE_FILE
+from ...records.rollout import Failed, Scored, Settled
 from ...records.situation import EngineState
+from ...rundir.rundir import RunDir
 from ..core.commands import UpdateWeights
+from .verifier import EngineVerifier, Verdict, read_probe
 
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 
 Say = Callable[[str], Awaitable[None]]
+Unsettled = Callable[[], Iterable[RolloutId]]
+
+
+async def _ignore() -> None: ...
 
 
 class _FleetEngine:
@@ -31,8 +46,10 @@ class _FleetEngine:
     ) -> None:
         self.control = control
         self.url = control.url
+        self.verifier = EngineVerifier(control)
         self.version = version
         """The version it was given last. If the engine reports none, this is what it has."""
+        self.is_verified = False
         self.must_load = must_load
         """Load the wanted weights whatever version the engine reports."""
         self.reports_version = True
@@ -40,7 +57,18 @@ class _FleetEngine:
         self.heard_s = monotonic()
         self.trouble = ""
         """Why it does not answer; empty while it does."""
+        self.refusal = ""
+        """Why it is out of service: it failed to load `version`, or loaded other weights."""
+        self.is_judged = True
+        """False from the start of a load until the verdict about it."""
+        self.suspects: frozenset[RolloutId] = frozenset()
+        """The rollouts that were not settled when it was last taken out of service. If it drew one of
+        them, that rollout may have tokens of wrong weights."""
         self.load: EngineLoad | None = None
+
+    @property
+    def is_in_service(self) -> bool:
+        return self.is_verified and not (self.trouble or self.refusal or self.must_load)
 
     @property
     def silent_s(self) -> float:
@@ -63,34 +91,60 @@ class EngineFleet:
         self._engines = [
             _FleetEngine(control, version, must_load=must_load) for control in controls
         ]
+        self._run = RunDir(spec.run_dir)
         self._wanted = UpdateWeights(version, spec.weights)
+        self._tensors: frozenset[str] = frozenset()
+        """The tensors of the version that was published last."""
         self._patience_s = spec.engine.patience_s
+        self._verifies = spec.engine.verify
         self._say = say
         self._is_needed = is_needed
         self._look_every_s = look_every_s
         self._changed = asyncio.Condition()
         self._said: set[str] = set()
+        self.verify_s: float | None = None
+        """How long the last verification took. None if there was none."""
+        self.unsettled: Unsettled = frozenset
+        """Returns the rollouts that have not settled."""
+        self.on_refused: Callable[[], Awaitable[None]] = _ignore
+        """Called when `refused` changes."""
 
     @property
     def load(self) -> EngineLoad | None:
         answering = [engine for engine in self._engines if not engine.trouble]
         return sum_loads([engine.load for engine in answering if engine.load is not None])
 
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """The engines that workers may not ask."""
+        return tuple(engine.url for engine in self._engines if engine.refusal)
+
     def states(self) -> tuple[EngineState, ...]:
         return tuple(
             EngineState(
-                engine.url, engine.version, engine.silent_s, engine.trouble, engine.load
+                engine.url,
+                engine.version,
+                engine.silent_s,
+                engine.trouble or engine.refusal,
+                engine.load,
             )
             for engine in self._engines
         )
 
+    def set_formats(self, dtypes: Iterable[str]) -> None:
+        """Note the number format of each engine; empty if it does not say."""
+        for engine, dtype in zip(self._engines, dtypes, strict=True):
+            engine.verifier.dtype = dtype
+
     async def begin(self) -> None:
-        """Load the first weights into engines that lack them. All engines must answer."""
+        """Verify all engines, which must all answer, and load the first weights into those that lack
+        them."""
         for engine in self._engines:
             await self._bring_up_to_date(engine)
 
     async def update(self, wanted: UpdateWeights) -> None:
         """Wait until every engine that answers has this version, and one at least if one is needed."""
+        self._tensors = await thread(check_complete, Path(wanted.path), self._tensors)
         self._wanted = wanted
         async with asyncio.TaskGroup() as tasks:
             for engine in self._engines:
@@ -102,8 +156,23 @@ class EngineFleet:
     def _can_continue(self) -> bool:
         version = self._wanted.version
         newest = [engine for engine in self._engines if engine.version >= version]
-        is_ready = any(not engine.must_load and not engine.trouble for engine in newest)
-        return is_ready or not self._is_needed()
+        return any(engine.is_in_service for engine in newest) or not self._is_needed()
+
+    async def vet(self, settled: Settled) -> Settled:
+        """Return a rollout's end once the engines that drew it are judged. If one of them had wrong
+        weights while the rollout ran, the rollout has failed."""
+        outcome = settled.outcome
+        if not isinstance(outcome, Scored) or not outcome.engines:
+            return settled
+        drew = [engine for engine in self._engines if engine.url in outcome.engines]
+        if not all(engine.is_judged for engine in drew):
+            async with self._changed:
+                await self._changed.wait_for(lambda: all(engine.is_judged for engine in drew))
+        for engine in drew:
+            if settled.rollout_id in engine.suspects:
+                error = f"the engine at {engine.url}, which drew it, was taken out of service"
+                return replace(settled, outcome=Failed("engine", error))
+        return settled
 
     async def watch(self) -> None:
         """Check every engine forever, and load into those that come back what they missed."""
@@ -134,44 +203,101 @@ class EngineFleet:
             wanted = self._wanted
             reported = await engine.control.weight_version()
             engine.reports_version = bool(reported)
-            if not engine.must_load and is_version(
-                reported or str(engine.version), wanted.version
-            ):
+            has_it = (reported or str(engine.version)) == str(wanted.version)
+            if engine.is_verified and not engine.must_load and has_it:
                 engine.version = wanted.version
                 return
-            engine.must_load = True
+            if engine.refusal and engine.version == wanted.version:
+                return  # the next version gives it another chance
             try:
-                await self._load(engine, wanted)
-            except (EngineAway, EngineLate):
-                raise
-            except EngineError:
-                if self._wanted is wanted:
-                    raise
-                return  # there is a newer version, and this one may be gone from the disk
-            engine.version, engine.must_load = wanted.version, False
+                await self._load_and_judge(engine, wanted)
+            finally:
+                engine.is_judged = True
 
-    async def _load(self, engine: _FleetEngine, wanted: UpdateWeights) -> None:
-        await engine.control.update_weights(wanted.path, wanted.version)
+    async def _load_and_judge(self, engine: _FleetEngine, wanted: UpdateWeights) -> None:
+        """Load a version, unless the engine was started with it, and verify it. Only an engine that
+        passes is told its version, and workers ask none that has not been told."""
+        version = wanted.version
+        engine.is_judged = engine.is_verified = False
+        try:
+            if engine.must_load or version > 0:
+                engine.must_load = True
+                await engine.control.load_weights(wanted.path, version)
+            verdict = await self._verify(engine, wanted)
+            if verdict is None or not verdict.refusal:
+                await self._confirm(engine, version)
+        except (EngineAway, EngineLate):
+            raise
+        except EngineError as error:
+            if self._wanted is wanted:
+                await self._refuse(
+                    engine, version, f"it cannot load version {version}: {error}"
+                )
+            return  # if there is a newer version, this one may be gone from the disk
+        if verdict is not None and verdict.refusal:
+            seen = f"{verdict.comparison}. Likely cause: {verdict.refusal}"
+            await self._refuse(engine, version, f"at version {version} {seen}")
+            return
+        was_refused, engine.refusal = engine.refusal, ""
+        engine.version, engine.must_load, engine.is_verified = version, False, True
+        if was_refused:
+            await self._say(
+                f"The engine at {engine.url} is in service again, at version {version}"
+            )
+            await self.on_refused()
+
+    async def _confirm(self, engine: _FleetEngine, version: PolicyVersion) -> None:
+        await engine.control.confirm(version)
         reported = await engine.control.weight_version()
-        if not reported:
-            text = (
-                f"The engine at {engine.url} does not report which weights it has, so rollway cannot "
-                "check that it loads the weights it is given"
-            )
-            if text not in self._said:
-                self._said.add(text)
-                await self._say(text)
-        elif not is_version(reported, wanted.version):
+        if reported and reported != str(version):
             raise EngineError(
-                f"the engine at {engine.url} was given version {wanted.version} and reports "
-                f"'{reported}': it does not load what it is given, or something else gives it "
-                "weights too"
+                f"it was told that it has version {version} and reports '{reported}': something else "
+                "gives it weights, too"
             )
+
+    async def _verify(self, engine: _FleetEngine, wanted: UpdateWeights) -> Verdict | None:
+        """Return the verdict about the engine's weights. None if the trainer wrote no probe, or if the
+        run file does not want it."""
+        if not self._verifies:
+            return None
+        folder = Path(wanted.path) if wanted.version else self._run.weights_of(wanted.version)
+        probe = await read_probe(folder / PROBE_FILE)
+        if probe is None:
+            await self._say_once(
+                "The trainer writes no probe beside its weights, so rollway cannot check that engines "
+                "have them"
+            )
+            return None
+        try:
+            verdict = await engine.verifier.verify(wanted.version, probe)
+        except (EngineAway, EngineLate):
+            # nobody will know which weights drew the tokens since the load
+            engine.suspects = frozenset(self.unsettled())
+            raise
+        self.verify_s = verdict.seconds
+        log.info("%s, version %d: %s", engine.url, wanted.version, verdict.comparison)
+        return verdict
+
+    async def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            await self._say(text)
+
+    async def _refuse(self, engine: _FleetEngine, version: PolicyVersion, why: str) -> None:
+        """Take an engine out of service. What it drew since the load began does not train."""
+        engine.refusal, engine.version, engine.must_load = why, version, True
+        engine.suspects = frozenset(self.unsettled())
+        text = f"The engine at {engine.url} is out of service: {why}"
+        others = [other for other in self._engines if not other.refusal]
+        if not others and self._is_needed():
+            raise EngineError(f"{text[0].lower()}{text[1:]}; no other engine is left")
+        await self._say(text)
+        await self.on_refused()
 
     async def _note_answer(self, engine: _FleetEngine) -> None:
         silent_s, engine.trouble = engine.silent_s, ""
         engine.heard_s = monotonic()
-        if silent_s:
+        if silent_s and not engine.refusal:
             await self._say(
                 f"The engine at {engine.url} is back after {silent_s:.0f} s, at version {engine.version}"
             )
@@ -181,22 +307,26 @@ class EngineFleet:
 
     async def _note_silence(self, engine: _FleetEngine, trouble: str) -> None:
         was_answering, engine.trouble = not engine.trouble, trouble
-        if not engine.reports_version and engine.version > 0:
+        if not engine.reports_version:
             # another process may come back, with the weights it was started from
-            engine.must_load = True
+            engine.is_verified = False
+            engine.must_load = engine.version > 0
         if was_answering:
-            others = [other for other in self._engines if not other.trouble]
+            others = [
+                other for other in self._engines if not (other.trouble or other.refusal)
+            ]
             effect = "the others take its rollouts" if others else "rollouts wait for it"
             await self._say(
                 f"No answer from the engine at {engine.url} ({trouble}); {effect}"
             )
-        shortest_s = min(other.silent_s for other in self._engines)
+        usable = [other for other in self._engines if not other.refusal] or self._engines
+        shortest_s = min(other.silent_s for other in usable)
         if shortest_s >= self._patience_s and self._is_needed():
             raise EngineError(self._no_engine_answers())
 
     def _no_engine_answers(self) -> str:
         silences = [
-            f"{engine.url} for {engine.silent_s:.0f} s ({engine.trouble})"
+            f"{engine.url} for {engine.silent_s:.0f} s ({engine.trouble or engine.refusal})"
             for engine in self._engines
         ]
         summary = f"no answer from the engine at {silences[0]}"
@@ -218,11 +348,28 @@ async def open_fleet(
     """Connect to the engines. All must answer, serve one model, and load the run's first weights."""
     config, controls = spec.engine, []
     key = os.environ.get(config.key_var or "", "")
+    shape = read_shape(spec.model_path)
     async with AsyncExitStack() as stack:
         for url in spec.engine_urls:
             access = EngineAccess(url, config.request_deadline_s, config.model or "", key)
-            controls.append(await stack.enter_async_context(open_control(access)))
+            controls.append(await stack.enter_async_context(open_control(access, shape)))
         check_same_model([(control.url, control.served) for control in controls])
+        wanted = (
+            config.routes if config.routes is not None else bool(shape and shape.has_experts)
+        )
+        facts = [await control.read_facts() for control in controls]
+        for control, told in zip(controls, facts, strict=True):
+            found = problems(
+                control.served,
+                told,
+                wants_routes=wanted,
+                temperature=spec.sampling.temperature,
+            )
+            if problem := next(found, ""):
+                raise EngineError(
+                    f"the engine at {control.url} cannot be trained on: {problem}"
+                )
         fleet = EngineFleet(spec, controls, say, is_needed, look_every_s)
+        fleet.set_formats([told.dtype if told else "" for told in facts])
         await fleet.begin()
         yield fleet

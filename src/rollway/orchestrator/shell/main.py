@@ -28,7 +28,6 @@ from ...records.turn import Sampling
 from ...rundir.rundir import RunDir, write_whole
 from ...transport.open import open_sender
 from ...wire.keys import read_client_keys
-from ...wire.messages import NewPolicy
 from ..core.core import Core
 from ..core.events import Started, Tick
 from ..core.state import needs_engine
@@ -73,13 +72,22 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
         config = spec.core.orchestrator
         steps = StepLog(run, parent, lags, core.view, config.correct_at)
         books = Bookkeeper(run, ledger, tracker, steps, config)
-        performer = Performer(peers, books, events, _samplings(spec))
+        first_version = PolicyVersion(spec.first_step - 1)
+        performer = Performer(peers, books, events, _samplings(spec), first_version)
+        peers.fleet.unsettled, peers.fleet.on_refused = (
+            tracker.unsettled,
+            performer.send_policy,
+        )
+        await performer.send_policy()
         parent.in_flight, parent.on_stats = lambda: core.num_in_flight, on_stats
         clients, trainer = peers.clients.items(), peers.trainer
         await parent.report_ready(trainer.address)
         async with asyncio.TaskGroup() as tasks:
             sources = [
-                *(from_env(env, client, events, books, parent) for env, client in clients),
+                *(
+                    from_env(env, client, events, books, parent, peers.fleet)
+                    for env, client in clients
+                ),
                 trainer.serve(),
                 from_engines(peers.fleet, events),
                 peers.fleet.watch(),
@@ -131,8 +139,8 @@ async def _connect(
 async def _connect_env(
     spec: OrchestratorSpec, env: EnvAddress, stack: AsyncExitStack
 ) -> env_client.EnvClient:
-    """Connect to an env server, which must serve the right environment, and tell it the version: it may
-    have served other runs before. What it sends as frames lands in segments of this process."""
+    """Connect to an env server, which must serve the right environment. What it sends as frames lands in
+    segments of this process."""
     keys = read_client_keys(Path(env.keys)) if env.keys else None
     first = SegmentName(f"{env_name(env.id)}.in", 0, generation=spec.generation)
     folder, segment_bytes = RunDir(spec.run_dir).payload, ServerLimits().segment_mb << 20
@@ -145,7 +153,6 @@ async def _connect_env(
             f"the server at {env.address} serves '{client.env}', but the run wants '{env.id}': "
             "correct the address or the id"
         )
-    await client.send(NewPolicy(PolicyVersion(spec.first_step - 1)))
     return client
 
 

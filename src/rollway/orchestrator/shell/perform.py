@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from ...envserver.client import EnvClient
 from ...errors import RunStuck
+from ...records.ids import PolicyVersion
 from ...records.restored import Restored
 from ...records.task import Split
 from ...records.turn import Sampling
@@ -37,11 +38,13 @@ class Performer:
         books: Bookkeeper,
         events: Events,
         samplings: Mapping[Split, Sampling],
+        version: PolicyVersion,
     ) -> None:
         self._peers = peers
         self._books = books
         self._events = events
         self._samplings = samplings
+        self._version = version
 
     async def perform(self, command: commands.Command) -> None:
         books, clients = self._books, self._peers.clients
@@ -104,10 +107,17 @@ class Performer:
     async def _update_weights(self, update: commands.UpdateWeights) -> None:
         with self._books.steps.phases.updating():
             await self._peers.fleet.update(update)
-        for client in self._peers.clients.values():
-            await client.send(NewPolicy(update.version))
+        self._books.steps.phases.verify_s = self._peers.fleet.verify_s
+        self._version = update.version
+        await self.send_policy()
         await self._events.put(WeightsApplied(update.version))
         await self._books.prune_weights(update.version)
+
+    async def send_policy(self) -> None:
+        """Tell all env servers which version engines have, and which engines may not be asked."""
+        policy = NewPolicy(self._version, self._peers.fleet.refused)
+        for client in self._peers.clients.values():
+            await client.send(policy)
 
     async def resume(self, restored: Restored) -> None:
         """Hold what an interrupted run left, and ship its untrained batches again."""

@@ -23,7 +23,12 @@ Events = asyncio.Queue[Event]
 
 
 async def from_env(
-    env: str, client: EnvClient, events: Events, books: Bookkeeper, parent: Parent
+    env: str,
+    client: EnvClient,
+    events: Events,
+    books: Bookkeeper,
+    parent: Parent,
+    fleet: EngineFleet,
 ) -> None:
     failures = FailureLog()
     while True:
@@ -34,7 +39,8 @@ async def from_env(
                     "its engine is a chat endpoint, and nothing can be trained from messages alone; "
                     "serve the environment with a vLLM or SGLang engine"
                 )
-            case Settled() as settled:
+            case Settled() as received:
+                settled = await fleet.vet(received)
                 if isinstance(settled.outcome, Failed):
                     whose = (
                         f"environment '{env}', attempt {settled.attempt}, {settled.worker}"

@@ -31,6 +31,8 @@ class StepPhases:
         self._num_crediting = 0
         self._crediting_since_s = 0.0
         self._update_s: float | None = None
+        self.verify_s: float | None = None
+        """How long the last verification of an engine took."""
         self._by_step: dict[Step, dict[str, float]] = {}
 
     def note_full(self) -> None:
@@ -82,8 +84,10 @@ class StepPhases:
     def take(self, step: Step) -> dict[str, float]:
         """Return the phases of a trained step, and the last weight update that ended before."""
         update_s, self._update_s = self._update_s, None
-        update = {} if update_s is None else {"time/update_weights": update_s}
-        return {**self._by_step.pop(step, {}), **update}
+        verify_s, self.verify_s = self.verify_s, None
+        times = {"time/update_weights": update_s, "time/verify": verify_s}
+        known = {name: value for name, value in times.items() if value is not None}
+        return {**self._by_step.pop(step, {}), **known}
 
 
 SUSPICIOUS_KL, SUSPICIOUS_STEPS = 0.2, 3

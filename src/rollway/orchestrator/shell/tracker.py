@@ -4,7 +4,7 @@ import heapq
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import monotonic
 
 from msgspec import Struct
@@ -60,6 +60,9 @@ class RolloutTracker:
         self._in_flight[rollout_id] = _InFlight(
             group_id, env, task.id, now_s, now_s, phase_since_s=now_s
         )
+
+    def unsettled(self) -> Iterable[RolloutId]:
+        return self._in_flight
 
     def progressed(self, progress: RolloutPhases) -> None:
         now_s = monotonic()

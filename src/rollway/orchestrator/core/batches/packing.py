@@ -96,6 +96,7 @@ def plan_batch(
             num_tokens=row.num_tokens,
             num_trainable=row.num_trainable,
             advantage=advantage,
+            engine=row.engine if row.version == step - 1 else "",
         )
         for closed in groups
         for member, advantage in zip(closed.group.members, closed.advantages, strict=True)

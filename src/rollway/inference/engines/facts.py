@@ -1,0 +1,98 @@
+"""What a vLLM server tells about itself, and which of its settings cannot train rightly. Pure."""
+
+from collections.abc import Iterator
+
+import msgspec
+from msgspec import Struct
+
+from ...errors import UNREADABLE
+from ..http.endpoint import ServedModel
+from ..http.framing import Bytes
+
+EXTENSION = "rollway.vllm.WorkerExtension"
+"""The class that the plug-in is loaded by."""
+SAMPLED_LOGPROBS = "processed_logprobs"
+"""The mode in which logprobs are those of the distribution that tokens are drawn from."""
+
+
+class _Model(Struct, frozen=True):
+    dtype: str = ""
+    logprobs_mode: str = SAMPLED_LOGPROBS
+    enforce_eager: bool = True
+    enable_return_routed_experts: bool = True
+
+
+class _Parallel(Struct, frozen=True):
+    worker_extension_cls: str = ""
+
+
+class _Device(Struct, frozen=True):
+    device_type: str = ""
+
+
+class _Config(Struct, frozen=True):
+    model_config: _Model = _Model()
+    parallel_config: _Parallel = _Parallel()
+    device_config: _Device = _Device()
+
+
+class _ServerInfo(Struct, frozen=True):
+    vllm_config: _Config
+
+
+class EngineFacts(Struct, frozen=True):
+    dtype: str
+    """The number format that it computes in; empty if it does not say."""
+    logprobs_mode: str
+    is_eager: bool
+    returns_routes: bool
+    is_on_cpu: bool
+    has_plugin: bool
+
+
+def parse_facts(body: Bytes) -> EngineFacts | None:
+    """Read the answer of `/server_info`; None if it is not vLLM's."""
+    try:
+        config = msgspec.json.decode(body, type=_ServerInfo).vllm_config
+    except UNREADABLE:
+        return None
+    model = config.model_config
+    return EngineFacts(
+        dtype=model.dtype.removeprefix("torch."),
+        logprobs_mode=model.logprobs_mode,
+        is_eager=model.enforce_eager,
+        returns_routes=model.enable_return_routed_experts,
+        is_on_cpu=config.device_config.device_type == "cpu",
+        has_plugin=config.parallel_config.worker_extension_cls == EXTENSION,
+    )
+
+
+def problems(
+    served: ServedModel, facts: EngineFacts | None, *, wants_routes: bool, temperature: float
+) -> Iterator[str]:
+    """Yield what about an engine would make training wrong, each with its remedy."""
+    if served.parent is not None:
+        yield (
+            f"it serves '{served.id}' as an adapter of '{served.parent}', and new weights would go to "
+            "the latter: name the model itself (engine.external.model)"
+        )
+    if served.owned_by != "vllm":
+        return
+    if facts is None:
+        yield (
+            "it cannot load new weights, because its development mode is off: start vLLM with "
+            "VLLM_SERVER_DEV_MODE=1 in its environment"
+        )
+        return
+    if facts.logprobs_mode != SAMPLED_LOGPROBS and temperature != 1:
+        yield (
+            f"its logprobs are '{facts.logprobs_mode}', not those of the distribution that it draws "
+            f"from at temperature {temperature:g}: start vLLM with --logprobs-mode {SAMPLED_LOGPROBS}"
+        )
+    if wants_routes and not facts.returns_routes:
+        yield (
+            "it does not return routes: start vLLM with --enable-return-routed-experts, or set "
+            "engine.routes = false to train without them"
+        )
+    elif wants_routes and facts.is_on_cpu and not facts.is_eager:
+        yield "compiled on CPU, it returns routes that are all zero: start vLLM with --enforce-eager"

@@ -1,0 +1,71 @@
+"""Asks an engine for the logprobs of a version's probe, and says whether it has the right weights."""
+
+from pathlib import Path
+from time import monotonic
+
+import msgspec
+from msgspec import Struct
+
+from ...errors import UNREADABLE, EngineError
+from ...inference.engines.control import EngineControl
+from ...inference.engines.verdict import Comparison, Tolerance, compare, why_refused
+from ...loop.lanes.lanes import thread
+from ...records.ids import PolicyVersion
+from ...records.probe import Probe
+
+COARSER = {"float32": 0, "float16": 1, "bfloat16": 2}
+"""Number formats, the coarser ones later."""
+
+
+class Verdict(Struct, frozen=True):
+    """`refusal` is empty if the engine has the right weights."""
+
+    comparison: Comparison
+    refusal: str
+    seconds: float
+
+
+class EngineVerifier:
+    """Verifies one engine. Its first verdict shows how much of a difference is rounding."""
+
+    def __init__(self, control: EngineControl) -> None:
+        self._control = control
+        self.dtype = ""
+        """The engine's number format, if it tells it. If not, it may be as fine as the trainer's."""
+        self._tolerance: Tolerance | None = None
+
+    async def verify(self, version: PolicyVersion, probe: Probe) -> Verdict:
+        """Compare the engine with a probe. An engine that does not give logprobs is refused."""
+        start_s, control = monotonic(), self._control
+        answers = await control.probe([text.token_ids for text in probe.texts])
+        tolerance = self._tolerance or Tolerance(
+            max(probe.dtype, self.dtype or probe.dtype, key=_coarseness)
+        )
+        try:
+            comparison = compare(probe, answers, tolerance.noise)
+        except ValueError as error:
+            raise EngineError(
+                f"the engine at {control.url} does not answer a probe: {error}"
+            ) from None
+        if probe.cached is not None:
+            (cached,) = await control.probe([probe.cached.token_ids], reads_cache=True)
+            off = abs(cached.top_logprob - probe.cached.top_logprob)
+            comparison = msgspec.structs.replace(comparison, cache_error=off)
+        refusal = why_refused(comparison, version, tolerance)
+        if self._tolerance is None and not refusal:
+            self._tolerance = msgspec.structs.replace(tolerance, first_mean=comparison.mean)
+        return Verdict(comparison, refusal, monotonic() - start_s)
+
+
+def _coarseness(dtype: str) -> int:
+    return COARSER.get(dtype, COARSER["bfloat16"])
+
+
+async def read_probe(path: Path) -> Probe | None:
+    """Read a probe. None means that the trainer writes none."""
+    try:
+        return msgspec.msgpack.decode(await thread(path.read_bytes), type=Probe)
+    except FileNotFoundError:
+        return None
+    except UNREADABLE as error:
+        raise EngineError(f"the probe {path} is damaged: {error}") from None
