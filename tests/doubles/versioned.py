@@ -185,7 +185,7 @@ class VersionedEngine:
 
     async def _complete(self, request: web.Request) -> web.Response:
         request_body: dict[str, Any] = await request.json()
-        if "prompt_logprobs" in request_body:
+        if isinstance(request_body["prompt"][0], list):
             await self.may_score.wait()
             return self._score(request_body["prompt"])
         self.requests.append((request_body["prompt"], self.version))

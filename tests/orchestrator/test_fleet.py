@@ -1,7 +1,6 @@
 """The engines of a run as the orchestrator keeps them: real servers that refuse, vanish and return."""
 
 import asyncio
-import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ from rollway.orchestrator.shell.fleet import EngineFleet, open_fleet
 from rollway.orchestrator.shell.sources import Events, from_engines
 from rollway.records.engine import EngineLoad
 from rollway.records.ids import PolicyVersion, RolloutId, Step, WorkerName
+from rollway.records.probe import CachedText
 from rollway.records.rollout import Failed, Settled
 from rollway.records.turn import Sampling
 from rollway.rundir.rundir import RunDir, write_whole
@@ -42,9 +42,13 @@ QUICK_S = 0.05
 """How often the fleets of these tests look at their engines."""
 
 
-def publish(run: RunDir, version: int) -> str:
+def publish(run: RunDir, version: int, cached_tokens: int = 0) -> str:
     """Write a version's probe, and return the folder of its weights."""
-    write_whole(run.probe_of(PolicyVersion(version)), msgspec.msgpack.encode(probe(version)))
+    written = probe(version)
+    if cached_tokens:
+        # the double gives -0.5 to every next token
+        written = replace(written, cached=CachedText((7,) * cached_tokens, -3.5))
+    write_whole(run.probe_of(PolicyVersion(version)), msgspec.msgpack.encode(written))
     return str(run.weights_of(PolicyVersion(version)))
 
 
@@ -78,36 +82,36 @@ async def watched_fleet(
     patience_s: float = 60.0,
     must_push: bool = False,
     is_needed: Callable[[], bool] = lambda: True,
+    cached_tokens: int = 0,
 ) -> AsyncIterator[WatchedFleet]:
     messages: list[str] = []
 
     async def say(text: str) -> None:
         messages.append(text)
 
-    folder = tempfile.mkdtemp(prefix="rollway-fleet-")
-    run = RunDir(folder)
-    weights = publish(run, first_step - 1)
-    spec = OrchestratorSpec(
-        core=core_spec(),
-        sampling=Sampling(8),
-        envs=(),
-        engine_urls=tuple(engine.url for engine in engines),
-        engine=EngineConfig(patience_s=patience_s, request_deadline_s=5.0),
-        weights=weights,
-        model_path="",
-        must_push=must_push,
-        payload=PayloadConfig(),
-        transport=TransportConfig(),
-        first_step=Step(first_step),
-        run_dir=folder,
-        watch=WatchSpec(),
-    )
-    opening = open_fleet(spec, say, is_needed, look_every_s=QUICK_S)
-    async with opening as fleet, asyncio.TaskGroup() as tasks:
-        watching = tasks.create_task(fleet.watch())
-        yield WatchedFleet(run, fleet, messages)
-        watching.cancel()
-    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="rollway-fleet-") as folder:
+        run = RunDir(folder)
+        weights = publish(run, first_step - 1, cached_tokens)
+        spec = OrchestratorSpec(
+            core=core_spec(),
+            sampling=Sampling(8),
+            envs=(),
+            engine_urls=tuple(engine.url for engine in engines),
+            engine=EngineConfig(patience_s=patience_s, request_deadline_s=5.0),
+            weights=weights,
+            model_path="",
+            must_push=must_push,
+            payload=PayloadConfig(),
+            transport=TransportConfig(),
+            first_step=Step(first_step),
+            run_dir=folder,
+            watch=WatchSpec(),
+        )
+        opening = open_fleet(spec, say, is_needed, look_every_s=QUICK_S)
+        async with opening as fleet, asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(fleet.watch())
+            yield WatchedFleet(run, fleet, messages)
+            watching.cancel()
 
 
 def controls(engine: VersionedEngine) -> list[str]:
@@ -204,6 +208,14 @@ async def test_an_engine_that_something_else_gives_weights_is_named() -> None:
         engine.ignores_labels, engine.version = True, "7"
         with pytest.raises(EngineError, match="told that it has version 0 and reports '7'"):
             await watched_fleet(engine).__aenter__()
+
+
+async def test_a_text_that_does_not_fit_the_window_is_not_asked_for() -> None:
+    async with versioned_engine(max_model_len=64) as engine:
+        with pytest.raises(EngineError, match="prefix cache"):
+            await watched_fleet(engine, cached_tokens=63, first_step=2).__aenter__()
+        async with watched_fleet(engine, cached_tokens=64, first_step=2):
+            assert engine.version == "1"
 
 
 async def test_a_trainer_that_writes_no_probes_is_mentioned_once() -> None:

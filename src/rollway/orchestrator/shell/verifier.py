@@ -1,5 +1,6 @@
 """Asks an engine for the logprobs of a version's probe, and says whether it has the right weights."""
 
+import math
 from pathlib import Path
 from time import monotonic
 
@@ -47,7 +48,8 @@ class EngineVerifier:
             raise EngineError(
                 f"the engine at {control.url} does not answer a probe: {error}"
             ) from None
-        if probe.cached is not None:
+        window = control.served.max_model_len
+        if probe.cached is not None and len(probe.cached.token_ids) < (window or math.inf):
             (cached,) = await control.probe([probe.cached.token_ids], reads_cache=True)
             off = abs(cached.top_logprob - probe.cached.top_logprob)
             comparison = msgspec.structs.replace(comparison, cache_error=off)
