@@ -28,6 +28,10 @@ def test_a_tensor_that_earlier_versions_had_is_missed(tmp_path: Path) -> None:
         check_complete(tmp_path, frozenset(("q_proj", "k_proj", "v_proj")))
 
 
+def test_weights_that_lie_elsewhere_are_taken_to_be_whole(tmp_path: Path) -> None:
+    assert check_complete(tmp_path / "elsewhere", frozenset("a")) == {"a"}
+
+
 def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")
     with pytest.raises(ModelError, match=r"model\.safetensors is not a complete"):

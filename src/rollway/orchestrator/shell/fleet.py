@@ -27,7 +27,8 @@ from ...records.rollout import Failed, Scored, Settled
 from ...records.situation import EngineState
 from ...rundir.rundir import RunDir
 from ..core.commands import UpdateWeights
-from .verifier import EngineVerifier, Verdict, read_probe
+from .fleet_engine import FleetEngine
+from .verifier import Verdict, read_probe
 
 log = logging.getLogger(__name__)
 
@@ -38,41 +39,6 @@ Unsettled = Callable[[], Iterable[RolloutId]]
 
 
 async def _ignore() -> None: ...
-
-
-class _FleetEngine:
-    def __init__(
-        self, control: EngineControl, version: PolicyVersion, *, must_load: bool
-    ) -> None:
-        self.control = control
-        self.url = control.url
-        self.verifier = EngineVerifier(control)
-        self.version = version
-        """The version it was given last. If the engine reports none, this is what it has."""
-        self.is_verified = False
-        self.must_load = must_load
-        """Load the wanted weights whatever version the engine reports."""
-        self.reports_version = True
-        self.updating = asyncio.Lock()
-        self.heard_s = monotonic()
-        self.trouble = ""
-        """Why it does not answer; empty while it does."""
-        self.refusal = ""
-        """Why it is out of service: it failed to load `version`, or loaded other weights."""
-        self.is_judged = True
-        """False from the start of a load until the verdict about it."""
-        self.suspects: frozenset[RolloutId] = frozenset()
-        """The rollouts that were not settled when it was last taken out of service. If it drew one of
-        them, that rollout may have tokens of wrong weights."""
-        self.load: EngineLoad | None = None
-
-    @property
-    def is_in_service(self) -> bool:
-        return self.is_verified and not (self.trouble or self.refusal or self.must_load)
-
-    @property
-    def silent_s(self) -> float:
-        return monotonic() - self.heard_s if self.trouble else 0.0
 
 
 class EngineFleet:
@@ -89,7 +55,7 @@ class EngineFleet:
         """`is_needed` returns whether the run still has something to sample."""
         version, must_load = PolicyVersion(spec.first_step - 1), spec.must_push
         self._engines = [
-            _FleetEngine(control, version, must_load=must_load) for control in controls
+            FleetEngine(control, version, must_load=must_load) for control in controls
         ]
         self._run = RunDir(spec.run_dir)
         self._wanted = UpdateWeights(version, spec.weights)
@@ -180,13 +146,13 @@ class EngineFleet:
             for engine in self._engines:
                 tasks.create_task(self._watch(engine), name=engine.url)
 
-    async def _watch(self, engine: _FleetEngine) -> None:
+    async def _watch(self, engine: FleetEngine) -> None:
         while True:
             await asyncio.sleep(self._look_every_s)
             if not engine.updating.locked():
                 await self._look_after(engine)
 
-    async def _look_after(self, engine: _FleetEngine) -> None:
+    async def _look_after(self, engine: FleetEngine) -> None:
         """Check one engine: does it answer, how busy is it, does it have the right weights?"""
         try:
             engine.load = await engine.control.load()
@@ -198,7 +164,7 @@ class EngineFleet:
         async with self._changed:
             self._changed.notify_all()
 
-    async def _bring_up_to_date(self, engine: _FleetEngine) -> None:
+    async def _bring_up_to_date(self, engine: FleetEngine) -> None:
         async with engine.updating:
             wanted = self._wanted
             reported = await engine.control.weight_version()
@@ -214,7 +180,7 @@ class EngineFleet:
             finally:
                 engine.is_judged = True
 
-    async def _load_and_judge(self, engine: _FleetEngine, wanted: UpdateWeights) -> None:
+    async def _load_and_judge(self, engine: FleetEngine, wanted: UpdateWeights) -> None:
         """Load a version, unless the engine was started with it, and verify it. Only an engine that
         passes is told its version, and workers ask none that has not been told."""
         version = wanted.version
@@ -246,7 +212,7 @@ class EngineFleet:
             )
             await self.on_refused()
 
-    async def _confirm(self, engine: _FleetEngine, version: PolicyVersion) -> None:
+    async def _confirm(self, engine: FleetEngine, version: PolicyVersion) -> None:
         await engine.control.confirm(version)
         reported = await engine.control.weight_version()
         if reported and reported != str(version):
@@ -255,7 +221,7 @@ class EngineFleet:
                 "gives it weights, too"
             )
 
-    async def _verify(self, engine: _FleetEngine, wanted: UpdateWeights) -> Verdict | None:
+    async def _verify(self, engine: FleetEngine, wanted: UpdateWeights) -> Verdict | None:
         """Return the verdict about the engine's weights. None if the trainer wrote no probe, or if the
         run file does not want it."""
         if not self._verifies:
@@ -283,7 +249,7 @@ class EngineFleet:
             self._said.add(text)
             await self._say(text)
 
-    async def _refuse(self, engine: _FleetEngine, version: PolicyVersion, why: str) -> None:
+    async def _refuse(self, engine: FleetEngine, version: PolicyVersion, why: str) -> None:
         """Take an engine out of service. What it drew since the load began does not train."""
         engine.refusal, engine.version, engine.must_load = why, version, True
         engine.suspects = frozenset(self.unsettled())
@@ -294,7 +260,7 @@ class EngineFleet:
         await self._say(text)
         await self.on_refused()
 
-    async def _note_answer(self, engine: _FleetEngine) -> None:
+    async def _note_answer(self, engine: FleetEngine) -> None:
         silent_s, engine.trouble = engine.silent_s, ""
         engine.heard_s = monotonic()
         if silent_s and not engine.refusal:
@@ -305,7 +271,7 @@ class EngineFleet:
             self._said.add(engine.url)
             log.warning("the engine at %s does not report how busy it is", engine.url)
 
-    async def _note_silence(self, engine: _FleetEngine, trouble: str) -> None:
+    async def _note_silence(self, engine: FleetEngine, trouble: str) -> None:
         was_answering, engine.trouble = not engine.trouble, trouble
         if not engine.reports_version:
             # another process may come back, with the weights it was started from
