@@ -43,7 +43,7 @@ class EngineVerifier:
             max(probe.dtype, self.dtype or probe.dtype, key=_coarseness)
         )
         try:
-            comparison = compare(probe, answers, tolerance.noise)
+            comparison = compare(probe, answers, tolerance)
         except ValueError as error:
             raise EngineError(
                 f"the engine at {control.url} does not answer a probe: {error}"
