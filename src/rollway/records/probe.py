@@ -33,7 +33,7 @@ class CachedText(Struct, frozen=True):
 class Probe(Struct, frozen=True):
     version: PolicyVersion
     dtype: str
-    """The number format of the published weights."""
+    """The coarser number format of the trainer and of the published weights."""
     texts: tuple[ProbeText, ...]
     cached: CachedText | None = None
     moe_layers: tuple[int, ...] = ()

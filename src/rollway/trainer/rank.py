@@ -53,8 +53,11 @@ class Rank:
         if config.dtype != "float32" and not start.packing:
             prove_rounded(rows)
         self.packing, self.note = rows.packing, describe_packing(rows)
+        is_exact = config.dtype == self._published_dtype == "float32"
         self._probes = ProbeMaker(
-            rows, self._published_dtype, has_cached_text=start.spec.probes_cache
+            rows,
+            "float32" if is_exact else "bfloat16",
+            has_cached_text=start.spec.probes_cache,
         )
         self._state = self._open_state()
         if ranks.rank == 0 and not self._run.probe_of(start.point.version).exists():

@@ -19,6 +19,8 @@ from .facts import EXTENSION
 
 CEILINGS = {"float32": 1e-3, "float16": 0.03, "bfloat16": 0.1}
 """The largest mean difference of a logprob that rounding may cause, by the coarser number format."""
+COARSEST = "bfloat16"
+"""What a number format that is not known is taken for."""
 FLOORS = {"float32": 2e-4, "float16": 5e-3, "bfloat16": 0.02}
 """A mean difference below this is never a mismatch by itself, however small the first one was."""
 NOISE = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 5e-3}

@@ -17,6 +17,7 @@ from ...inference.engines.facts import problems
 from ...inference.engines.link import EngineAccess
 from ...inference.engines.pool import check_same_model
 from ...inference.engines.status import sum_loads
+from ...inference.engines.verdict import CEILINGS, COARSEST
 from ...loop.lanes.lanes import thread
 from ...model.checkpoint import check_complete
 from ...model.shape import read_shape
@@ -98,9 +99,9 @@ class EngineFleet:
         )
 
     def set_formats(self, dtypes: Iterable[str]) -> None:
-        """Note the number format of each engine; empty if it does not say."""
+        """Note the number format of each engine."""
         for engine, dtype in zip(self._engines, dtypes, strict=True):
-            engine.verifier.dtype = dtype
+            engine.verifier.dtype = dtype if dtype in CEILINGS else COARSEST
 
     async def begin(self) -> None:
         """Verify all engines, which must all answer, and load the first weights into those that lack
@@ -237,7 +238,7 @@ class EngineFleet:
         try:
             verdict = await engine.verifier.verify(wanted.version, probe)
         except (EngineAway, EngineLate):
-            # nobody will know which weights drew the tokens since the load
+            # it stays unknown which weights drew the tokens since the load
             engine.suspects = frozenset(self.unsettled())
             raise
         self.verify_s = verdict.seconds
@@ -336,6 +337,7 @@ async def open_fleet(
                     f"the engine at {control.url} cannot be trained on: {problem}"
                 )
         fleet = EngineFleet(spec, controls, say, is_needed, look_every_s)
-        fleet.set_formats([told.dtype if told else "" for told in facts])
+        unknown = COARSEST if config.external else config.local.dtype
+        fleet.set_formats([told.dtype if told else unknown for told in facts])
         await fleet.begin()
         yield fleet

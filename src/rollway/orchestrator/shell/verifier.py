@@ -9,13 +9,16 @@ from msgspec import Struct
 
 from ...errors import UNREADABLE, EngineError
 from ...inference.engines.control import EngineControl
-from ...inference.engines.verdict import Comparison, Tolerance, compare, why_refused
+from ...inference.engines.verdict import (
+    CEILINGS,
+    Comparison,
+    Tolerance,
+    compare,
+    why_refused,
+)
 from ...loop.lanes.lanes import thread
 from ...records.ids import PolicyVersion
 from ...records.probe import Probe
-
-COARSER = {"float32": 0, "float16": 1, "bfloat16": 2}
-"""Number formats, the coarser ones later."""
 
 
 class Verdict(Struct, frozen=True):
@@ -31,8 +34,8 @@ class EngineVerifier:
 
     def __init__(self, control: EngineControl) -> None:
         self._control = control
-        self.dtype = ""
-        """The engine's number format, if it tells it. If not, it may be as fine as the trainer's."""
+        self.dtype = "float32"
+        """The engine's number format."""
         self._tolerance: Tolerance | None = None
 
     async def verify(self, version: PolicyVersion, probe: Probe) -> Verdict:
@@ -40,7 +43,7 @@ class EngineVerifier:
         start_s, control = monotonic(), self._control
         answers = await control.probe([text.token_ids for text in probe.texts])
         tolerance = self._tolerance or Tolerance(
-            max(probe.dtype, self.dtype or probe.dtype, key=_coarseness)
+            max(probe.dtype, self.dtype, key=CEILINGS.__getitem__)
         )
         try:
             comparison = compare(probe, answers, tolerance)
@@ -57,10 +60,6 @@ class EngineVerifier:
         if self._tolerance is None and not refusal:
             self._tolerance = msgspec.structs.replace(tolerance, first_mean=comparison.mean)
         return Verdict(comparison, refusal, monotonic() - start_s)
-
-
-def _coarseness(dtype: str) -> int:
-    return COARSER.get(dtype, COARSER["bfloat16"])
 
 
 async def read_probe(path: Path) -> Probe | None:
