@@ -67,6 +67,8 @@ class VersionedEngine:
         """It keeps its version, whatever it is told."""
         self.weights = 0
         """The version that it really has."""
+        self.dtype, self.rounding = "float32", 0.0
+        """Its number format, and how far that makes its logprobs differ."""
         self.may_score = asyncio.Event()
         """While it is not set, requests for the logprobs of prompts wait."""
         self.may_score.set()
@@ -141,7 +143,7 @@ class VersionedEngine:
 
     async def _server_info(self, request: web.Request) -> web.Response:
         return web.json_response(
-            {"vllm_config": {"model_config": {"dtype": "torch.float32"}}}
+            {"vllm_config": {"model_config": {"dtype": f"torch.{self.dtype}"}}}
         )
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -176,8 +178,9 @@ class VersionedEngine:
         choices = []
         for index, prompt in enumerate(prompts):
             found = [
-                {str(prompt[place]): {"logprob": logprob(prompt[place], place, self.weights)}}
-                for place in range(1, len(prompt))
+                {str(token): {"logprob": logprob(token, place, self.weights) + self.rounding}}
+                for place, token in enumerate(prompt)
+                if place
             ]
             choice = {"index": index, "logprobs": {"token_logprobs": [-0.5]}}
             choices.append({**choice, "prompt_logprobs": [None, *found]})

@@ -142,6 +142,18 @@ async def test_an_engine_with_other_weights_than_the_model_is_refused_at_the_sta
             await watched_fleet(engine).__aenter__()
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+async def test_an_engine_may_round_as_much_as_its_number_format_does(dtype: str) -> None:
+    async with versioned_engine() as engine:
+        engine.rounding = 0.01
+        with pytest.raises(EngineError, match="coarser number format"):
+            await watched_fleet(engine).__aenter__()
+        engine.dtype = dtype
+        async with watched_fleet(engine) as watched:
+            await watched.update(1)
+            assert engine.version == "1"
+
+
 async def test_an_engine_that_does_not_load_what_it_is_given_is_taken_out_of_service() -> (
     None
 ):
