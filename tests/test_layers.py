@@ -18,6 +18,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 PROSE_FILES = [
     *FILES,
     *sorted((ROOT / "tests").rglob("*.py")),
+    *sorted((ROOT / "tests_vllm").glob("*.py")),
     *sorted((ROOT / "bench").rglob("*.py")),
     *sorted((ROOT / "docs").glob("*.py")),
     *sorted((ROOT / "tools").glob("*.py")),
@@ -39,7 +40,7 @@ MAY_IMPORT = {
     "observe": BASE | {"config", "wire", "loop", "rundir"},
     "ledger": BASE | {"loop"},
     "transport": BASE | {"config", "loop", "wire", "payload", "rundir"},
-    "inference": BASE | {"config", "loop", "wire", "model", "payload"},
+    "inference": BASE | {"config", "loop", "wire", "model", "payload", "vllm"},
     "envserver": BASE | {"config", "loop", "wire", "envs", "trace", "payload", "inference", "model"},
     "testing": BASE | {"config", "loop", "wire", "envs", "trace", "model", "inference", "envserver"},
     "orchestrator": BASE | {"config", "loop", "wire", "payload", "inference", "envserver", "rundir",

@@ -23,13 +23,13 @@ from rollway.inference.engines.engine import (
 )
 from rollway.inference.engines.link import EngineAccess
 from rollway.inference.replies.checks import ReplyRules
-from rollway.inference.replies.columns import SAFETENSORS, encode_reply
 from rollway.inference.replies.long_replies import LongReplies
 from rollway.inference.replies.routes import encode_npy
 from rollway.loop.lanes.lanes import ProcessLane
 from rollway.model.shape import ModelShape
 from rollway.records.turn import Sampling, Turn
 from rollway.testing.engine import served
+from rollway.vllm.binary_reply import SAFETENSORS, encode_reply
 
 pytestmark = pytest.mark.anyio
 

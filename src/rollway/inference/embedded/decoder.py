@@ -18,9 +18,9 @@ from ...errors import RollwayError
 from ...loop.processes.child import receive_spec
 from ...model.load import load_model, load_weights
 from ...model.shape import parse_shape
+from ...vllm.binary_reply import SAFETENSORS, encode_reply
 from ..engines.vllm import CompletionRequest
 from ..rendering.tokenizer import Tokenizer
-from ..replies.columns import SAFETENSORS, encode_reply
 from . import requests
 from .calls import DecoderAnswer, DecoderCall, DecoderFacts, model_name
 from .requests import BadRequest, ChatRequest, Json, ScoreRequest

@@ -9,12 +9,13 @@ import numpy as np
 from ...errors import EngineAway, EngineError
 from ...loop.lanes.lanes import thread_to_the_end
 from ...records.turn import Routes, Sampling, Turn
+from ...vllm.binary_reply import SAFETENSORS
 from ..http.client import HttpReply
 from ..http.connection import Connection
 from ..http.endpoint import ServedModel, describe_error
 from ..replies.body import BodyBuffer, BodyBuffers, BodyCutter
 from ..replies.checks import ReplyRules
-from ..replies.columns import SAFETENSORS, ReplyColumns, decode_reply
+from ..replies.columns import ReplyColumns, decode_reply
 from ..replies.long_replies import LongReplies
 from ..replies.routes import WantedRoutes
 from .dialect import Dialect, Prompt
@@ -95,7 +96,7 @@ class Engine:
             self._buffers.borrow_for(reply) as buffer,
         ):
             if reply.head.headers.get("content-type") == SAFETENSORS:
-                drawn, routes = await self._read_binary(reply, buffer)
+                drawn, routes = await self._read_binary(reply, buffer, wanted)
             else:
                 drawn, routes = await self._read_json(reply, buffer, wanted)
         if self._routes and routes is None:
@@ -156,11 +157,14 @@ class Engine:
             )
         connection.checked_version = version
 
-    async def _read_binary(self, reply: HttpReply, buffer: BodyBuffer) -> Drawn:
+    async def _read_binary(
+        self, reply: HttpReply, buffer: BodyBuffer, wanted: WantedRoutes
+    ) -> Drawn:
         await reply.read(buffer.add)
+        args = buffer, wanted if self._routes else None
         if buffer.length <= INLINE_ROUTES_BYTES:
-            return decode_reply(buffer)
-        return await thread_to_the_end(decode_reply, buffer)
+            return decode_reply(*args)
+        return await thread_to_the_end(decode_reply, *args)
 
     async def _read_json(
         self, reply: HttpReply, buffer: BodyBuffer, wanted: WantedRoutes

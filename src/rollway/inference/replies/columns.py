@@ -1,16 +1,13 @@
 """The columns of a reply: token ids, logprobs and versions, one entry per drawn token."""
 
-from typing import Any
-
 import numpy as np
-import safetensors.numpy
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from ...errors import EngineError, PayloadError, ReplyAborted
 from ...payload.blob import parse
 from ...records.turn import Floats, Ints, Routes
-from .body import BodyBuffer
+from .body import BodyBuffer, bad_routes
+from .routes import WantedRoutes, narrow
 
 
 class ReplyColumns(Struct, frozen=True):
@@ -53,42 +50,30 @@ def make_columns(
     return ReplyColumns(ids, values, numbers, finish_reason or "abort")
 
 
-SAFETENSORS = "application/vnd.safetensors"
-
-
-def encode_reply(
-    token_ids: list[int],
-    logprobs: list[float],
-    versions: list[int],
-    finish_reason: str,
-    routes: Routes | None,
-) -> bytes:
-    """Encode a binary reply, for clients that accept SAFETENSORS."""
-    tensors: dict[str, NDArray[Any]] = {
-        "token_ids": np.array(token_ids, np.int32),
-        "logprobs": np.array(logprobs, np.float32),
-        "versions": np.array(versions, np.int32),
-        "finish_reason": np.frombuffer(finish_reason.encode(), np.uint8),
-    }
-    if routes is not None:
-        tensors["routes"] = np.ascontiguousarray(routes)
-    return safetensors.numpy.save(tensors)
-
-
-def decode_reply(buffer: BodyBuffer) -> tuple[ReplyColumns, Routes | None]:
+def decode_reply(
+    buffer: BodyBuffer, wanted: WantedRoutes | None
+) -> tuple[ReplyColumns, Routes | None]:
     """Copy columns and routes out of a binary reply, because the next reply overwrites the buffer.
-    Copying the routes, which are large, releases the GIL."""
+    Copying the routes, which are large, releases the GIL. None as `wanted` leaves them out."""
     try:
         tensors = parse(buffer.view(0, buffer.length))
-        names = ("token_ids", "logprobs", "versions")
-        token_ids, logprobs, versions = (tensors[name].tolist() for name in names)
+        token_ids, logprobs = (tensors[name].tolist() for name in ("token_ids", "logprobs"))
+        versions = tensors["versions"].tolist() if "versions" in tensors else None
         finish_reason = bytes(tensors["finish_reason"]).decode()
         drawn = make_columns(token_ids, logprobs, versions, finish_reason)
     except (PayloadError, KeyError, UnicodeDecodeError) as error:
         raise EngineError(f"the engine's binary reply cannot be read: {error}") from None
     routes = tensors.get("routes")
-    if routes is None:
+    if routes is None or wanted is None:
         return drawn, None
-    copy = np.empty_like(routes)
-    np.copyto(copy, routes)
-    return drawn, copy
+    num_positions = wanted.num_positions(len(token_ids))
+    num_new = num_positions - wanted.start
+    if routes.ndim != 3 or len(routes) not in (num_positions, num_new):
+        raise bad_routes(
+            f"the engine sent {routes.dtype}{list(routes.shape)}; expected {num_positions} "
+            f"positions, or {num_new} from {wanted.start} on"
+        )
+    new = routes[len(routes) - num_new :]
+    copy = np.empty_like(new)
+    np.copyto(copy, new)
+    return drawn, narrow(copy)
