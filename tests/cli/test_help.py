@@ -78,15 +78,15 @@ def test_options_are_called_like_the_keys_of_a_run_file() -> None:
         "--key-var",
     } <= evaluate.keys()
     assert {"--engine-url", "--rollout-deadline-s"} <= serve.keys()
-    for command in (evaluate, serve, engine):
+    for command in (evaluate, serve, options("doctor")):
         assert {"--model", "-m"} <= command.keys()
-    for command in (evaluate, engine):
-        assert command["--max-context"].default == EngineConfig().embedded_context
+    assert evaluate["--max-context"].default == EngineConfig().embedded_context
+    assert engine["--max-context"].default == EngineConfig().max_context
 
 
 @pytest.mark.parametrize("option", ["--max-batch", "--threads", "--max-context"])
 def test_a_wrong_value_is_refused_under_the_name_of_its_option(
     tiny_moe: Path, option: str
 ) -> None:
-    refused = CliRunner().invoke(app, ["engine", "--model", str(tiny_moe), option, "0"])
+    refused = CliRunner().invoke(app, ["engine", str(tiny_moe), option, "0"])
     assert str(refused.exception).endswith(f"for `{option}`")

@@ -30,6 +30,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
 UNTIL_STOPPED = {"serve", "engine"}
 """Commands that end only by Ctrl-C. Tests in tests/system start them."""
+NEEDS_ENGINE = {"doctor"}
+"""Commands that need a real engine. Tests in tests/system give them one."""
 FEWER = {"train": ["--dry-run"], "eval": ["-n", "2", "-r", "2", "--max-tokens", "8"],
          "simulate": ["--rollouts", "2000"]}  # fmt: skip
 """Options added so that a command takes seconds."""
@@ -51,7 +53,7 @@ def command_lines() -> list[Line]:
     found: dict[tuple[str, ...], Line] = {}
     for line in commands():
         if line.program == "tail" or (
-            line.program == "rollway" and line.args[0] not in UNTIL_STOPPED
+            line.program == "rollway" and line.args[0] not in UNTIL_STOPPED | NEEDS_ENGINE
         ):
             found.setdefault(tuple(line.args), line)
     return list(found.values())

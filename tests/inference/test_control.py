@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from rollway.errors import EngineAway, EngineError
+from rollway.errors import EngineAway, EngineError, EngineLate
 from rollway.inference.engines.control import EngineControl, open_control
 from rollway.inference.engines.link import EngineAccess
 from rollway.testing.engine import served
@@ -126,3 +126,26 @@ async def test_only_the_status_of_an_answer_decides_that_the_path_is_unknown() -
         assert caught.value.status == 500
         with pytest.raises(EngineAway):
             await server.control.weight_version()
+
+
+def choice(**fields: Any) -> dict[str, Any]:
+    return {"index": 0, "logprobs": {"token_logprobs": [-1.0]}, **fields}
+
+
+async def test_a_probe_that_is_always_aborted_counts_as_a_late_answer() -> None:
+    aborted = choice(finish_reason="abort", logprobs={"token_logprobs": []})
+    async with controlled(lambda _: web.json_response({"choices": [aborted]})) as server:
+        with pytest.raises(EngineLate, match="aborted 5 times"):
+            await server.control.probe([[1, 2]])
+        assert server.paths == ["/v1/completions"] * 5
+
+
+async def test_logprobs_that_are_not_numbers_are_named() -> None:
+    text = "Out of range float values are not JSON compliant"
+
+    def refuse_nan(request: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": text}}, status=400)
+
+    async with controlled(refuse_nan) as server:
+        with pytest.raises(EngineError, match="not numbers: its weights are damaged"):
+            await server.control.probe([[1, 2]])

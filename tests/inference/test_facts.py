@@ -23,7 +23,7 @@ def server_info(device: str = "cuda", extension: str = "", **model: Any) -> byte
     config = {
         "model_config": settings,
         "parallel_config": {"worker_extension_cls": extension},
-        "device_config": {"device_type": device},
+        "device_config": {"device": device},
         "cache_config": {"block_size": 16},
     }
     return json.dumps({"vllm_config": config, "vllm_env": {}, "system_env": {}}).encode()

@@ -12,6 +12,7 @@ from rollway.inference.engines.verdict import (
     Comparison,
     Tolerance,
     compare,
+    find_departing,
     why_refused,
 )
 from rollway.records.ids import PolicyVersion
@@ -157,3 +158,27 @@ def test_a_comparison_says_what_was_seen() -> None:
         "the logprobs of 264 tokens differ by 0.012 on average and 0.5 at most, 50% of the expert "
         "choices agree, and the engine went 12% of the way from the version before"
     )
+
+
+@pytest.mark.parametrize(
+    "kls",
+    [
+        {},
+        {"a": 5.0},
+        {"a": 1e-8, "b": 9e-3},
+        {"a": 0.02, "b": 0.19},
+        {"a": 3.0, "b": 3.1, "c": 0.0},
+    ],
+)
+def test_nothing_departs(kls: dict[str, float]) -> None:
+    assert find_departing(kls) is None
+
+
+@pytest.mark.parametrize(
+    "kls", [{"a": 1e-8, "b": 0.011}, {"a": 0.02, "b": 0.21}, {"a": 0.0, "b": 3.0, "c": 0.1}]
+)
+def test_one_departs(kls: dict[str, float]) -> None:
+    found = find_departing(kls)
+    assert found is not None
+    assert found[0] == "b"
+    assert f"{kls['b']:.2g} on rows that it drew" in found[1]

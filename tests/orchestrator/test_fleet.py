@@ -19,7 +19,7 @@ from rollway.loop.processes.part import first_cause
 from rollway.orchestrator.core.commands import UpdateWeights
 from rollway.orchestrator.shell.fleet import EngineFleet, open_fleet
 from rollway.orchestrator.shell.sources import Events, from_engines
-from rollway.records.engine import EngineLoad
+from rollway.records.engine import EngineLoad, fresh_kl_key
 from rollway.records.ids import PolicyVersion, RolloutId, Step, WorkerName
 from rollway.records.probe import CachedText
 from rollway.records.rollout import Failed, Settled
@@ -187,6 +187,30 @@ async def test_an_engine_that_does_not_load_what_it_is_given_is_taken_out_of_ser
         await watched.update(2)
         assert (deaf.weights, deaf.version, watched.fleet.refused) == (2, "2", ())
         assert watched.messages[1].endswith(f"{deaf.url} is in service again, at version 2")
+
+
+async def test_an_engine_whose_rows_depart_from_the_others_is_taken_out_of_service() -> None:
+    async with (
+        versioned_engine() as good,
+        versioned_engine() as other,
+        watched_fleet(good, other) as watched,
+    ):
+        await watched.update(1)
+        await watched.fleet.compare_kls({fresh_kl_key(good.url): 1e-7})
+        await watched.fleet.compare_kls(
+            {fresh_kl_key(url): 0.5 for url in (good.url, other.url)}
+        )
+        assert watched.fleet.refused == ()
+        kls = {fresh_kl_key(good.url): 1e-7, fresh_kl_key(other.url): 0.5}
+        await watched.fleet.compare_kls(kls)
+        assert watched.fleet.refused == (other.url,)
+        (message,) = watched.messages
+        assert (
+            f"{other.url} is out of service: the KL between trainer and engine is 0.5"
+            in message
+        )
+        await watched.update(2)
+        assert watched.fleet.refused == (), "it loaded version 2 rightly"
 
 
 async def test_a_rollout_waits_for_the_verdict_about_its_engine() -> None:

@@ -81,7 +81,7 @@ POISONS: dict[str, tuple[Poison, str]] = {
 
 @pytest.fixture
 def engine_url(tiny_moe: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "rollway", "engine", "-m", str(tiny_moe), "--port", "0",
+    command = [sys.executable, "-m", "rollway", "engine", str(tiny_moe), "--port", "0",
                "--max-context", "128", "--max-batch", "16"]  # fmt: skip
     with subprocess.Popen(command, text=True, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

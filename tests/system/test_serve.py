@@ -183,7 +183,7 @@ store = "frames"
 
 async def test_a_run_trains_on_a_served_environment(tmp_path: Path, tiny_moe: Path) -> None:
     server, client = make_keys(tmp_path / "keys")
-    with started(tmp_path, "engine", "-m", str(tiny_moe), "--port", "0") as engine:
+    with started(tmp_path, "engine", str(tiny_moe), "--port", "0") as engine:
         url = (await line_with(engine, r"at (http://\S+)/v1"))[1]
         args = ("--keys", str(server), "--args", '{"kind": "Lengths"}')
         with serving(tmp_path, tiny_moe, url, *args) as process:

@@ -1,14 +1,16 @@
-"""`rollway engine`: serves a model with the embedded engine, without a run."""
+"""`rollway engine`: serves a model with the embedded engine or vLLM, without a run."""
 
 import asyncio
 from typing import Annotated
 
-from typer import Option, echo
+from typer import Argument, Option, echo
 
-from ..config.sections import EmbeddedEngineConfig, EngineConfig, ModelConfig
-from ..config.specs import EngineSpec, WatchSpec
-from ..launch.engine import ENGINE
+from ..config.sections import EmbeddedEngineConfig, EngineConfig, ModelConfig, VllmConfig
+from ..config.specs import EngineSpec, VllmSpec, WatchSpec
+from ..inference.vllm_server.command import find_program
+from ..launch.engine import ENGINE, HOST, VLLM
 from ..loop.processes.part import start_part
+from ..loop.processes.port import bind_port
 from ..loop.watch.run import run
 from ..model.hub import find_folder
 from .checks import RendererName, TrustRemoteCode, checked, need_torch
@@ -17,44 +19,64 @@ from .checks import RendererName, TrustRemoteCode, checked, need_torch
 def engine(
     model: Annotated[
         str,
-        Option(
-            "--model",
-            "-m",
-            help="A causal language model: a folder, or its name on the Hugging Face hub.",
+        Argument(
+            help="A causal language model: a folder, or its name on the Hugging Face hub."
         ),
     ],
+    vllm: Annotated[
+        bool,
+        Option("--vllm", help="Serve with vLLM, started with the flags that training needs."),
+    ] = False,
+    vllm_command: Annotated[
+        str, Option(help="The program of vLLM, which may lie in another venv.")
+    ] = "vllm",
     port: Annotated[int, Option(help="Port at 127.0.0.1; 0 takes any free port.")] = 8000,
     max_batch: Annotated[
-        int, Option(help="Requests that are decoded at the same time.")
+        int, Option(help="Requests that the embedded engine decodes at the same time.")
     ] = 128,
     max_context: Annotated[
-        int, Option(help="Most tokens of prompt and reply together.")
-    ] = 4096,
+        int | None,
+        Option(
+            help="Most tokens of prompt and reply together. Without it the embedded engine takes 4096, "
+            "and vLLM what the model is made for."
+        ),
+    ] = None,
     renderer: RendererName = "auto",
-    threads: Annotated[int, Option(help="How many CPU threads torch uses.")] = 1,
+    threads: Annotated[
+        int, Option(help="How many CPU threads the embedded engine uses.")
+    ] = 1,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Serve a model with the embedded engine, over vLLM's version of the OpenAI API, until Ctrl-C."""
-    need_torch("the embedded engine")
+    """Serve a model over vLLM's version of the OpenAI API, until Ctrl-C.
+
+    The embedded engine is for small models and tests. With --vllm the environment variable
+    ROLLWAY_ENGINE_KEY, if it is set, holds the key that all requests must have.
+    """
+    if vllm:
+        find_program(vllm_command)
+    else:
+        need_torch("the embedded engine")
     folder = find_folder(model, trusts_code=trust_remote_code)
-    embedded = checked(
-        EmbeddedEngineConfig(port=port or None, max_batch=max_batch, threads=threads)
-    )
-    spec = EngineSpec(
-        model=ModelConfig(
-            path=folder, renderer=renderer, trust_remote_code=trust_remote_code
-        ),
-        engine=checked(EngineConfig(max_context=max_context, embedded=embedded)),
-        weights=folder,
-        version=0,
-        seed=0,
-        watch=WatchSpec(),
-    )
+    source = ModelConfig(path=folder, renderer=renderer, trust_remote_code=trust_remote_code)
+    if vllm:
+        own = VllmConfig(command=vllm_command)
+        config = checked(EngineConfig(max_context=max_context, vllm=own))
+        with bind_port("--port", HOST, port or None) as bound:
+            number = bound.getsockname()[1]
+            _run(VllmSpec(source, config, 0, number, 0, None, WatchSpec()))
+        return
+    embedded = EmbeddedEngineConfig(port=port or None, max_batch=max_batch, threads=threads)
+    config = checked(EngineConfig(max_context=max_context, embedded=checked(embedded)))
+    _run(EngineSpec(source, config, folder, version=0, seed=0, watch=WatchSpec()))
+
+
+def _run(spec: EngineSpec | VllmSpec) -> None:
     run("rollway-engine", spec.watch, lambda _: _serve(spec))
 
 
-async def _serve(spec: EngineSpec) -> None:
-    async with asyncio.TaskGroup() as tasks, start_part("engine", ENGINE, spec) as started:
+async def _serve(spec: EngineSpec | VllmSpec) -> None:
+    entry = VLLM if isinstance(spec, VllmSpec) else ENGINE
+    async with asyncio.TaskGroup() as tasks, start_part("engine", entry, spec) as started:
         listening = tasks.create_task(started.listen(lambda stats: None, lambda body: None))
         echo(f"Serving {spec.model.path} at {await started.ready()}/v1 (Ctrl-C ends it)")
         await listening

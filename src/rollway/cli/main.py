@@ -7,7 +7,20 @@ import typer
 
 from ..errors import RollwayError
 from ..loop.processes.part import first_cause
-from . import engine, envs, evaluate, init, keys, payload, serve, show, simulate, train, why
+from . import (
+    doctor,
+    engine,
+    envs,
+    evaluate,
+    init,
+    keys,
+    payload,
+    serve,
+    show,
+    simulate,
+    train,
+    why,
+)
 from .stopping import INTERRUPTED
 
 app = typer.Typer(
@@ -25,6 +38,7 @@ app.command()(show.show)
 app.command()(simulate.simulate)
 app.command()(envs.envs)
 app.command()(init.init)
+app.command()(doctor.doctor)
 app.command()(engine.engine)
 app.command()(serve.serve)
 app.add_typer(keys.app)

@@ -89,7 +89,7 @@ def _simulate(
     planned, settings, engine = plan(config), config.orchestrator, config.engine
     durations = from_run(past) if past else around_means(means, config.seed)
     slots = planned.worker_slots or settings.max_in_flight
-    if not engine.external:
+    if engine.is_embedded:
         slots = min(slots, engine.local.max_batch)
     endless = msgspec.structs.replace(core_spec(config, planned), max_steps=ENDLESS)
     core = Core(endless, Step(1), {})

@@ -16,6 +16,7 @@ from ..config.sections import RunConfig
 from ..config.specs import WarmupSpec, watch_spec
 from ..envs.registry import check_exists
 from ..errors import ConfigError, RunDirError
+from ..inference.vllm_server.command import find_program
 from ..launch.run import run_all
 from ..launch.sinks import feed_sinks
 from ..launch.watch import RunWatch
@@ -64,9 +65,11 @@ def train(
         raise RunDirError(
             "--resume continues a run and --clean deletes it: give only one of them"
         )
-    computes = config.trainer is not None or not config.engine.external
+    computes = config.trainer is not None or config.engine.is_embedded
     if computes:
         need_torch("training")
+    if config.engine.vllm:
+        find_program(config.engine.vllm.command)
     need_sinks(config.metrics)
     check_keys(config)
     check_envs(config)
@@ -77,7 +80,7 @@ def train(
             "engine.routes is true, but warmup.experts is 0: remove one of them"
         )
     if not warmup:
-        config = with_model_folder(config, needs_weights=computes)
+        config = with_model_folder(config, needs_weights=computes or bool(config.engine.vllm))
     if resume and not directory.exists:
         raise RunDirError(f"no run at {directory.path} to resume")
     if clean:

@@ -44,10 +44,15 @@ def _refuse_both_variants(config: RunConfig, source: str) -> None:
     pairs: list[tuple[str, object, str, object]] = [
         ("trainer", config.trainer, "external_trainer", config.external_trainer),
         ("engine.embedded", engine.embedded, "engine.external", engine.external),
+        ("engine.vllm", engine.vllm, "engine.external", engine.external),
     ]
     for index, env in enumerate(config.env):
         pairs.append(
             (f"env.{index}.server", env.server, f"env.{index}.external", env.external)
+        )
+    if engine.embedded and engine.vllm:
+        raise ConfigError(
+            f"{source}: the run has both 'engine.embedded' and 'engine.vllm': remove one of the two"
         )
     for started_key, started, external_key, external in pairs:
         if started and external:
@@ -62,7 +67,7 @@ def _with_default_variants(config: RunConfig) -> RunConfig:
     engine, replace = config.engine, msgspec.structs.replace
     return replace(
         config,
-        engine=engine if engine.external else replace(engine, embedded=engine.local),
+        engine=replace(engine, embedded=engine.local) if engine.is_embedded else engine,
         trainer=config.trainer or (None if config.external_trainer else TrainerConfig()),
         env=tuple(
             env if env.external else replace(env, server=env.local) for env in config.env
@@ -91,8 +96,9 @@ def _choose_variant(tree: dict[str, Any], keys: list[str]) -> None:
             tree.pop("external_trainer", None)
         case ["external_trainer", *_]:
             tree.pop("trainer", None)
-        case ["engine", "embedded" | "external" as variant, *_]:
-            tree["engine"].pop("external" if variant == "embedded" else "embedded", None)
+        case ["engine", "embedded" | "vllm" | "external" as variant, *_]:
+            for other in {"embedded", "vllm", "external"} - {variant}:
+                tree["engine"].pop(other, None)
         case ["env", index, "server" | "external" as variant, *_]:
             tree["env"][int(index)].pop("external" if variant == "server" else "server", None)
 

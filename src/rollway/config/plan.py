@@ -48,7 +48,7 @@ def plan(config: RunConfig) -> Plan:
     }
     if len(servers) == len(config.env):
         bounds["env.server.workers × env.server.concurrency"] = slots
-    if not engine.external:
+    if engine.is_embedded:
         bounds["engine.embedded.max_batch"] = engine.local.max_batch
     return Plan(
         run_dir=str(Path(config.output_dir) / config.name),
@@ -57,7 +57,7 @@ def plan(config: RunConfig) -> Plan:
         max_in_flight=settings.max_in_flight,
         num_workers=sum(server.workers for server in servers),
         worker_slots=slots,
-        engine=", ".join(engine.urls) or "embedded",
+        engine=", ".join(engine.urls) or ("vllm" if engine.vllm else "embedded"),
         binds=min(bounds, key=bounds.__getitem__),
     )
 
@@ -98,7 +98,7 @@ def _check_sizes(config: RunConfig) -> None:
                 f"{settings.max_in_flight}: the rollouts of one task could never run"
             )
     max_tokens, urls = config.sampling.max_tokens, engine.urls
-    max_context = engine.max_context if urls else engine.embedded_context
+    max_context = engine.embedded_context if engine.is_embedded else engine.max_context
     if max_context and max_tokens >= max_context:
         raise ConfigError(
             f"'sampling.max_tokens' = {max_tokens} leaves no room for a prompt in "

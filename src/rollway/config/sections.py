@@ -19,6 +19,8 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 FilterMode = Literal["monitor", "enforce"]
+ENGINE_KEY_VAR = "ROLLWAY_ENGINE_KEY"
+"""Environment variable with the key that rollway's plug-in for vLLM demands."""
 DEFAULT_CONTEXT = 4096
 """Tokens of a conversation with the embedded engine, unless the run file says otherwise."""
 
@@ -135,6 +137,29 @@ class EmbeddedEngineConfig(Section, frozen=True):
     """Number format the engine computes in."""
 
 
+class VllmConfig(Section, frozen=True):
+    """vLLM, which rollway starts itself at 127.0.0.1, with the flags that training needs. A run ends it,
+    and starts it again if it dies."""
+
+    command: str = "vllm"
+    """The program that starts vLLM. It may lie in another venv: `.venv-vllm/bin/vllm`."""
+    replicas: Count = 1
+    """How many vLLM servers to start, each with the whole model."""
+    gpus: tuple[Natural, ...] | None = None
+    """The GPUs to use, by number. Without this key rollway takes those of `CUDA_VISIBLE_DEVICES`, or all
+    that the machine has. Without any GPU vLLM computes on the CPU."""
+    gpus_a_replica: Count = 1
+    """GPUs that share the model of one replica (tensor parallelism)."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Number format of vLLM. Without this key `bfloat16` on GPUs and `float32` on a CPU."""
+    port: Port | None = None
+    """Port of the first replica; the others take the ports after it. Without this key any free ports."""
+    args: tuple[str, ...] = ()
+    """Further arguments of `vllm serve`, such as `["--gpu-memory-utilization", "0.6"]`."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Further environment variables of vLLM."""
+
+
 class ExternalEngineConfig(Section, frozen=True):
     """vLLM or SGLang servers that run already. Rollway uses them instead of the embedded engine."""
 
@@ -151,12 +176,13 @@ class ExternalEngineConfig(Section, frozen=True):
 
 
 class EngineConfig(Section, frozen=True):
-    """The inference engine: the embedded one, unless `[engine.external]` names one that runs already."""
+    """The inference engine: the embedded one, unless `[engine.vllm]` starts vLLM or `[engine.external]`
+    names engines that run already."""
 
     max_context: Count | None = None
     """The largest number of tokens of a conversation: its prompt and its reply together. Without this
-    key an engine that runs already decides; the embedded engine takes 4096 tokens. It never takes more
-    than the model's positions are made for."""
+    key vLLM, or an engine that runs already, decides; the embedded engine takes 4096 tokens. It never
+    takes more than the model's positions are made for."""
     request_deadline_s: Positive = 120.0
     """A request that takes longer fails its rollout with boundary `engine`."""
     patience_s: Positive = 180.0
@@ -168,12 +194,17 @@ class EngineConfig(Section, frozen=True):
     """After each load of weights, ask the engine for the logprobs of a few texts and compare them with
     the trainer's. An engine that has other weights draws nothing that is trained."""
     embedded: EmbeddedEngineConfig | None = None
+    vllm: VllmConfig | None = None
     external: ExternalEngineConfig | None = None
 
     @property
+    def is_embedded(self) -> bool:
+        return self.vllm is None and self.external is None
+
+    @property
     def local(self) -> EmbeddedEngineConfig:
-        """The engine that this run starts. Only valid without an `external` one."""
-        assert self.external is None
+        """The embedded engine. Only valid if the run has no other one."""
+        assert self.is_embedded
         return self.embedded or EmbeddedEngineConfig()
 
     @property
@@ -182,7 +213,7 @@ class EngineConfig(Section, frozen=True):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Addresses of external engines; empty for the embedded one."""
+        """Addresses of external engines; empty for those that rollway starts."""
         return self.external.urls if self.external else ()
 
     @property
@@ -191,6 +222,9 @@ class EngineConfig(Section, frozen=True):
 
     @property
     def key_var(self) -> str | None:
+        """The environment variable with the key of the engines. A run makes one up for its own vLLM."""
+        if self.vllm is not None:
+            return ENGINE_KEY_VAR
         return self.external.key_var if self.external else None
 
 

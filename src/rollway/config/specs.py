@@ -55,6 +55,19 @@ class EngineSpec(Struct, frozen=True):
     """An inherited socket to serve at. Without one the engine binds `engine.embedded.port`."""
 
 
+class VllmSpec(Struct, frozen=True):
+    """One vLLM server. It starts with the model of the run; the orchestrator loads newer weights."""
+
+    model: ModelConfig
+    engine: EngineConfig
+    replica: int
+    port: int
+    seed: int
+    log: str | None
+    """Where the output of vLLM goes; None means that of this process."""
+    watch: WatchSpec
+
+
 class ServerLimits(Struct, frozen=True, kw_only=True):
     """Bounds of an env server that no run file sets."""
 

@@ -14,6 +14,7 @@ from ..config.specs import (
     OrchestratorSpec,
     RouterSpec,
     TrainerSpec,
+    VllmSpec,
     watch_spec,
 )
 from ..loop.lanes.lanes import thread
@@ -22,7 +23,7 @@ from ..records.ids import Step
 from ..records.restored import StartPoint
 from ..records.turn import Sampling
 from ..rundir.rundir import RunDir
-from .engine import start_engine
+from .engine import start_engine, start_vllm
 from .parts import RunningParts
 from .watch import RunWatch
 
@@ -38,15 +39,11 @@ async def run_all(
     running = RunningParts(run.logs, watch.health.hear, watch.on_message, watch.say)
     async with running.run() as parts:
         watch.say(f"Starting: {', '.join(_what_starts(config, plan))}")
-        urls, engine, trainer = config.engine.urls, None, None
-        if not urls:
-            next_spec = partial(thread, newest_engine_spec, config, run, start)
-            engine = await start_engine(parts, engine_spec(config, start), next_spec)
+        engines, trainer = await start_engines(parts, config, run, start), None
         if config.trainer is not None:
             training = trainer_spec(config, config.trainer, run, start)
             trainer = await parts.start("trainer", TRAINER, training)
-        if engine is not None:
-            urls = (await engine.ready(),)
+        urls = config.engine.urls or tuple([await engine.ready() for engine in engines])
         watch.say(f"Engine at {', '.join(urls)}; logs of all processes in {run.logs}")
         routers, addresses = {}, {}
         for env in config.env:
@@ -65,6 +62,18 @@ async def run_all(
         watch.relay_to(orchestrator)
         await announce_batches(trainer, await orchestrator.ready(), run, watch)
         await parts.wait_for(orchestrator)
+
+
+async def start_engines(
+    parts: RunningParts, config: RunConfig, run: RunDir, start: StartPoint
+) -> list[Part]:
+    """Start the engines that the run file asks for: none if they run already."""
+    if config.engine.vllm is not None:
+        return await start_vllm(parts, config.engine.vllm, vllm_spec(config, run))
+    if config.engine.is_embedded:
+        next_spec = partial(thread, newest_engine_spec, config, run, start)
+        return [await start_engine(parts, engine_spec(config, start), next_spec)]
+    return []
 
 
 async def announce_batches(
@@ -101,7 +110,7 @@ def trainer_spec(
         run_dir=str(run.path),
         seed=config.seed,
         watch=watch_spec(config.watch),
-        probes_cache=bool(config.engine.external),
+        probes_cache=not config.engine.is_embedded,
         max_kept_bytes=config.payload.budget_mb << 19,
     )
 
@@ -115,6 +124,18 @@ def engine_spec(config: RunConfig, start: StartPoint) -> EngineSpec:
         weights=start.weights,
         version=version,
         seed=config.seed + 7919 * (start.generation + 1000 * version),
+        watch=watch_spec(config.watch),
+    )
+
+
+def vllm_spec(config: RunConfig, run: RunDir) -> VllmSpec:
+    return VllmSpec(
+        model=config.model,
+        engine=config.engine,
+        replica=0,
+        port=0,
+        seed=config.seed,
+        log=str(run.logs / "engine.log"),
         watch=watch_spec(config.watch),
     )
 
@@ -162,7 +183,7 @@ def orchestrator_spec(
         engine=config.engine,
         weights=start.weights,
         model_path=config.model.path,
-        must_push=bool(config.engine.external) and start.first_step > 1,
+        must_push=not config.engine.is_embedded and start.first_step > 1,
         payload=config.payload,
         transport=config.transport,
         first_step=start.first_step,

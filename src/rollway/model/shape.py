@@ -54,6 +54,8 @@ class ModelShape(Struct, frozen=True, kw_only=True):
     """The layers that have experts. None: config.json does not say which these are."""
     max_context: int = 0
     """The longest text in which the model computes each position as in a shorter text."""
+    has_tied_head: bool = False
+    """The output layer has the weights of the embeddings, as config.json says."""
 
     @property
     def has_experts(self) -> bool:
@@ -121,6 +123,7 @@ def parse_shape(config: dict[str, Any]) -> ModelShape:
         topk=_number(text, TOPKS),
         moe_layers=_moe_layers(text, num_layers),
         max_context=_max_context(text),
+        has_tied_head=config.get("tie_word_embeddings") is True,
     )
 
 

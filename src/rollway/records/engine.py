@@ -1,5 +1,7 @@
 """How busy an engine is, and the weights that the trainer published for it."""
 
+from urllib.parse import urlsplit
+
 from msgspec import Struct
 
 from .ids import PolicyVersion
@@ -22,3 +24,8 @@ class Published(Struct, frozen=True):
     saved: PolicyVersion | None = None
     """The newest version that the trainer can restart from. It trains the batches after that again, so
     their payload is kept. None, from a trainer of your own: the payload of this batch may be removed."""
+
+
+def fresh_kl_key(url: str) -> str:
+    """Return the name of the metric that compares one engine with the trainer."""
+    return f"fresh_kl/{urlsplit(url).netloc}"

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from ..errors import GradientError, ModelError
 from ..model.packing import RowModel, RowTokens
 from ..payload.reader import SegmentReader
 from ..records.batch import BatchManifest, LeftOutRow
+from ..records.engine import fresh_kl_key
 from .collective import Collective
 from .loss import mismatch_kl, policy_loss, token_sums
 from .master import MasterWeights
@@ -165,7 +165,7 @@ class Learner:
         flat = [value for engine in engines for value in self._by_engine[engine]]
         sums = iter(self._ranks.sum(flat) if flat else [])
         return {
-            f"fresh_kl/{urlsplit(engine).netloc}": total / count
+            fresh_kl_key(engine): total / count
             for engine, total, count in zip(engines, sums, sums, strict=True)
             if count
         }

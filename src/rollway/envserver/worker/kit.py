@@ -131,7 +131,7 @@ async def open_speakers(
         ),
         rules=prepared.rules,
         patience_s=engine.patience_s,
-        max_context=engine.max_context if engine.external else None,
+        max_context=None if engine.is_embedded else engine.max_context,
     )
     async with rendering, reading:
         with LongReplies(reading) as replies:

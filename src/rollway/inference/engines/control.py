@@ -1,12 +1,12 @@
 """Loads weights into one engine and asks for its version and load. The orchestrator uses it."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 from msgspec import Struct
 
-from ...errors import UNREADABLE, EngineAway, EngineError, EngineLate
+from ...errors import UNREADABLE, EngineAway, EngineError, EngineLate, ReplyAborted
 from ...model.shape import ModelShape
 from ...records.engine import EngineLoad
 from ..http.endpoint import ServedModel
@@ -23,6 +23,9 @@ QUERY_DEADLINE_S = 10.0
 SERVER_INFO = EngineCall("/server_info?config_format=json")
 FACTS_DEADLINE_S = 60.0
 """vLLM first collects what is installed on its machine."""
+NOT_NUMBERS = "not JSON compliant"
+"""What vLLM says instead of an answer with NaN in it."""
+MAX_ABORTED = 5
 PROBE_DEADLINE_S = 60.0
 """How long an engine may take to answer a probe, behind the requests that it has."""
 
@@ -57,6 +60,11 @@ class EngineControl:
         if not self._is_paused:
             await self._post(update.resume)
 
+    async def pause_and_resume(self) -> None:
+        update = self._dialect.weight_update("", 0)
+        await self._post(update.pause)
+        await self._post(update.resume)
+
     async def confirm(self, version: int) -> None:
         """Tell the engine which version it has, and let it continue. An engine that keeps no version is
         not told."""
@@ -71,12 +79,27 @@ class EngineControl:
             self._is_paused = False
 
     async def probe(self, texts: Texts, *, reads_cache: bool = False) -> list[ProbeAnswer]:
-        """Return what the engine says of these texts. See `Dialect.encode_probe`."""
+        """Return what the engine says of these texts. See `Dialect.encode_probe`. An answer that another
+        client aborts is asked for again."""
+        body = self._dialect.encode_probe(self.served.id, texts, reads_cache=reads_cache)
+        for _ in range(MAX_ABORTED):
+            with suppress(ReplyAborted):
+                return await self._ask_probe(body)
+        raise EngineLate(f"{self.url}: the answer to a probe was aborted {MAX_ABORTED} times")
+
+    async def _ask_probe(self, body: bytes) -> list[ProbeAnswer]:
         dialect = self._dialect
-        body = dialect.encode_probe(self.served.id, texts, reads_cache=reads_cache)
-        answer = await self._link.fetch(
-            "POST", EngineCall(dialect.path, body), PROBE_DEADLINE_S
-        )
+        try:
+            answer = await self._link.fetch(
+                "POST", EngineCall(dialect.path, body), PROBE_DEADLINE_S
+            )
+        except EngineError as error:
+            if NOT_NUMBERS not in str(error):
+                raise
+            raise EngineError(
+                f"the logprobs of {self.url} are not numbers: its weights are damaged, or it got a "
+                "checkpoint that lacks a part of them"
+            ) from None
         return dialect.parse_probe(answer)
 
     async def _post(self, call: EngineCall) -> None:

@@ -10,7 +10,8 @@ from ..http.endpoint import ServedModel
 from ..http.framing import Bytes
 
 EXTENSION = "rollway.vllm.WorkerExtension"
-"""The class that the plug-in is loaded by."""
+MIDDLEWARE = "rollway.vllm.Middleware"
+"""The classes that the plug-in is loaded by."""
 SAMPLED_LOGPROBS = "processed_logprobs"
 """The mode in which logprobs are those of the distribution that tokens are drawn from."""
 
@@ -27,10 +28,16 @@ class _Parallel(Struct, frozen=True):
 
 
 class _Device(Struct, frozen=True):
-    device_type: str = ""
+    device: str = ""
+
+
+class _Cache(Struct, frozen=True):
+    enable_prefix_caching: bool | None = None
 
 
 class _Config(Struct, frozen=True):
+    cache_config: _Cache = _Cache()
+    lora_config: msgspec.Raw | None = None
     model_config: _Model = _Model()
     parallel_config: _Parallel = _Parallel()
     device_config: _Device = _Device()
@@ -48,6 +55,8 @@ class EngineFacts(Struct, frozen=True):
     returns_routes: bool
     is_on_cpu: bool
     has_plugin: bool
+    caches_prefixes: bool
+    takes_adapters: bool
 
 
 def parse_facts(body: Bytes) -> EngineFacts | None:
@@ -62,8 +71,10 @@ def parse_facts(body: Bytes) -> EngineFacts | None:
         logprobs_mode=model.logprobs_mode,
         is_eager=model.enforce_eager,
         returns_routes=model.enable_return_routed_experts,
-        is_on_cpu=config.device_config.device_type == "cpu",
+        is_on_cpu=config.device_config.device == "cpu",
         has_plugin=config.parallel_config.worker_extension_cls == EXTENSION,
+        caches_prefixes=bool(config.cache_config.enable_prefix_caching),
+        takes_adapters=config.lora_config is not None,
     )
 
 

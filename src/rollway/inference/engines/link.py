@@ -83,11 +83,11 @@ class EngineLink:
         status, body = reply.head.status, await read_all(reply)
         message = f"{url}: {endpoint.describe_error(status, body)}"
         is_away = status in endpoint.AWAY_STATUSES
-        if is_away or (status == INTERNAL_ERROR and not await self._is_healthy()):
+        if is_away or (status == INTERNAL_ERROR and not await self.is_healthy()):
             return EngineAway(message, status=status, request_was_sent=True)
         return EngineError(message, status=status)
 
-    async def _is_healthy(self) -> bool:
+    async def is_healthy(self) -> bool:
         try:
             async with self._http.request("GET", HEALTH_PATH) as reply:
                 await read_all(reply)

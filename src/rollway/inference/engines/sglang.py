@@ -141,6 +141,8 @@ class Sglang:
         found = [
             logprob for logprob, _, _ in meta.input_token_logprobs if logprob is not None
         ]
+        if not meta.output_token_logprobs:
+            raise ReplyAborted("the engine's answer to a probe is not whole")
         routes, shape = None, self._shape
         if meta.routed_experts is not None and shape is not None:
             bare = pybase64.b64decode(meta.routed_experts, validate=True)

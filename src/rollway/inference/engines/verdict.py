@@ -6,7 +6,7 @@ than that. But its error points back to the values before the load, for many tok
 *move* of the engine, from the old values to the new ones, shows parts that the size of an error hides.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -248,3 +248,25 @@ def why_refused(comparison: Comparison, version: int, tolerance: Tolerance) -> s
     error = comparison.cache_error
     most = MAX_GROWTH * max(tolerance.limit, FLOORS[dtype])
     return OLD_CACHE if error is not None and not error <= most else ""
+
+
+MIN_KL = 0.01
+"""A KL up to this is rounding, in any number format."""
+MAX_KL_RATIO = 10.0
+"""How many times the largest KL of the other engines is too much."""
+
+
+def find_departing(kls: Mapping[str, float]) -> tuple[str, str] | None:
+    """Return the engine whose KL departs from those of all others, and what was seen. None if no engine
+    does. Each KL is that between trainer and engine, on rows of one version."""
+    if len(kls) < 2:
+        return None
+    worst = max(kls, key=lambda url: kls[url])
+    of_others = max(kl for url, kl in kls.items() if url != worst)
+    if kls[worst] <= max(MIN_KL, MAX_KL_RATIO * of_others):
+        return None
+    return worst, (
+        f"the KL between trainer and engine is {kls[worst]:.2g} on rows that it drew, and "
+        f"{of_others:.2g} at most for the other engines: compare how they were started ('rollway "
+        "doctor' examines each)"
+    )

@@ -13,7 +13,7 @@ import pybase64
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ...config.sections import Count, Natural, NonNegative
-from ...errors import UNREADABLE, EngineError
+from ...errors import UNREADABLE, EngineError, ReplyAborted
 from ...records.turn import Routes, Sampling
 from ..http.framing import Bytes
 from ..replies.body import Bulks, BulkString
@@ -198,6 +198,8 @@ class Vllm:
 
 
 def _probe_answer(choice: _ProbeChoice) -> ProbeAnswer:
+    if not choice.logprobs.token_logprobs:
+        raise ReplyAborted("the engine's answer to a probe is not whole")
     found = [
         next(iter(token.values())).logprob for token in choice.prompt_logprobs or [] if token
     ]

@@ -85,6 +85,11 @@ class Child:
         """Wait until the child has ended; return its exit code, which is negative for a signal."""
         return await self._process.wait()
 
+    def terminate(self) -> None:
+        """Ask the child to end, for a program that does not watch its pipe."""
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+
     def kill(self) -> None:
         """Kill the child and everything it started: the child leads its own process group."""
         if self._is_gone:

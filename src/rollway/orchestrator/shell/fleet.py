@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from time import monotonic
@@ -17,11 +17,11 @@ from ...inference.engines.facts import problems
 from ...inference.engines.link import EngineAccess
 from ...inference.engines.pool import check_same_model
 from ...inference.engines.status import sum_loads
-from ...inference.engines.verdict import CEILINGS, COARSEST
+from ...inference.engines.verdict import CEILINGS, COARSEST, find_departing
 from ...loop.lanes.lanes import thread
 from ...model.checkpoint import check_complete
 from ...model.shape import read_shape
-from ...records.engine import EngineLoad
+from ...records.engine import EngineLoad, fresh_kl_key
 from ...records.ids import PolicyVersion, RolloutId
 from ...records.probe import PROBE_FILE
 from ...records.rollout import Failed, Scored, Settled
@@ -140,6 +140,17 @@ class EngineFleet:
                 error = f"the engine at {engine.url}, which drew it, was taken out of service"
                 return replace(settled, outcome=Failed("engine", error))
         return settled
+
+    async def compare_kls(self, metrics: Mapping[str, float]) -> None:
+        """Take an engine out of service whose fresh rows are far from the trainer's own figures, while
+        those of the others are near. The next version gives it another chance."""
+        in_service = {engine.url: engine for engine in self._engines if engine.is_in_service}
+        kls = {url: metrics.get(fresh_kl_key(url)) for url in in_service}
+        found = find_departing({url: kl for url, kl in kls.items() if kl is not None})
+        if found is not None:
+            engine, why = in_service[found[0]], found[1]
+            async with engine.updating:
+                await self._refuse(engine, engine.version, why)
 
     async def watch(self) -> None:
         """Check every engine forever, and load into those that come back what they missed."""
@@ -337,7 +348,7 @@ async def open_fleet(
                     f"the engine at {control.url} cannot be trained on: {problem}"
                 )
         fleet = EngineFleet(spec, controls, say, is_needed, look_every_s)
-        unknown = COARSEST if config.external else config.local.dtype
+        unknown = config.local.dtype if config.is_embedded else COARSEST
         fleet.set_formats([told.dtype if told else unknown for told in facts])
         await fleet.begin()
         yield fleet

@@ -102,7 +102,7 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
             await events.put(Started(spec.restored, whole_groups))
             # a trainer may publish batches of before a restart at once, so the core learns of them first
             all_steps = range(spec.first_step, spec.core.max_steps + 1)
-            versions = from_trainer(trainer, all_steps, events, books)
+            versions = from_trainer(trainer, all_steps, events, books, peers.fleet)
             running.append(tasks.create_task(versions))
             await asyncio.wait([driving, listening], return_when=asyncio.FIRST_COMPLETED)
             for task in (*running, driving, listening):

@@ -72,12 +72,13 @@ async def from_engines(fleet: EngineFleet, events: Events) -> None:
 
 
 async def from_trainer(
-    trainer: BatchSender, steps: range, events: Events, books: Bookkeeper
+    trainer: BatchSender, steps: range, events: Events, books: Bookkeeper, fleet: EngineFleet
 ) -> None:
     """Pass on every version, in order, once its weights are complete and its rollouts are saved."""
     for step in steps:
         published = await trainer.wait_for_version(PolicyVersion(step))
         await books.published(Step(step), published.metrics)
+        await fleet.compare_kls(published.metrics)
         await events.put(VersionPublished(published.version, published.path, published.saved))
 
 

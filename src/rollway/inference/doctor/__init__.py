@@ -1,0 +1,1 @@
+"""Finds out what an engine can do."""

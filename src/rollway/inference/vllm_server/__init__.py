@@ -1,0 +1,1 @@
+"""Starts and watches a vLLM server."""

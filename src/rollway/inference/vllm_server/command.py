@@ -1,0 +1,92 @@
+"""The command and the environment that start vLLM so that it can be trained on."""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from ...config.sections import VllmConfig
+from ...config.specs import VllmSpec
+from ...errors import ConfigError
+from ..engines.facts import EXTENSION, MIDDLEWARE, SAMPLED_LOGPROBS
+
+HOST = "127.0.0.1"
+CPU_ENV = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
+"""On a CPU vLLM shares the cores with the rest of the run. Its default binds each thread to a core and
+takes most of the memory; two threads on two busy cores are many times slower than one."""
+
+
+def find_program(command: str) -> str:
+    """Return the path of vLLM's program: of this venv, or on the PATH."""
+    beside = str(Path(sys.executable).parent)
+    found = shutil.which(command) or shutil.which(command, path=beside)
+    if found is None:
+        raise ConfigError(
+            f"'engine.vllm.command' = '{command}' is not a program on this machine: pip install vllm, "
+            "here or in a venv of its own, and set the key to its bin/vllm"
+        )
+    return str(Path(found).absolute())
+
+
+class VllmCommand(Struct, frozen=True):
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    """What is added to the environment of this process."""
+
+
+def find_gpus(config: VllmConfig, visible: str | None, found: int) -> tuple[str, ...]:
+    """Return the GPUs to use: those of the run file, of CUDA_VISIBLE_DEVICES, or all that are there."""
+    if config.gpus is not None:
+        return tuple(str(gpu) for gpu in config.gpus)
+    if visible is not None:
+        return tuple(filter(None, visible.split(",")))
+    return tuple(str(gpu) for gpu in range(found))
+
+
+def check_gpus(config: VllmConfig, gpus: Sequence[str]) -> None:
+    """Raise ConfigError if the GPUs do not suffice for all replicas."""
+    needed = config.replicas * config.gpus_a_replica
+    if gpus and needed > len(gpus):
+        raise ConfigError(
+            f"'engine.vllm' asks for {config.replicas} × {config.gpus_a_replica} GPUs, and there are "
+            f"{len(gpus)} ({', '.join(gpus)}): lower 'replicas' or 'gpus_a_replica', or name more 'gpus'"
+        )
+
+
+def make_command(spec: VllmSpec, gpus: Sequence[str], *, wants_routes: bool) -> VllmCommand:
+    """Return how to start one replica. What the run file adds comes last, so that it wins."""
+    config = spec.engine.vllm or VllmConfig()
+    folder, size = spec.model.path, config.gpus_a_replica
+    own = gpus[spec.replica * size : (spec.replica + 1) * size]
+    dtype = config.dtype or ("bfloat16" if gpus else "float32")
+    argv = [
+        find_program(config.command), "serve", folder,
+        "--served-model-name", Path(folder).name,
+        "--host", HOST, "--port", str(spec.port),
+        "--dtype", dtype, "--seed", str(spec.seed + spec.replica),
+        "--generation-config", "vllm",
+        "--logprobs-mode", SAMPLED_LOGPROBS,
+        "--worker-extension-cls", EXTENSION,
+        "--middleware", MIDDLEWARE, "--disable-uvicorn-access-log",
+    ]  # fmt: skip
+    if spec.engine.max_context:
+        argv += ["--max-model-len", str(spec.engine.max_context)]
+    if wants_routes:
+        argv.append("--enable-return-routed-experts")
+    if spec.model.trust_remote_code:
+        argv.append("--trust-remote-code")
+    if gpus:
+        argv += ["--tensor-parallel-size", str(size)]
+    else:
+        argv.append(
+            "--enforce-eager"
+        )  # compiled on CPU, vLLM returns routes that are all zero
+    machine = {"CUDA_VISIBLE_DEVICES": ",".join(own)} if gpus else CPU_ENV
+    always = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    return VllmCommand((*argv, *config.args), {**always, **machine, **config.env})

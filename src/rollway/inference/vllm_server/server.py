@@ -1,0 +1,136 @@
+"""The process that starts one vLLM server, watches it, and ends it with the run."""
+
+import asyncio
+import os
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from time import monotonic
+
+from ...config.sections import VllmConfig
+from ...config.specs import VllmSpec
+from ...errors import EngineError
+from ...loop.processes import child
+from ...loop.processes.part import Parent, describe_death, run_part, unchanged
+from ...model.shape import read_shape
+from ..engines.link import EngineAccess, EngineLink, open_link
+from .command import HOST, VllmCommand, check_gpus, find_gpus, make_command
+
+BECOME = f"{__name__}:become_vllm"
+ASK_EVERY_S = 0.5
+LOOK_EVERY_S = 2.0
+ANSWER_S = 5.0
+HUNG_AFTER_S = 60.0
+"""A vLLM server that has not answered for this long is ended, and started again by the run."""
+GONE_AFTER_S = 10.0
+"""The same for one that does not even listen any more: it was told to end, and does not manage to."""
+END_S = 4.0
+"""How long vLLM may take to end by itself, before it is killed."""
+GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
+PACKAGE = Path(__file__).parents[2]
+
+
+async def vllm_server(spec: VllmSpec, parent: Parent) -> None:
+    """Run vLLM until the parent ends this process. Fail if vLLM ends before, or stops answering."""
+    with _plugin_folder() as folder:
+        command = _command(spec, folder)
+        access = EngineAccess(f"http://{HOST}:{spec.port}", ANSWER_S)
+        async with _start(command, spec) as process, asyncio.TaskGroup() as tasks:
+            with open_link(access) as link:
+                running = [
+                    tasks.create_task(_fail_when_ended(process)),
+                    tasks.create_task(_watch(link, spec.port, parent)),
+                ]
+                await parent.wait_until_gone()
+                for task in running:
+                    task.cancel()
+
+
+def _command(spec: VllmSpec, plugin_folder: Path) -> VllmCommand:
+    config = spec.engine.vllm or VllmConfig()
+    found = len(list(GPU_FOLDER.iterdir())) if GPU_FOLDER.exists() else 0
+    gpus = find_gpus(config, os.environ.get("CUDA_VISIBLE_DEVICES"), found)
+    check_gpus(config, gpus)
+    shape, routes = read_shape(spec.model.path), spec.engine.routes
+    wants_routes = routes if routes is not None else bool(shape and shape.has_experts)
+    command = make_command(spec, gpus, wants_routes=wants_routes)
+    paths = [str(plugin_folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    command.env.setdefault("PYTHONPATH", os.pathsep.join(paths))
+    return command
+
+
+@contextmanager
+def _plugin_folder() -> Iterator[Path]:
+    """Give a folder with nothing but a link to this package. vLLM may run in a venv without rollway, and
+    must not see the other packages of this one."""
+    with tempfile.TemporaryDirectory(prefix="rollway-vllm-") as folder:
+        (Path(folder) / PACKAGE.name).symlink_to(PACKAGE)
+        yield Path(folder)
+
+
+@asynccontextmanager
+async def _start(command: VllmCommand, spec: VllmSpec) -> AsyncIterator[child.Child]:
+    on_cpu = "--enforce-eager" in command.argv
+    log = Path(spec.log) if spec.log else None
+    starting = child.start("vllm", BECOME, log=log, grace_s=END_S, computes=on_cpu)
+    async with starting as process:
+        await process.send_spec(command)
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+async def _fail_when_ended(process: child.Child) -> None:
+    code = await process.wait()
+    raise EngineError(f"vLLM (pid {process.pid}) {describe_death(process, code)}")
+
+
+async def _watch(link: EngineLink, port: int, parent: Parent) -> None:
+    """Report when vLLM answers for the first time. Fail if it then falls silent."""
+    while not await _answers(link):  # noqa: ASYNC110, a server that starts can only be asked
+        await asyncio.sleep(ASK_EVERY_S)
+    await parent.report_ready(link.url)
+    heard_s = monotonic()
+    while True:
+        await asyncio.sleep(LOOK_EVERY_S)
+        if await _answers(link):
+            heard_s = monotonic()
+            continue
+        patience_s = HUNG_AFTER_S if await _listens(port) else GONE_AFTER_S
+        if monotonic() - heard_s > patience_s:
+            raise EngineError(f"vLLM at {link.url} has not answered for {patience_s:g} s")
+
+
+async def _listens(port: int) -> bool:
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            _, writer = await asyncio.open_connection(HOST, port)
+    except TimeoutError:
+        return True  # its queue of new connections is full
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+async def _answers(link: EngineLink) -> bool:
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await link.is_healthy()
+    except TimeoutError:
+        return False
+
+
+def become_vllm(name: str, sock: socket.socket) -> None:
+    """Replace this process by vLLM. It keeps the promise to end when its parent does."""
+    _, command = child.receive_spec(sock, VllmCommand)
+    sock.set_inheritable(False)
+    os.environ.update(command.env)
+    os.execvp(command.argv[0], command.argv)
+
+
+def main(name: str, sock: socket.socket) -> None:
+    run_part(name, sock, VllmSpec, unchanged, vllm_server)
