@@ -4,10 +4,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 3
 
-.PHONY: help setup demo test quick lint docs bench clean
+.PHONY: help setup demo test quick test-vllm lint docs bench clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rollway needs Python 3.11 or newer; set PYTHON=...")'
@@ -27,6 +27,10 @@ test: lint  ## Lint, then run all tests, JOBS of them at a time
 quick: lint  ## Lint, then run all tests but those that start whole systems (under two minutes)
 	$(BIN)/pytest -n $(JOBS) --dist worksteal -m 'not system'
 
+test-vllm: $(READY)  ## Install vLLM for CPU in .venv-vllm, and run the tests on it (under 40 minutes)
+	$(BIN)/python tools/install_vllm.py .venv-vllm
+	$(BIN)/pytest tests_vllm
+
 lint: $(READY)  ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -41,5 +45,5 @@ bench: $(READY)  ## Run the benchmarks behind the README's numbers (FULL=1 for t
 	done
 
 clean:  ## Remove the venv, caches and all runs
-	rm -rf $(VENV) outputs build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm outputs build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

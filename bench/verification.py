@@ -1,10 +1,10 @@
 """What it costs to verify every load of weights: the demo with and without it, taking turns.
 
-    python bench/verification.py [--full] [--rounds 2] [--steps 30] [--engine URL] [--json FILE]
+    python bench/verification.py [--full] [--rounds 2] [--steps 30] [--vllm PROGRAM] [--json FILE]
 
 Prints the time that an engine takes to answer a probe, its share of the time between two versions, and
-how long a step takes in both cases. `--engine` is a vLLM that serves the demo's model; by default the
-embedded engine is measured.
+how long a step takes in both cases. `--vllm` names vLLM's program, such as
+.venv-vllm/bin/vllm; by default the embedded engine is measured.
 """
 
 import json
@@ -24,9 +24,8 @@ FIRST_STEPS = 3
 
 def train(folder: Path, name: str, steps: int, *settings: str) -> list[dict[str, float]]:
     """Train in `folder`, and return the metrics of each step."""
-    values = [f"name={name}", f"output_dir={folder}", f"max_steps={steps}", *settings]
-    if not any(setting.startswith("engine.external") for setting in settings):
-        values.append(f"model.path={folder}/model")
+    values = [f"name={name}", f"output_dir={folder}", f"max_steps={steps}", *settings,
+              f"model.path={folder}/model"]  # fmt: skip
     options = [word for value in values for word in ("--set", value)]
     command = [sys.executable, "-m", "rollway", "train", str(RUN_FILE), "--clean", *options]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -39,10 +38,10 @@ def main() -> None:
         __doc__,
         rounds=(2, "runs of each kind"),
         steps=(30, "steps of a run"),
-        engine=("", "address of a vLLM"),
+        vllm=("", "the program of vLLM"),
     )
     steps = args.steps * (5 if args.full else 1)
-    more = [f"engine.external.url={args.engine}"] if args.engine else []
+    more = [f"engine.vllm.command={args.vllm}"] if args.vllm else []
     verify_s: list[float] = []
     step_s: dict[bool, list[float]] = {True: [], False: []}
     with TemporaryDirectory(prefix="rollway-bench-") as name:
