@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "vllm": set(),
     "warmup": BASE | {"config", "loop", "wire", "envs", "inference", "model", "observe", "rundir"},
     "resume": BASE | {"config", "ledger", "observe", "payload", "rundir", "transport"},
-    "launch": BASE | {"config", "loop", "rundir", "observe"},
+    "launch": BASE | {"config", "loop", "rundir", "observe", "inference"},
     "evals": BASE | {"config", "loop", "wire", "envs", "payload", "envserver", "rundir", "observe",
                      "launch"},
     "simulate": BASE | {"config", "rundir", "orchestrator"},

@@ -12,17 +12,23 @@ from typing import Any
 
 from aiohttp import web
 
+from rollway.inference.rendering.tokenizer import Tokenizer
 from rollway.testing.engine import served
 
 Answer = Callable[[str, int], "str | web.Response | dict[str, Any]"]
+LOGPROB = -0.5
+"""The logprob of every token, if replies have token ids."""
 
 
 class ChatDouble:
     """Keeps all `requests`. `answer` maps the last message, and how often it came before, to a text, a
     message or a response. Requests whose last message `is_held` picks wait for `release`."""
 
-    def __init__(self, answer: Answer, key: str, models: tuple[str, ...]) -> None:
+    def __init__(
+        self, answer: Answer, key: str, models: tuple[str, ...], tokenizer: Tokenizer | None
+    ) -> None:
         self._answer = answer
+        self._tokenizer = tokenizer
         self._key = key
         self._models = models
         self.url = ""
@@ -80,7 +86,21 @@ class ChatDouble:
         if message.get("tool_calls"):
             choice["finish_reason"] = "tool_calls"
         usage = {"prompt_tokens": 7, "completion_tokens": len(content)}
-        return web.json_response({"choices": [choice], "usage": usage})
+        return web.json_response(
+            {"choices": [choice], "usage": usage, **self._add_ids(body, choice)}
+        )
+
+    def _add_ids(self, body: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any]:
+        """Add the token ids of a reply to its choice, and return those of its prompt, as vLLM does."""
+        if self._tokenizer is None or not body.get("return_token_ids"):
+            return {}
+        turns = [(message["role"], message["content"]) for message in body["messages"]]
+        prompt = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
+        prompt_ids = self._tokenizer.encode(f"{prompt}<|im_start|>assistant\n")
+        ids = self._tokenizer.encode(f"{choice['message']['content']}<|im_end|>")
+        choice["token_ids"] = ids
+        choice["logprobs"] = {"content": [{"token": "", "logprob": LOGPROB} for _ in ids]}
+        return {"prompt_token_ids": prompt_ids}
 
     async def _hold(self) -> None:
         await self._change_held(+1)
@@ -95,10 +115,14 @@ class ChatDouble:
 
 @asynccontextmanager
 async def chat_double(
-    answer: Answer, key: str = "", models: tuple[str, ...] = ("double",)
+    answer: Answer,
+    key: str = "",
+    models: tuple[str, ...] = ("double",),
+    tokenizer: Tokenizer | None = None,
 ) -> AsyncIterator[ChatDouble]:
-    """Serve on a free port. Without `models` it has no list of models."""
-    double = ChatDouble(answer, key, models)
+    """Serve on a free port. Without `models` it has no list of models, without `tokenizer` its replies
+    have no token ids."""
+    double = ChatDouble(answer, key, models, tokenizer)
     app = web.Application()
     app.router.add_get("/v1/models", double.models)
     app.router.add_post("/v1/chat/completions", double.completions)

@@ -11,13 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
-from tests.doubles.chat import ChatDouble, chat_double
+from psutil import Process
+from tests.doubles.chat import LOGPROB, ChatDouble, chat_double
 from tests.doubles.env_server import ENVS, env_config, router_spec
 from tests.doubles.parts import ROUTER, serving_part
 
 from rollway.config.sections import ModelConfig
 from rollway.envserver import client as envs
 from rollway.errors import ConfigError
+from rollway.inference.rendering.tokenizer import Tokenizer
 from rollway.loop.processes.part import Parent
 from rollway.orchestrator.shell.sources import from_env
 from rollway.payload.reader import SegmentReader
@@ -31,6 +33,11 @@ from rollway.wire.pipe import AsyncPipe
 pytestmark = pytest.mark.anyio
 
 
+def qwen3(folder: Path) -> ModelConfig:
+    template = {"enable_thinking": False}
+    return ModelConfig(path=str(folder), renderer="qwen3", template=template)
+
+
 def plus_one(text: str, nth: int) -> str | web.Response:
     n = int(text.rstrip("?"))
     if n == 90:
@@ -41,11 +48,15 @@ def plus_one(text: str, nth: int) -> str | web.Response:
 
 
 @asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[tuple[envs.EnvClient, ChatDouble]]:
-    async with chat_double(plus_one) as double:
+async def serving(
+    folder: Path, model: ModelConfig | None = None, tokenizer: Tokenizer | None = None
+) -> AsyncIterator[tuple[envs.EnvClient, ChatDouble]]:
+    """Serve an environment, to a run that trains `model` if there is one. The endpoint returns token ids
+    if it has a tokenizer."""
+    async with chat_double(plus_one, tokenizer=tokenizer) as double:
         env = env_config(ENVS, "ThreeTurns", concurrency=8)
-        spec = router_spec(env, ModelConfig(path=""), double.url, folder)
-        part = msgspec.structs.replace(spec, speaks="messages")
+        spec = router_spec(env, model or ModelConfig(path=""), double.url, folder)
+        part = msgspec.structs.replace(spec, speaks="messages", is_training=bool(model))
         async with (
             serving_part("test.router", ROUTER, part, folder / "router.log") as (_, address),
             envs.connect(address) as client,
@@ -99,6 +110,34 @@ async def test_rollouts_are_scored_without_rows_and_keep_their_transcript(
         failed = await outcome(client, 90)
         assert isinstance(failed, Failed)
         assert (failed.boundary, "HTTP 500: out of order" in failed.error) == ("engine", True)
+
+
+@pytest.mark.parametrize("has_ids", [False, True])
+async def test_a_run_that_trains_on_messages_gets_rows(
+    tmp_path: Path, tiny_moe: Path, has_ids: bool
+) -> None:
+    """Token ids that the endpoint does not return are made from its text, in another process. No such
+    process is started for an endpoint that returns them."""
+    tokenizer = Tokenizer(str(tiny_moe))
+    given = tokenizer if has_ids else None
+    async with serving(tmp_path, qwen3(tiny_moe), given) as (client, double):
+        scored = await outcome(client, 5)
+        processes = Process().children(recursive=True)
+        names = [" ".join(process.cmdline()) for process in processes]
+    assert isinstance(scored, Scored), scored
+    assert any(".tokenise" in name for name in names) is not has_ids, names
+    assert all(request["return_token_ids"] for request in double.requests)
+    assert {row.is_approximate for row in scored.rows} == {not has_ids}
+    assert scored.num_sampled == scored.num_trainable
+    reader, drawn = SegmentReader(tmp_path).open(scored.ref), []
+    for number in range(len(scored.rows)):
+        ids = reader[f"row{number}.token_ids"]
+        sampled = reader[f"row{number}.loss_mask"] != 0
+        drawn.append(tokenizer.decode(ids[sampled].tolist()))
+        logprobs = reader[f"row{number}.logprobs"]
+        assert (logprobs[sampled] == (LOGPROB if has_ids else 0)).all()
+        assert tokenizer.decode(ids.tolist()).startswith("<|im_start|>user\n5?<|im_end|>")
+    assert "".join(drawn) == "6<|im_end|>7<|im_end|>8<|im_end|>"
 
 
 async def test_an_orchestrator_refuses_rollouts_that_cannot_be_trained(

@@ -3,14 +3,16 @@
 import asyncio
 from datetime import UTC, datetime
 from email.utils import format_datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.doubles.chat import Answer, ChatDouble, chat_double
+from tests.doubles.chat import LOGPROB, Answer, ChatDouble, chat_double
 
 from rollway.errors import ContextFull, EngineError
 from rollway.inference.chat.client import ChatClient, ChatReply
+from rollway.inference.rendering.tokenizer import Tokenizer
 from rollway.records.task import CalledFunction, Message, ToolCall
 from rollway.records.turn import Sampling
 from rollway.testing.engine import served
@@ -244,6 +246,34 @@ async def test_parameters_that_an_endpoint_does_not_know_are_left_out_together()
         with ChatClient(double.url, "double") as chat:
             assert (await chat.complete(HI, HOT)).content == "fine"
     assert [len(request) for request in double.requests] == [8, 5]
+
+
+async def test_token_ids_are_asked_for_and_may_be_missing() -> None:
+    async with chat_double(shout) as double:
+        with ChatClient(double.url, "double", wants_ids=True) as chat:
+            assert (await chat.complete(HI, HOT)).tokens is None
+        assert double.requests[-1]["return_token_ids"]
+
+        def strict(text: str, num_before: int) -> str | web.Response:
+            if "return_token_ids" in double.requests[-1]:
+                error = {"message": "Unrecognized request argument: return_token_ids"}
+                return web.json_response({"error": error}, status=400)
+            return "fine"
+
+        double._answer = strict
+        with ChatClient(double.url, "double", wants_ids=True) as chat:
+            assert (await chat.complete(HI, HOT)).content == "fine"
+            assert "logprobs" in double.requests[-1]
+
+
+async def test_token_ids_of_a_reply(tiny_moe: Path) -> None:
+    tokenizer = Tokenizer(str(tiny_moe))
+    async with chat_double(shout, tokenizer=tokenizer) as double:
+        with ChatClient(double.url, "double", wants_ids=True) as chat:
+            reply = await chat.complete(HI, HOT)
+    assert reply.tokens is not None
+    assert tokenizer.decode(reply.tokens.completion_ids) == f"{reply.content}<|im_end|>"
+    assert reply.tokens.logprobs == [LOGPROB] * len(reply.tokens.completion_ids)
 
 
 WINDOW = 20

@@ -11,11 +11,12 @@ from rollway.inference.rendering.rendering import (
     INLINE_CHARS,
     TAIL_TOKENS,
     Renderer,
+    ReplyTokenizer,
     SyncRenderer,
 )
 from rollway.inference.rendering.tokenizer import Tokenizer
 from rollway.loop.lanes.lanes import ProcessLane
-from rollway.records.task import Message
+from rollway.records.task import CalledFunction, Message, ToolCall
 
 
 def qwen3(folder: Path) -> ModelConfig:
@@ -109,3 +110,39 @@ async def test_a_long_prompt_is_extended_like_a_short_one(tiny_moe: Path) -> Non
                 extended = await renderer.extend(prompt_ids, drawn_ids, new)
                 assert extended is not None
                 assert extended.tolist() == sync_renderer.extend(prompt, drawn, new)
+
+
+@pytest.mark.parametrize("renderer", ["qwen3", "default"])
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_conversation_and_the_reply_to_it(
+    tiny_moe: Path, renderer: str, is_whole: bool
+) -> None:
+    """The two parts are what the engine would have been sent, and what it would have drawn."""
+    sync, tokenizer = (
+        SyncRenderer(ModelConfig(path=str(tiny_moe), renderer=renderer)),
+        Tokenizer(str(tiny_moe)),
+    )
+    messages, reply = [Message("user", "hi")], Message("assistant", "olleh")
+    prompt, drawn = sync.split(messages, reply, is_whole=is_whole)
+    asked = sync.prompt(messages)
+    assert prompt == asked[: len(prompt)]
+    text = tokenizer.decode(drawn)
+    assert text.endswith("olleh" + "<|im_end|>" * is_whole)
+    following = [*messages, reply, Message("user", "more")]
+    if renderer == "default" and is_whole:
+        assert sync.prompt(following)[: len(prompt + drawn)] == prompt + drawn
+
+
+@pytest.mark.anyio
+async def test_a_reply_with_reasoning_and_tool_calls_is_split_in_the_lane(
+    tiny_moe: Path,
+) -> None:
+    call = ToolCall("1", CalledFunction("add", '{"a": 1}'))
+    reply = Message("assistant", "", "let me add", (call,))
+    async with ProcessLane("tokenise", 1) as lane:
+        tokenizer = ReplyTokenizer(ModelConfig(path=str(tiny_moe), renderer="qwen3"), lane)
+        _, drawn = await tokenizer.split([Message("user", "1 + 1")], reply, (), is_whole=True)
+    text = Tokenizer(str(tiny_moe)).decode(drawn.tolist())
+    assert "let me add" in text
+    assert "<tool_call>" in text
+    assert text.endswith("<|im_end|>")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rollway.config.sections import TrainerConfig
 from rollway.inference.embedded.scheduler import GenerationRequest, Scheduler
@@ -212,3 +213,38 @@ async def test_a_step_moves_probability_towards_advantage(
         after, _ = logprobs_of(row_model, packed)
     gain = after - packed.logprobs
     assert gain[packed.advantages > 0].mean() > 0 > gain[packed.advantages < 0].mean()
+
+
+@pytest.mark.anyio
+async def test_rows_without_logprobs_count_as_drawn_by_the_trained_policy(
+    tiny_moe: Path, tmp_path: Path
+) -> None:
+    """Their zeros change nothing: the step is the one that the engine's own logprobs give, which are the
+    model's here. The KL is that of the other rows alone."""
+    model = load_model(str(tiny_moe))
+    turns = sample(model.eval(), 1.0)
+    blank = [replace(turn, logprobs=np.zeros_like(turn.logprobs)) for turn in turns]
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    results, found = [], []
+    for number, drawn in enumerate((turns, [*turns[:3], *blank[3:]], blank)):
+        model.load_state_dict(before)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        rows = [
+            replace(row, is_approximate=not old.any())
+            for row, old in zip(
+                await write(folder, drawn), (turn.logprobs for turn in drawn), strict=True
+            )
+        ]
+        manifest = BatchManifest(
+            Step(1), PolicyVersion(0), tuple(rows), ((tuple(range(NUM)),),)
+        )
+        learner = Learner(open_rows(model), TrainerConfig(lr=1e-3))
+        found.append(learner.step(manifest, SegmentReader(folder)))
+        results.append({name: weight.clone() for name, weight in model.state_dict().items()})
+    for name in before:
+        torch.testing.assert_close(results[0][name], results[1][name], atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(results[0][name], results[2][name], atol=2e-4, rtol=1e-3)
+    assert found[0]["mismatch_kl"] < 1e-6
+    assert found[1]["mismatch_kl"] < 1e-6
+    assert "mismatch_kl" not in found[2]

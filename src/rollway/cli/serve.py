@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
+from msgspec.structs import replace
 from typer import Option, echo
 
 from ..config.address import ANY_LOOPBACK_PORT, check_bind
@@ -18,6 +19,7 @@ from ..config.sections import (
 )
 from ..config.specs import RouterSpec, WatchSpec
 from ..errors import ConfigError
+from ..launch.engine import choose_speech
 from ..launch.run import ROUTER
 from ..launch.watch import STATUS_EVERY_S, ServerWatch
 from ..loop.processes.child import log_to
@@ -62,6 +64,14 @@ Routes = Annotated[
     bool | None,
     Option(help="Ask the engine which experts it chose (by default if the model has some)."),
 ]
+FillIds = Annotated[
+    bool,
+    Option(
+        "--fill-ids",
+        help="Serve also with a chat endpoint that takes no token ids: ids that its replies lack are "
+        "made from their text. The run file needs engine.external.fill_ids, too.",
+    ),
+]
 Payload = Annotated[
     str,
     Option(
@@ -89,6 +99,7 @@ def serve(
     renderer: RendererName = "auto",
     template: Template = "{}",
     routes: Routes = None,
+    fill_ids: FillIds = False,
     payload: Payload = "frames",
     payload_dir: PayloadDir = "",
     rollout_deadline_s: Deadline = 300.0,
@@ -114,7 +125,9 @@ def serve(
     spec = RouterSpec(
         env=EnvConfig(id=env, args=json_object("--args", args), server=checked(server)),
         model=ModelConfig(path=folder, renderer=renderer, template=options),
-        engine=EngineConfig(routes=routes, external=ExternalEngineConfig(url=urls)),
+        engine=EngineConfig(
+            routes=routes, external=ExternalEngineConfig(url=urls, fill_ids=fill_ids)
+        ),
         engine_urls=urls,
         payload=_payload(payload, payload_dir),
         payload_dir=payload_dir,
@@ -145,6 +158,7 @@ async def _serve(spec: RouterSpec, logs: Path, screen: Screen) -> None:
     cancel_on_sigterm()
     name = f"{env_name(spec.env.id)}.router"
     watch = ServerWatch(screen, name, spec.env.local.workers)
+    spec = replace(spec, speaks=await choose_speech(spec.engine, screen.line))
     async with (
         asyncio.TaskGroup() as tasks,
         start_part(name, ROUTER, spec, log=logs / f"{name}.log") as router,

@@ -169,6 +169,9 @@ class ExternalEngineConfig(Section, frozen=True):
     """The engine's name for the model. Without this key rollway takes the first one it lists."""
     key_var: str | None = None
     """Environment variable that holds the engine's API key."""
+    fill_ids: bool = False
+    """Train also on a chat endpoint that takes no token ids and no weights. Rollway makes the token ids
+    that its replies lack from their text, and marks these rows as approximate."""
 
     @property
     def urls(self) -> tuple[str, ...]:

@@ -42,6 +42,9 @@ def watch_spec(config: WatchConfig) -> WatchSpec:
     return WatchSpec(stall_ms=config.stall_ms)
 
 
+Speaks = Literal["tokens", "messages"]
+
+
 class EngineSpec(Struct, frozen=True):
     """The embedded engine: which weights it loads, and the version these are."""
 
@@ -99,8 +102,8 @@ class RouterSpec(Struct, frozen=True):
     log_dir: str
     seed: int
     watch: WatchSpec
-    speaks: Literal["tokens", "messages"] = "tokens"
-    """What the engine takes: token ids, or only chat messages, from which nothing can be trained."""
+    speaks: Speaks = "tokens"
+    """What the engine takes: token ids, or only chat messages."""
     generation: int = 0
     """Grows when a run is resumed. Every generation names its segments differently."""
     is_training: bool = True

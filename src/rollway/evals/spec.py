@@ -1,11 +1,11 @@
 """The specification of an evaluation, which decides what its results mean, and how it is run."""
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from ..config.specs import WatchSpec
+from ..config.specs import Speaks, WatchSpec
 from ..records.task import Split
 from ..records.turn import Sampling
 
@@ -32,7 +32,7 @@ class EvalSpec(Struct, frozen=True, kw_only=True):
     model: str
     engine_url: str
     """The address of the endpoint; empty for the embedded engine."""
-    speaks: Literal["tokens", "messages"]
+    speaks: Speaks
     tokenizer: str
     renderer: str
     template: dict[str, Any]

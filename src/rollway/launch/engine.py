@@ -7,8 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from ..config.sections import ENGINE_KEY_VAR, VllmConfig
-from ..config.specs import EngineSpec, VllmSpec
+from ..config.sections import ENGINE_KEY_VAR, EngineConfig, VllmConfig
+from ..config.specs import EngineSpec, Speaks, VllmSpec
+from ..errors import ConfigError
+from ..inference.engines.link import EngineAccess
+from ..inference.engines.speech import find_speech
 from ..loop.processes.part import Part
 from ..loop.processes.port import bind_port
 from .parts import RunningParts
@@ -56,3 +59,26 @@ async def start_vllm(parts: RunningParts, config: VllmConfig, spec: VllmSpec) ->
 
         started.append(await parts.start(name, VLLM, own, unchanged))
     return started
+
+
+async def choose_speech(engine: EngineConfig, say: Callable[[str], None]) -> Speaks:
+    """Return how workers talk with the engines. Only a run file that says so trains on messages."""
+    external = engine.external
+    if external is None or not external.fill_ids:
+        return "tokens"
+    key, model = os.environ.get(external.key_var or "", ""), external.model or ""
+    accesses = [
+        EngineAccess(url, engine.request_deadline_s, model, key) for url in external.urls
+    ]
+    speaks = await find_speech(accesses)
+    if speaks == "messages":
+        if engine.routes:
+            raise ConfigError(
+                "'engine.routes' is true, but the engine takes only messages, and returns no routes for "
+                "them: remove the key"
+            )
+        say(
+            "The engine takes messages, but no token ids and no weights. Rollway makes the ids that its "
+            "replies lack from their text, and the engine keeps the weights it has"
+        )
+    return speaks

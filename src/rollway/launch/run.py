@@ -13,6 +13,7 @@ from ..config.specs import (
     OrchestratorAddress,
     OrchestratorSpec,
     RouterSpec,
+    Speaks,
     TrainerSpec,
     VllmSpec,
     watch_spec,
@@ -23,7 +24,7 @@ from ..records.ids import Step
 from ..records.restored import StartPoint
 from ..records.turn import Sampling
 from ..rundir.rundir import RunDir
-from .engine import start_engine, start_vllm
+from .engine import choose_speech, start_engine, start_vllm
 from .parts import RunningParts
 from .watch import RunWatch
 
@@ -45,19 +46,21 @@ async def run_all(
             trainer = await parts.start("trainer", TRAINER, training)
         urls = config.engine.urls or tuple([await engine.ready() for engine in engines])
         watch.say(f"Engine at {', '.join(urls)}; logs of all processes in {run.logs}")
+        speaks = await choose_speech(config.engine, watch.say)
         routers, addresses = {}, {}
         for env in config.env:
             if env.external:
                 addresses[env.id] = env.external.address
             else:
-                serving = router_spec(config, run, start, env, urls)
+                serving = router_spec(config, run, start, env, urls, speaks)
                 name = f"{env_name(env.id)}.router"
                 routers[env.id] = await parts.start(name, ROUTER, serving)
         for env_id, router in routers.items():
             addresses[env_id] = await router.ready()
         if trainer is not None:
             await trainer.ready()
-        spec = orchestrator_spec(config, plan, run, start, urls, addresses)
+        engine_urls = urls if speaks == "tokens" else ()
+        spec = orchestrator_spec(config, plan, run, start, engine_urls, addresses)
         orchestrator = await parts.start("orchestrator", ORCHESTRATOR, spec)
         watch.relay_to(orchestrator)
         await announce_batches(trainer, await orchestrator.ready(), run, watch)
@@ -150,7 +153,12 @@ def newest_engine_spec(config: RunConfig, run: RunDir, start: StartPoint) -> Eng
 
 
 def router_spec(
-    config: RunConfig, run: RunDir, start: StartPoint, env: EnvConfig, urls: tuple[str, ...]
+    config: RunConfig,
+    run: RunDir,
+    start: StartPoint,
+    env: EnvConfig,
+    urls: tuple[str, ...],
+    speaks: Speaks = "tokens",
 ) -> RouterSpec:
     return RouterSpec(
         env=env,
@@ -162,6 +170,7 @@ def router_spec(
         log_dir=str(run.logs),
         seed=config.seed,
         watch=watch_spec(config.watch),
+        speaks=speaks,
         generation=start.generation,
     )
 

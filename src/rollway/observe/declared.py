@@ -90,6 +90,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("time", "s", "when the step was reported, in seconds since 1970", is_exported=False),
         Metric("batch/rollouts", "rollouts", "rollouts trained on in this step"),
         Metric("batch/rows", "rows", "rows trained on in this step"),
+        Metric("batch/approximate_rows", "rows",
+               "of these, rows whose token ids or logprobs the endpoint did not give"),
         Metric("batch/tokens", "tokens", "tokens of these rows"),
         Metric("batch/micro_batches", "", "forward passes of this step, on all ranks together"),
         Metric("throughput/tokens", "tokens/s", "tokens sampled in scored rollouts, per second of this "

@@ -120,6 +120,7 @@ class StepTally:
             **{name: counts[name] for name in ALWAYS_COUNTED},
             **{name: count for name, count in counts.items() if name.startswith("env/")},
             "batch/rows": len(manifest.rows),
+            "batch/approximate_rows": sum(row.is_approximate for row in manifest.rows),
             "batch/tokens": manifest.num_tokens,
             "batch/micro_batches": len(manifest.micro_batches),
         }

@@ -21,6 +21,8 @@ class BatchRow(Struct, frozen=True):
     engine: str = ""
     """The address of the engine that drew the row, if it was one engine and the version that is trained
     now: between the two there is only rounding."""
+    is_approximate: bool = False
+    """The endpoint gave no token ids or no logprobs: the row's logprobs are 0 and mean nothing."""
 
 
 class BatchManifest(Struct, frozen=True):

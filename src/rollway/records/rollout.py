@@ -22,6 +22,9 @@ class RowSummary(Struct, frozen=True):
     """The address of the engine that drew its tokens. Empty if there were several."""
     version: PolicyVersion | None = None
     """The version that drew its tokens, if it was a single one."""
+    is_approximate: bool = False
+    """A turn of it came without token ids or logprobs, so its ids are not for certain those that were
+    drawn, and its logprobs are not known."""
 
 
 class Timing(Struct, frozen=True):

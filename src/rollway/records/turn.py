@@ -36,3 +36,5 @@ class Turn(Struct, frozen=True):
     routes_start: int = 0
     engine: str = ""
     """The address of the engine that drew it."""
+    is_approximate: bool = False
+    """No token ids or no logprobs were given: the ids are made from its text, all logprobs are 0."""

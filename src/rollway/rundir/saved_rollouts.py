@@ -35,6 +35,8 @@ class SavedRollout(Struct, frozen=True, omit_defaults=True, kw_only=True):
     stop: str | None = None
     first_version: int | None = None
     last_version: int | None = None
+    is_approximate: bool = False
+    """A row of it has token ids or logprobs that the endpoint did not give."""
     timing: dict[str, float] | None = None
     messages: msgspec.Raw = msgspec.Raw()
     """The transcript as JSON, copied from the payload without being parsed; empty unless scored."""
@@ -80,6 +82,7 @@ def group_to_save(
             stop=scored.stop,
             first_version=scored.first_version,
             last_version=scored.last_version,
+            is_approximate=any(row.is_approximate for row in scored.rows),
             timing=msgspec.structs.asdict(scored.timing),
             messages=read_transcript(member),
         )

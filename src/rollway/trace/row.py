@@ -27,6 +27,8 @@ class Row(Struct, frozen=True):
     routes: tuple[Routes, ...] | None
     engine: str = ""
     """The engine that drew its tokens; empty if there were several."""
+    is_approximate: bool = False
+    """One of its turns is."""
 
     def summary(self) -> RowSummary:
         """Return the row's sizes and the signs of broken text in its sampled tokens."""
@@ -35,7 +37,14 @@ class Row(Struct, frozen=True):
         versions = self.versions[sampled]
         is_one = len(versions) > 0 and versions.min() == versions.max()
         version = PolicyVersion(int(versions[0])) if is_one else None
-        return RowSummary(self.num_tokens, self.num_trainable, detected, self.engine, version)
+        return RowSummary(
+            self.num_tokens,
+            self.num_trainable,
+            detected,
+            self.engine,
+            version,
+            self.is_approximate,
+        )
 
     def columns(self) -> dict[str, tuple[NDArray[np.generic], ...]]:
         """Return the chunks of each column, by the name the column is stored under."""
@@ -60,6 +69,7 @@ class RowSpan(Struct, frozen=True):
     versions: Ints
     temperature: float
     engine: str
+    is_approximate: bool
 
 
 class OpenRow:
@@ -88,7 +98,8 @@ class OpenRow:
         self._ids += turn.prompt_ids[num_before:].tobytes()
         self._ids += turn.completion_ids.tobytes()
         columns = turn.logprobs, turn.versions, turn.temperature, turn.engine
-        self._spans.append(RowSpan(num_prompt, num_sampled, *columns))
+        span = RowSpan(num_prompt, num_sampled, *columns, turn.is_approximate)
+        self._spans.append(span)
         self.num_tokens += num_prompt + num_sampled
 
     def finish(self) -> Row:
@@ -119,4 +130,5 @@ class OpenRow:
             versions=versions,
             routes=tuple(routes) if routes else None,
             engine=engines.pop() if len(engines) == 1 else "",
+            is_approximate=any(span.is_approximate for span in self._spans),
         )

@@ -21,6 +21,8 @@ class PackedMicroBatch(Struct, frozen=True):
     targets: Tensor
     row_of_target: Tensor
     logprobs: Tensor
+    has_logprob: Tensor
+    """False for the tokens of approximate rows, whose logprobs are not known."""
     temperatures: Tensor
     advantages: Tensor
 
@@ -33,6 +35,7 @@ def pack_rows(rows: Sequence[UsableRow]) -> PackedMicroBatch:
     targets = np.flatnonzero((_join(rows, "loss_mask") != 0) & ~starts_row)
     row_of_target = np.repeat(np.arange(len(rows)), lengths)[targets]
     advantages = np.array([row.row.advantage for row in rows], np.float32)
+    is_exact = np.array([not row.row.is_approximate for row in rows])
     has_routes = "routes" in rows[0].columns
     return PackedMicroBatch(
         token_ids=from_numpy(_join(rows, "token_ids").astype(np.int64)),
@@ -41,6 +44,7 @@ def pack_rows(rows: Sequence[UsableRow]) -> PackedMicroBatch:
         targets=from_numpy(targets),
         row_of_target=from_numpy(row_of_target),
         logprobs=from_numpy(_join(rows, "logprobs")[targets]),
+        has_logprob=from_numpy(is_exact[row_of_target]),
         temperatures=from_numpy(_join(rows, "temperatures")[targets]),
         advantages=from_numpy(advantages[row_of_target]),
     )

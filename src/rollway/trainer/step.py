@@ -24,8 +24,8 @@ MEANS = ("clip_fraction", "ratio/mean", "mismatch_kl", "entropy", "ratio/limited
 """The metrics that are means over the trained tokens, in the order of `token_sums`."""
 
 
-NUM_SUMS = 2 + len(MEANS)
-"""The loss, the number of tokens, and a sum for each mean."""
+NUM_SUMS = 3 + len(MEANS)
+"""The loss, the number of tokens, a sum for each mean, and the number of tokens with known logprobs."""
 NUM_SAMPLED = 1024
 """About how many numbers `sample_weights` returns."""
 NOT_FINITE = "the model gives its tokens logprobs that are not finite"
@@ -62,13 +62,15 @@ class Learner:
         lr = config.lr * min(1.0, manifest.step / max(1, config.lr_ramp_steps))
         for param_group in self.optimizer.param_groups:
             param_group["lr"] = lr
-        norm, (loss, num_tokens, *sums) = self.compute_gradients(manifest, reader)
+        norm, (loss, num_tokens, *sums, num_known) = self.compute_gradients(manifest, reader)
         self._check_weights(manifest, num_tokens)
         self.optimizer.step()
         self.update_model()
         metrics = {"loss": loss, "grad_norm": norm, "lr": lr}
         for name, value in zip(MEANS, sums, strict=True):
-            metrics[name] = value / (num_tokens or 1)
+            count = num_known if name == "mismatch_kl" else num_tokens
+            if count or not num_tokens:
+                metrics[name] = value / (count or 1)
         return metrics | self._engine_metrics()
 
     def update_model(self) -> None:
@@ -88,7 +90,7 @@ class Learner:
         self, manifest: BatchManifest, reader: SegmentReader
     ) -> tuple[float, list[float]]:
         """Sum the gradients over all micro-batches and ranks, and clip them. Return their norm, and the
-        loss with the sums of `token_sums`. Each loss is divided by the number of tokens of the whole
+        sums of `_backward`. Each loss is divided by the number of tokens of the whole
         batch, so that the sum over the ranks is the gradient that one rank would compute alone."""
         self.optimizer.zero_grad(set_to_none=True)
         self.left_out = []
@@ -125,24 +127,28 @@ class Learner:
             )
 
     def _backward(self, rows: list[UsableRow], num_trainable: int) -> list[float]:
-        """Add the gradients of one forward pass. Return its loss and the sums of `token_sums`. If the
-        logprobs of a row are not finite, it is left out and the others are computed again."""
+        """Add the gradients of one forward pass. Return its loss, the sums of `token_sums`, and for how
+        many tokens the engine's logprobs are known: the others count as drawn by the trained policy. A
+        row to which the model gives no finite logprobs is left out, and the rest is computed again."""
         if not rows:
             return [0.0] * NUM_SUMS
         packed, config, device = pack_rows(rows), self._config, self._rows.device
-        engine_logprobs, advantages = packed.logprobs.to(device), packed.advantages.to(device)
+        known, advantages = packed.has_logprob.to(device), packed.advantages.to(device)
         limits = {"clip_low": config.clip_low, "clip_high": config.clip_high}
         passing = token_logprobs(self._rows, packed, replay_routes=config.replay_routes)
         with passing as (logprobs, entropy):
             is_broken = ~torch.isfinite(logprobs.detach()).cpu()
             if not is_broken.any():
+                engine_logprobs = torch.where(
+                    known, packed.logprobs.to(device), logprobs.detach()
+                )
                 losses, clipped = policy_loss(logprobs, engine_logprobs, advantages, **limits)
                 loss = losses.sum() / num_trainable
                 loss.backward()
                 sums = token_sums(logprobs.detach(), engine_logprobs, clipped, entropy)
                 kl = mismatch_kl(logprobs.detach(), engine_logprobs).cpu()
                 self._add_by_engine(rows, packed, kl)
-                return [float(loss.detach()), *sums]
+                return [float(loss.detach()), *sums, float(known.sum())]
         del logprobs, entropy  # and with them the activations of this pass
         broken = set(packed.row_of_target[is_broken].tolist())
         self.left_out += [rows[place].left_out(NOT_FINITE) for place in sorted(broken)]

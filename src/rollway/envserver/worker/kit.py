@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -18,7 +18,7 @@ from ...inference.chat.client import ChatClient
 from ...inference.engines.engine import ExpectedPolicy
 from ...inference.engines.link import EngineAccess
 from ...inference.engines.pool import PoolConfig, open_pool
-from ...inference.rendering.rendering import Renderer, SyncRenderer
+from ...inference.rendering.rendering import Renderer, ReplyTokenizer, SyncRenderer
 from ...inference.replies.checks import ReplyRules
 from ...inference.replies.long_replies import LongReplies
 from ...loop.lanes.lanes import Lane, ProcessLane
@@ -80,6 +80,10 @@ def prepare(part: WorkerSpec) -> Prepared:
     renderer, rules = None, ReplyRules(wants_routes=False)
     if server.speaks == "tokens":
         renderer, rules = SyncRenderer(server.model), _rules(server)
+    elif server.is_training:
+        SyncRenderer(
+            server.model
+        )  # a renderer that does not fit is found now, not in each rollout
     return Prepared(part, spec, spec.build(), renderer, rules, ExpectedPolicy())
 
 
@@ -115,12 +119,24 @@ async def open_speakers(
     name, server, policy = prepared.part.name, prepared.part.server, prepared.policy
     engine, key = server.engine, os.environ.get(server.engine.key_var or "", "")
     deadline_s, model = engine.request_deadline_s, engine.model or ""
-    if prepared.renderer is None:
-        with ChatClient(server.engine_urls[0], model, key, deadline_s=deadline_s) as client:
-            await client.check()
-            yield MessageSpeakers(client, policy)
-        return
     waiting = 4 * server.env.local.concurrency
+    if prepared.renderer is None:
+        tokenising = ProcessLane(
+            f"{name}.tokenise", 1, label="tokenising", watch=watch, max_waiting=waiting
+        )
+        async with tokenising:
+            with ExitStack() as stack:
+                wants_ids = server.is_training
+                options: dict[str, Any] = {"deadline_s": deadline_s, "wants_ids": wants_ids}
+                clients = [
+                    stack.enter_context(ChatClient(url, model, key, **options))
+                    for url in server.engine_urls
+                ]
+                for client in clients:
+                    await client.check()
+                tokenizer = ReplyTokenizer(server.model, tokenising) if wants_ids else None
+                yield MessageSpeakers(clients, policy, tokenizer)
+        return
     rendering = ProcessLane(
         f"{name}.render", 1, label="rendering", watch=watch, max_waiting=waiting
     )

@@ -26,6 +26,17 @@ DEFAULTS = {"temperature": 1.0, "top_p": 1.0}
 NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Parameters that servers of open models take from the model's folder if they are missing. These values
 switch them off. An endpoint that does not know them refuses them, and gets none then."""
+IDS = {"logprobs": True, "return_token_ids": True}
+"""What asks for the token ids of a reply. An endpoint that does not know these ignores
+or refuses them."""
+
+
+class ChatTokens(Struct, frozen=True):
+    """The token ids of a reply and of its prompt, and the logprobs of the reply's tokens."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    logprobs: list[float]
 
 
 class ChatReply(Struct, frozen=True):
@@ -37,6 +48,12 @@ class ChatReply(Struct, frozen=True):
     finish_reason: str
     num_prompt_tokens: int
     num_completion_tokens: int
+    tokens: ChatTokens | None = None
+    """None if the endpoint returns no token ids, or no logprobs for them."""
+
+    @property
+    def message(self) -> Message:
+        return Message("assistant", self.content, self.reasoning_content, self.tool_calls)
 
 
 class _Request(Struct, frozen=True):
@@ -50,6 +67,8 @@ class _Request(Struct, frozen=True):
     top_k: int | UnsetType = UNSET
     min_p: float | UnsetType = UNSET
     repetition_penalty: float | UnsetType = UNSET
+    logprobs: bool | UnsetType = UNSET
+    return_token_ids: bool | UnsetType = UNSET
 
 
 class _Function(Struct, frozen=True):
@@ -73,9 +92,19 @@ class _Message(Struct, frozen=True):
     tool_calls: list[_ToolCall] | None = None
 
 
+class _Logprob(Struct, frozen=True):
+    logprob: float
+
+
+class _Logprobs(Struct, frozen=True):
+    content: list[_Logprob] | None = None
+
+
 class _Choice(Struct, frozen=True):
     message: _Message
     finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
 
 
 class _Usage(Struct, frozen=True):
@@ -86,6 +115,18 @@ class _Usage(Struct, frozen=True):
 class _Reply(Struct, frozen=True):
     choices: Annotated[list[_Choice], Meta(min_length=1)]
     usage: _Usage | None = None
+    prompt_token_ids: list[int] | None = None
+
+    @property
+    def tokens(self) -> ChatTokens | None:
+        choice = self.choices[0]
+        found = choice.logprobs and choice.logprobs.content
+        if not self.prompt_token_ids or not choice.token_ids or not found:
+            return None
+        if len(found) != len(choice.token_ids):
+            return None
+        logprobs = [token.logprob for token in found]
+        return ChatTokens(self.prompt_token_ids, choice.token_ids, logprobs)
 
 
 _replies = msgspec.json.Decoder(_Reply)
@@ -95,14 +136,17 @@ class ChatClient:
     """One model at one endpoint. `url` is the base, such as `https://host/v1`. `/v1` may be left out."""
 
     def __init__(
-        self, url: str, model: str, key: str = "", *, deadline_s: float = 120.0
-    ) -> None:
+        self, url: str, model: str, key: str = "", *, deadline_s: float = 120.0,
+        wants_ids: bool = False,
+    ) -> None:  # fmt: skip
         host, _, path = url.partition("://")[2].partition("/")
         self.url = url.rstrip("/")
         if host and not path.strip("/"):
             self.url += "/v1"
         self.model = model
         self._deadline_s = deadline_s
+        self._neutral: dict[str, Any] = {**NEUTRAL, **(IDS if wants_ids else {})}
+        """Parameters that the endpoint need not know."""
         self._refused: set[str] = set()
         self.max_context = 0
         """The endpoint's context window, or 0 as long as it is not known."""
@@ -180,7 +224,7 @@ class ChatClient:
         """Build a request with all sampling parameters, so that no default of the model applies. Those
         that this endpoint refused before are left out."""
         params = {name: getattr(sampling, name) for name in ("max_tokens", *DEFAULTS)}
-        params |= NEUTRAL
+        params |= self._neutral
         for name in self._refused:
             value = params.pop(name)
             if name == "max_tokens":
@@ -194,8 +238,9 @@ class ChatClient:
         error = endpoint.parse_error(body)
         if status not in REFUSED_PARAM_STATUSES or endpoint.is_context_error(status, error):
             return False
-        sent = {name: getattr(request, name) for name in ("max_tokens", *DEFAULTS, *NEUTRAL)}
-        unknown = {name for name in NEUTRAL if name in f"{error.param} {error.message}"}
+        names = ("max_tokens", *DEFAULTS, *self._neutral)
+        sent = {name: getattr(request, name) for name in names}
+        unknown = {name for name in self._neutral if name in f"{error.param} {error.message}"}
         refused = {
             name for name in (*unknown, error.param) if sent.get(name, UNSET) is not UNSET
         }
@@ -240,6 +285,7 @@ class ChatClient:
             finish_reason=choice.finish_reason or "stop",
             num_prompt_tokens=usage.prompt_tokens or 0,
             num_completion_tokens=usage.completion_tokens or 0,
+            tokens=reply.tokens,
         )
 
     def _error(self, problem: str) -> EngineError:

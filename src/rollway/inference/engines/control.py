@@ -94,6 +94,11 @@ class EngineControl:
                 "POST", EngineCall(dialect.path, body), PROBE_DEADLINE_S
             )
         except EngineError as error:
+            if error.status == 404:
+                raise EngineError(
+                    f"{error}. It takes no token ids: if it is a chat endpoint, set "
+                    "engine.external.fill_ids = true to train on it"
+                ) from None
             if NOT_NUMBERS not in str(error):
                 raise
             raise EngineError(

@@ -194,8 +194,8 @@ def check_same_model(engines: Sequence[tuple[str, ServedModel]]) -> None:
     served = [
         (url, f"'{model.id}' like {pick_dialect(model, None).name}") for url, model in engines
     ]
-    first_url, first = served[0]
-    for url, other in served:
+    for url, other in served[1:]:
+        first_url, first = served[0]
         if other != first:
             raise EngineError(
                 f"the engine at {first_url} serves {first}, the one at {url} {other}: all engines of a "

@@ -76,6 +76,25 @@ class SyncRenderer:
         bridged = bridge(prompt_ids, completion_ids, _dicts(new), tools=given)
         return None if bridged is None else list(bridged.token_ids)
 
+    def split(
+        self,
+        messages: Sequence[Message],
+        reply: Message,
+        tools: Tools = (),
+        *,
+        is_whole: bool,
+    ) -> tuple[list[int], list[int]]:
+        """Return the ids of a conversation and of the reply to it, as the chat template writes them. The
+        reply begins where the conversation with it departs from the conversation that asks for it. It
+        ends with a stop token if it is whole."""
+        asked, dicts = self.prompt(messages, tools), _dicts([*messages, reply])
+        whole = list(self._renderer.render_ids(dicts, tools=list(tools) or None))
+        pairs = zip(asked, whole, strict=False)
+        start = next((at for at, (a, b) in enumerate(pairs) if a != b), len(asked))
+        stops = (at for at in range(start, len(whole)) if whole[at] in self.stop_ids)
+        end = next(stops, len(whole))
+        return whole[:start], whole[start : end + is_whole]
+
     def parse(self, completion_ids: list[int], tools: Tools = ()) -> ParsedReply:
         """Parse drawn ids into text and tool calls. Without `tools`, calls are left in the text."""
         parsed = self._renderer.parse_response(completion_ids, tools=list(tools) or None)
@@ -140,6 +159,30 @@ class Renderer:
         return await self._lane.call(
             _call_renderer, method, self._model, *args, deadline_s=LANE_DEADLINE_S
         )
+
+
+class ReplyTokenizer:
+    """Makes the token ids of chat replies that came without them, always in the process lane."""
+
+    def __init__(self, model: ModelConfig, lane: Lane) -> None:
+        self._model = msgspec.json.encode(model)
+        self._lane = lane
+
+    async def split(
+        self, messages: Sequence[Message], reply: Message, tools: Tools, *, is_whole: bool
+    ) -> tuple[Ints, Ints]:
+        """Do the same as `SyncRenderer.split`."""
+        args = self._model, tuple(messages), reply, tuple(tools), is_whole
+        prompt, completion = await self._lane.call(
+            _split_reply, *args, deadline_s=LANE_DEADLINE_S
+        )
+        return np.array(prompt, np.int32), np.array(completion, np.int32)
+
+
+def _split_reply(
+    model: bytes, messages: Sequence[Message], reply: Message, tools: Tools, is_whole: bool
+) -> tuple[list[int], list[int]]:
+    return _renderer_of(model).split(messages, reply, tools, is_whole=is_whole)
 
 
 def _num_chars(messages: Sequence[Message]) -> int:

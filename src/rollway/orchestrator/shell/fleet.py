@@ -43,7 +43,8 @@ async def _ignore() -> None: ...
 
 
 class EngineFleet:
-    """Keeps every engine at the wanted version, which is the newest that `update` was called with."""
+    """Keeps every engine at the wanted version, which is the newest that `update` was called with. A run
+    on chat endpoints, which take no weights, has a fleet without engines."""
 
     def __init__(
         self,
@@ -121,6 +122,8 @@ class EngineFleet:
             await self._changed.wait_for(self._can_continue)
 
     def _can_continue(self) -> bool:
+        if not self._engines:
+            return True
         version = self._wanted.version
         newest = [engine for engine in self._engines if engine.version >= version]
         return any(engine.is_in_service for engine in newest) or not self._is_needed()

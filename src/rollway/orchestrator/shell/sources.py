@@ -37,7 +37,7 @@ async def from_env(
                 raise ConfigError(
                     f"environment '{client.env}' returns rollouts without token ids ({settled.worker}): "
                     "its engine is a chat endpoint, and nothing can be trained from messages alone; "
-                    "serve the environment with a vLLM or SGLang engine"
+                    "serve the environment with a vLLM or SGLang engine, or with --fill-ids"
                 )
             case Settled() as received:
                 settled = await fleet.vet(received)

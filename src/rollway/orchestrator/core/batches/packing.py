@@ -8,6 +8,7 @@ from heapq import heapreplace
 from ....records.batch import BatchManifest, BatchRow
 from ....records.group import ClosedGroup
 from ....records.ids import PolicyVersion, Step
+from ....records.rollout import RowSummary
 
 Lengths = Sequence[int]
 Rows = Sequence[int]
@@ -84,6 +85,12 @@ def _costliest_first(lengths: Lengths, rows: Rows) -> list[int]:
     return sorted(rows, key=lambda row: (-lengths[row], row))
 
 
+def is_fresh(row: RowSummary, step: Step) -> bool:
+    """Return whether the version that the step trains drew the row: then trainer and engine agree on its
+    logprobs, but for rounding."""
+    return row.version == step - 1 and not row.is_approximate
+
+
 def plan_batch(
     step: Step, groups: Iterable[ClosedGroup], micro_batch_tokens: int, ranks: int = 1
 ) -> BatchManifest:
@@ -96,7 +103,8 @@ def plan_batch(
             num_tokens=row.num_tokens,
             num_trainable=row.num_trainable,
             advantage=advantage,
-            engine=row.engine if row.version == step - 1 else "",
+            engine=row.engine if is_fresh(row, step) else "",
+            is_approximate=row.is_approximate,
         )
         for closed in groups
         for member, advantage in zip(closed.group.members, closed.advantages, strict=True)
