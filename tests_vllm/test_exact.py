@@ -1,5 +1,6 @@
 """With the right flags vLLM does what the trainer computes: tokens, logprobs, experts, reloads."""
 
+import asyncio
 import io
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -124,6 +125,40 @@ async def test_a_reload_with_the_plugin_is_exact(
                 assert np.abs(logprobs - np.array(answer.logprobs)).max() < EXACT
                 assert answer.routes is not None
                 assert (np.sort(routes[: len(answer.routes)]) == np.sort(answer.routes)).all()
+
+
+async def test_tokens_have_the_version_that_drew_them(
+    right_moe: Server, moe: Path, tmp_path: Path, reference: Reference
+) -> None:
+    """Weights are loaded while replies are drawn. Each token has the logprob of the version that the
+    plug-in says, and both versions have drawn some."""
+    other = write_model(tmp_path / "other", seed=3)
+    models = {1: reference, 2: Reference(other)}
+
+    def draw(number: int) -> Any:
+        body = greedy(10 + number, max_tokens=300, ignore_eos=True)
+        raw = right_moe.fetch("/v1/completions", body, Accept=SAFETENSORS)
+        return body["prompt"], safetensors.numpy.load(raw)
+
+    async with open_control(EngineAccess(right_moe.url, 60)) as control:
+        await control.read_facts()
+        await control.load_weights(str(moe), 1)
+        with ThreadPoolExecutor(16) as pool:
+            drawing = [pool.submit(draw, number) for number in range(16)]
+            await asyncio.sleep(0.5)
+            await control.load_weights(str(other), 2)
+            replies = [await asyncio.wrap_future(future) for future in drawing]
+        await control.load_weights(str(moe), 1)
+    seen = set()
+    for prompt, reply in replies:
+        ids, versions = reply["token_ids"].tolist(), reply["versions"]
+        assert (np.diff(versions) >= 0).all()
+        seen |= set(versions.tolist())
+        for version, model in models.items():
+            logprobs, _ = model.score([*prompt, *ids])
+            errors = np.abs(logprobs[len(prompt) - 1 :] - reply["logprobs"])
+            assert (errors[versions == version] < EXACT).all()
+    assert seen == {1, 2}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

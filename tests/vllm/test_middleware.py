@@ -103,7 +103,7 @@ async def test_everything_else_passes_unchanged(
 @pytest.mark.parametrize("name", ["vllm-0.30-completions", "vllm-0.30-completions-delta"])
 def test_real_replies_of_vllm_are_smaller_when_binary(name: str) -> None:
     text = (SAMPLES / f"{name}.json").read_bytes()
-    body = convert(text)
+    body = convert(text, lambda num_tokens: None)
     assert body is not None
     choice = json.loads(text)["choices"][0]
     assert safetensors.numpy.load(body)["token_ids"].tolist() == choice["token_ids"]

@@ -1,7 +1,7 @@
 """A completion as a safetensors file: its columns and routes as raw bytes, not as text inside JSON."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ MAX_HEADER_BYTES = 512
 def encode_reply(
     token_ids: Sequence[int],
     logprobs: Sequence[float],
-    versions: Sequence[int] | None,
+    versions: Sequence[int] | NDArray[Any] | None,
     finish_reason: str,
     routes: NDArray[Any] | None,
 ) -> bytes:
@@ -31,7 +31,7 @@ def encode_reply(
         "finish_reason": np.frombuffer(finish_reason.encode(), np.uint8),
     }
     if versions is not None:
-        tensors["versions"] = np.array(versions, np.int32)
+        tensors["versions"] = np.asarray(versions, np.int32)
     if routes is not None:
         tensors["routes"] = np.ascontiguousarray(routes)
     return safetensors.numpy.save(tensors)
@@ -57,14 +57,18 @@ class _Completion(Struct, frozen=True):
 _completions = msgspec.json.Decoder(_Completion)
 
 
-def convert(body: bytes | bytearray) -> bytes | None:
-    """Return vLLM's JSON of one completion as a safetensors file. None if that is not possible: it has
-    several choices, lacks a column, or keeps its routes in two places."""
+def convert(
+    body: bytes | bytearray, versions_of: Callable[[int], NDArray[Any] | None]
+) -> bytes | None:
+    """Return vLLM's JSON of one completion as a safetensors file, with the versions that `versions_of`
+    returns for the number of its tokens. None if that is not possible: it has several choices, lacks a
+    column, or keeps its routes in two places."""
     try:
         (choice,) = _completions.decode(body).choices
         routes = _decode_npy(memoryview(choice.routed_experts))
         logprobs = choice.logprobs.token_logprobs
-        return encode_reply(choice.token_ids, logprobs, None, choice.finish_reason, routes)
+        ids, versions = choice.token_ids, versions_of(len(choice.token_ids))
+        return encode_reply(ids, logprobs, versions, choice.finish_reason, routes)
     except (msgspec.DecodeError, ValueError, OverflowError):
         return None  # the client reads the JSON, and says what is wrong with it
 

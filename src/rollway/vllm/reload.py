@@ -14,14 +14,17 @@ class WorkerExtension:
     device: Any
     model_runner: Any
 
-    def load_version(self, weights_path: str, version: str) -> dict[str, str]:
-        """Load the weights of a version, so that the model is what a fresh start would load."""
+    def load_version(self, weights_path: str, version: str) -> dict[str, Any]:
+        """Load the weights of a version, so that the model is what a fresh start would load. Return the
+        version, and how many tokens of each request were drawn before it."""
         model = self.model_runner.get_model()
         if self.device.type == "cpu":
             forget_expert_kernels(model)
         self.model_runner.reload_weights(weights_path=weights_path)
         update_tied_head(model)
-        return {"version": version}
+        running = getattr(self.model_runner, "requests", {})
+        drawn = {name: len(request.output_token_ids) for name, request in running.items()}
+        return {"version": version, "drawn": drawn}
 
 
 def forget_expert_kernels(model: Any) -> None:
