@@ -1,4 +1,4 @@
-"""What a vLLM server tells about itself, and which settings are refused."""
+"""What a vLLM or SGLang server tells about itself, and which settings are refused."""
 
 import json
 from typing import Any
@@ -43,6 +43,23 @@ def test_the_settings_of_a_server_are_read() -> None:
     assert not parse_facts(server_info()).has_plugin  # type: ignore[union-attr]
     assert parse_facts(b"") is None
     assert parse_facts(b"<html>") is None
+
+
+def test_the_arguments_of_an_sglang_server_are_read() -> None:
+    served = ServedModel("m", "sglang")
+    body = {"model_path": "/m", "dtype": "float16", "disable_radix_cache": True}
+    told = json.dumps({**body, "enable_return_routed_experts": True}).encode()
+    facts = parse_facts(told)
+    assert facts is not None
+    assert (facts.dtype, facts.caches_prefixes, facts.returns_routes) == (
+        "float16",
+        False,
+        True,
+    )
+    assert refusals(told, served, temperature=0.7) == []
+    told = json.dumps({**body, "enable_return_routed_experts": False}).encode()
+    (refusal,) = refusals(told, served)
+    assert "--enable-return-routed-experts" in refusal
 
 
 def test_a_right_setup_is_not_refused() -> None:

@@ -1,5 +1,9 @@
 """Folders to train in: `work` runs everything, `light` has stand-ins for the engine and the trainer."""
 
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,3 +60,18 @@ def trains(
     work = Workspace(tmp_path, tiny_moe, engines=[engine.url])
     yield work
     work.kill()
+
+
+@pytest.fixture
+def engine_url(tiny_moe: Path) -> Iterator[str]:
+    """An embedded engine of its own."""
+    command = [sys.executable, "-m", "rollway", "engine", str(tiny_moe), "--port", "0",
+               "--max-context", "128", "--max-batch", "16"]  # fmt: skip
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := re.search(r"http://\S+:\d+", line):
+                break
+        assert found
+        yield found[0]
+        process.send_signal(signal.SIGINT)

@@ -3,9 +3,7 @@
 import json
 import re
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,20 +75,6 @@ POISONS: dict[str, tuple[Poison, str]] = {
     "future version": (set_first("token_versions", 999), "to 999 drew its reply"),
     "aborted": (aborted, "finish_reason 'abort'"),
 }  # fmt: skip
-
-
-@pytest.fixture
-def engine_url(tiny_moe: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "rollway", "engine", str(tiny_moe), "--port", "0",
-               "--max-context", "128", "--max-batch", "16"]  # fmt: skip
-    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if found := re.search(r"http://\S+:\d+", line):
-                break
-        assert found
-        yield found[0]
-        process.send_signal(signal.SIGINT)
 
 
 def test_wrong_replies_are_named_counted_and_never_trained(

@@ -142,11 +142,14 @@ async def routes(patient: Patient) -> Finding:
             "the model has no experts" if patient.shape else "not examined without --model"
         )
         return note("routes", reason)
-    whole, new = await patient.draw(), await patient.draw(start=len(PROMPT) - 1)
+    half = len(PROMPT) // 2
+    whole, new = await patient.draw(), await patient.draw(start=half)
     assert whole.routes is not None
     assert new.routes is not None
     if not whole.routes.any():
         return wrong("routes", "all are expert 0: start vLLM with --enforce-eager on a CPU")
+    if not np.array_equal(whole.routes[half : len(PROMPT)], new.routes[: len(PROMPT) - half]):
+        return wrong("routes", "those of new positions differ from those of all positions")
     shape = "×".join(map(str, whole.routes.shape[1:]))
     return ok("routes", f"{shape} experts a token, of all positions or of new ones only")
 

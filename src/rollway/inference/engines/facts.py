@@ -1,4 +1,4 @@
-"""What a vLLM server tells about itself, and which of its settings cannot train rightly. Pure."""
+"""What a vLLM or SGLang server tells about itself, and which of its settings cannot train rightly. Pure."""
 
 from collections.abc import Iterator
 
@@ -47,6 +47,15 @@ class _ServerInfo(Struct, frozen=True):
     vllm_config: _Config
 
 
+class _SglangServer(Struct, frozen=True):
+    """The arguments of an SGLang server, as its documentation names them."""
+
+    enable_return_routed_experts: bool
+    dtype: str = ""
+    disable_radix_cache: bool = False
+    enable_lora: bool | None = None
+
+
 class EngineFacts(Struct, frozen=True):
     dtype: str
     """The number format that it computes in; empty if it does not say."""
@@ -60,11 +69,11 @@ class EngineFacts(Struct, frozen=True):
 
 
 def parse_facts(body: Bytes) -> EngineFacts | None:
-    """Read the answer of `/server_info`; None if it is not vLLM's."""
+    """Read the answer of `/server_info`; None if it is neither vLLM's nor SGLang's."""
     try:
         config = msgspec.json.decode(body, type=_ServerInfo).vllm_config
     except UNREADABLE:
-        return None
+        return _parse_sglang(body)
     model = config.model_config
     return EngineFacts(
         dtype=model.dtype.removeprefix("torch."),
@@ -78,6 +87,23 @@ def parse_facts(body: Bytes) -> EngineFacts | None:
     )
 
 
+def _parse_sglang(body: Bytes) -> EngineFacts | None:
+    try:
+        server = msgspec.json.decode(body, type=_SglangServer)
+    except UNREADABLE:
+        return None
+    return EngineFacts(
+        dtype=server.dtype,
+        logprobs_mode=SAMPLED_LOGPROBS,
+        is_eager=False,
+        returns_routes=server.enable_return_routed_experts,
+        is_on_cpu=False,
+        has_plugin=False,
+        caches_prefixes=not server.disable_radix_cache,
+        takes_adapters=bool(server.enable_lora),
+    )
+
+
 def problems(
     served: ServedModel, facts: EngineFacts | None, *, wants_routes: bool, temperature: float
 ) -> Iterator[str]:
@@ -87,13 +113,12 @@ def problems(
             f"it serves '{served.id}' as an adapter of '{served.parent}', and new weights would go to "
             "the latter: name the model itself (engine.external.model)"
         )
-    if served.owned_by != "vllm":
-        return
     if facts is None:
-        yield (
-            "it cannot load new weights, because its development mode is off: start vLLM with "
-            "VLLM_SERVER_DEV_MODE=1 in its environment"
-        )
+        if served.owned_by == "vllm":
+            yield (
+                "it cannot load new weights, because its development mode is off: start vLLM with "
+                "VLLM_SERVER_DEV_MODE=1 in its environment"
+            )
         return
     if facts.logprobs_mode != SAMPLED_LOGPROBS and temperature != 1:
         yield (
@@ -102,7 +127,7 @@ def problems(
         )
     if wants_routes and not facts.returns_routes:
         yield (
-            "it does not return routes: start vLLM with --enable-return-routed-experts, or set "
+            "it does not return routes: start it with --enable-return-routed-experts, or set "
             "engine.routes = false to train without them"
         )
     elif wants_routes and facts.is_on_cpu and not facts.is_eager:

@@ -33,6 +33,8 @@ MAX_UNSURE = 0.05
 """The move is judged if its standard error is at most this."""
 STALE = 0.3
 """An engine that has moved by less of the way has old weights."""
+MAX_OLD = 0.1
+"""Old weights are this much nearer to the version before than to the new one."""
 MIN_MOVED = {"float32": 0.95, "float16": 0.85, "bfloat16": 0.8}
 """An engine that has moved by less has some old weights. A coarse format also rounds a part of the way
 off: in bfloat16 a right load was seen to move by 0.94."""
@@ -117,7 +119,7 @@ def compare(probe: Probe, answers: Sequence[ProbeAnswer], tolerance: Tolerance) 
         way = wanted - np.concatenate([text.before for text in texts])
         length = float(np.linalg.norm(way))
         if length and tolerance.noise / length <= MAX_UNSURE:
-            moved = _moved(errors, way)
+            moved = 0.0 if _is_old(errors, way) else _moved(errors, way)
             limit = EXPERT_MOVED[tolerance.dtype]
             stale_expert = _stale_expert(probe, own, errors, way, limit)
     return Comparison(
@@ -141,6 +143,11 @@ def _moved(errors: Values, way: Values) -> float | None:
     if unsure > MAX_UNSURE and rest > MAX_ELSEWHERE * _rms(clipped):
         return None
     return min(1.0, 1 + missing + unsure)
+
+
+def _is_old(errors: Values, way: Values) -> bool:
+    """Return whether the engine says of nearly all tokens what the version before said."""
+    return float(np.abs(errors + way).mean()) < MAX_OLD * float(np.abs(errors).mean())
 
 
 def _without_outliers(errors: Values) -> Values:
