@@ -1,4 +1,4 @@
-"""What a vLLM or SGLang server tells about itself, and which of its settings cannot train rightly. Pure."""
+"""What a vLLM or SGLang server tells about itself, and which settings cannot train rightly. Pure."""
 
 from collections.abc import Iterator
 
