@@ -7,6 +7,7 @@ the CPU time of vLLM's API server. Needs the vLLM that `make test-vllm` installs
 """
 
 import asyncio
+import json
 import statistics
 import sys
 import time
@@ -28,6 +29,7 @@ from rollway.inference.engines import engine as engine_module
 from rollway.inference.engines.dialect import make_prompt
 from rollway.inference.engines.engine import Engine, open_engine
 from rollway.inference.engines.link import EngineAccess
+from rollway.inference.engines.vllm import Vllm
 from rollway.inference.replies.checks import ReplyRules
 from rollway.records.turn import Sampling
 
@@ -64,10 +66,9 @@ async def measure(
 
 
 def reply_bytes(server: Server, accept: str, num_prompt: int) -> int:
-    body = {"model": "policy", "prompt": list(range(num_prompt)), "max_tokens": 2, "logprobs": 0,
-            "return_token_ids": True, "ignore_eos": True}  # fmt: skip
-    body["prompt"] = [number % 250 for number in range(num_prompt)]
-    return len(server.fetch("/v1/completions", body, Accept=accept))
+    prompt = make_prompt(np.arange(num_prompt, dtype=np.int32) % 250)
+    body = Vllm().encode_request("policy", prompt, Sampling(2), [], 0)
+    return len(server.fetch("/v1/completions", json.loads(body), Accept=accept))
 
 
 async def compare(server: Server, args: Any) -> dict[str, dict[str, float]]:

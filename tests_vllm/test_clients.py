@@ -1,14 +1,23 @@
 """What other clients do, and what evaluations ask, with a model without experts."""
 
+import asyncio
 import json
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from rollway.inference.engines.dialect import make_prompt
+from rollway.inference.engines.link import EngineAccess, open_link
+from rollway.inference.engines.vllm import Vllm
+from rollway.inference.http.endpoint import read_all
+from rollway.records.turn import Sampling
+from rollway.vllm.binary_reply import SAFETENSORS
 from tests_vllm.models import write_model
 from tests_vllm.servers import COIN, RIGHT, Server, external, serving, train
 
@@ -80,3 +89,40 @@ def test_replies_that_another_client_aborts_are_asked_for_again(
         assert ends <= {"stop/stop", "stop/length", "stop/max_turns"}, ends
         assert metrics["errors/engine"] == 0
         assert metrics["rows/left_out"] == 0
+
+
+NUM_LONG, LENGTH = 16, 1900
+
+
+def gauge(server: Server, name: str) -> float:
+    found = re.search(rf"(?m)^vllm:{name}{{.*}} (\S+)", server.fetch("/metrics").decode())
+    assert found, name
+    return float(found[1])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("accept", [SAFETENSORS, "application/json"])
+async def test_a_request_that_is_cancelled_is_aborted(
+    right_dense: Server, accept: str
+) -> None:
+    prompt = make_prompt(np.arange(5, 45, dtype=np.int32))
+    order = json.loads(Vllm().encode_request("policy", prompt, Sampling(LENGTH), [], None))
+    body = json.dumps({**order, "ignore_eos": True}).encode()
+    before = gauge(right_dense, "generation_tokens_total")
+
+    async def draw() -> None:
+        access = EngineAccess(right_dense.url, 60)
+        with open_link(access) as link:
+            async with link.request("POST", "/v1/completions", body, accept) as reply:
+                await read_all(reply)
+
+    drawing = [asyncio.create_task(draw()) for _ in range(NUM_LONG)]
+    while gauge(right_dense, "num_requests_running") < NUM_LONG:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    for task in drawing:
+        task.cancel()
+    await asyncio.gather(*drawing, return_exceptions=True)
+    while gauge(right_dense, "num_requests_running"):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    drawn = gauge(right_dense, "generation_tokens_total") - before
+    assert drawn < NUM_LONG * LENGTH / 2

@@ -17,6 +17,7 @@ from rollway.inference.engines.control import open_control
 from rollway.inference.engines.dialect import make_prompt
 from rollway.inference.engines.engine import open_engine
 from rollway.inference.engines.link import EngineAccess
+from rollway.inference.engines.vllm import Vllm
 from rollway.records.turn import Sampling, Turn
 from rollway.vllm.binary_reply import SAFETENSORS
 from tests_vllm.models import write_model
@@ -64,17 +65,16 @@ async def test_turns_and_routes_equal_those_of_transformers(
     assert (second.routes[: len(longer) - len(row) + 1] == whole.routes[prompt_rows]).all()
 
 
-def greedy(num_prompt: int, **fields: object) -> dict[str, object]:
-    prompt = list(range(3, num_prompt + 3))
-    return {
-        "model": "policy", "prompt": prompt, "max_tokens": 20, "temperature": 0, "logprobs": 0,
-        "return_token_ids": True, **fields,
-    }  # fmt: skip
+def greedy(num_prompt: int, num_tokens: int = 20, start: int = 0) -> dict[str, Any]:
+    """Return a request as rollway's client sends it, but greedy."""
+    prompt = make_prompt(np.arange(3, num_prompt + 3, dtype=np.int32))
+    body = Vllm().encode_request("policy", prompt, Sampling(num_tokens, 0.0), [], start)
+    return {**json.loads(body), "ignore_eos": True}
 
 
 def test_a_binary_reply_says_what_the_json_says(right_moe: Server) -> None:
     for start in (0, 30):
-        body = greedy(50, routed_experts_prompt_start=start)
+        body = greedy(50, start=start)
         choice = json.loads(right_moe.fetch("/v1/completions", body))["choices"][0]
         raw = right_moe.fetch("/v1/completions", body, Accept=SAFETENSORS)
         binary = safetensors.numpy.load(raw)
@@ -91,7 +91,7 @@ def test_a_pause_during_generation_loses_nothing(
     right_moe: Server, reference: Reference
 ) -> None:
     def draw(number: int) -> Any:
-        body = greedy(10 + number, max_tokens=300, ignore_eos=True)
+        body = greedy(10 + number, 300)
         return body["prompt"], json.loads(right_moe.fetch("/v1/completions", body))
 
     with ThreadPoolExecutor(16) as pool:
@@ -136,7 +136,7 @@ async def test_tokens_have_the_version_that_drew_them(
     models = {1: reference, 2: Reference(other)}
 
     def draw(number: int) -> Any:
-        body = greedy(10 + number, max_tokens=300, ignore_eos=True)
+        body = greedy(10 + number, 300)
         raw = right_moe.fetch("/v1/completions", body, Accept=SAFETENSORS)
         return body["prompt"], safetensors.numpy.load(raw)
 

@@ -10,7 +10,7 @@ from rollway.vllm.token_versions import TokenVersions
 
 
 def load(versions: TokenVersions, version: object, drawn: Mapping[str, int]) -> None:
-    named = {f"cmpl-{name}-0-1a2b3c4d": count for name, count in drawn.items()}
+    named = {f"{name}-1a2b3c4d": count for name, count in drawn.items()}
     result = {"version": str(version), "drawn": named}
     versions.note_load(json.dumps({"results": [result, result]}).encode())
 

@@ -1,14 +1,14 @@
-"""Stands in front of vLLM's API server: demands a key, sends completions as raw bytes, and notes which
-version drew each token."""
+"""Stands in front of vLLM's API server: demands a key, answers completions with raw bytes, and notes
+which version drew each token."""
 
+import asyncio
 import hmac
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from numpy.typing import NDArray
-
-from .binary_reply import SAFETENSORS, convert
+from .binary_reply import SAFETENSORS
+from .completion import CompletionOrder, draw, encode_output, parse_order
 from .token_versions import TokenVersions
 
 KEY_VAR = "ROLLWAY_ENGINE_KEY"
@@ -16,14 +16,12 @@ KEY_VAR = "ROLLWAY_ENGINE_KEY"
 OPEN_PATHS = {"/health", "/metrics"}
 COMPLETIONS = "/v1/completions"
 WORKER_CALLS = "/collective_rpc"
-REQUEST_ID = b"x-request-id"
 UNAUTHORIZED = b'{"error": {"message": "the key is missing or wrong", "code": 401}}'
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
-VersionsOf = Callable[[int], "NDArray[Any] | None"]
 
 
 class Middleware:
@@ -40,43 +38,90 @@ class Middleware:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        if self._needs_key and scope["path"] not in OPEN_PATHS:
+        headers, path = dict(scope["headers"]), scope["path"]
+        if self._needs_key and path not in OPEN_PATHS:
             given = headers.get(b"authorization", b"")
-            is_known = hmac.compare_digest(given, self._authorization)
-        else:
-            is_known = True
-        if not is_known:
-            await _refuse(scope, send)
-            return
-        accepts_binary = SAFETENSORS.encode() in headers.get(b"accept", b"")
-        if scope["path"] == COMPLETIONS and accepts_binary:
+            if not hmac.compare_digest(given, self._authorization):
+                await _refuse(scope, send)
+                return
+        if path == COMPLETIONS and SAFETENSORS.encode() in headers.get(b"accept", b""):
             await self._complete(scope, receive, send)
-        elif scope["path"] == WORKER_CALLS:
+        elif path == WORKER_CALLS:
             await self._app(scope, receive, LoadListener(send, self._versions).send)
         else:
             await self._app(scope, receive, send)
 
     async def _complete(self, scope: Message, receive: Receive, send: Send) -> None:
-        versions, knows_versions = self._versions, _is_only_server(scope)
-        name = versions.begin()
-        others = [header for header in scope["headers"] if header[0].lower() != REQUEST_ID]
-        scope = {**scope, "headers": [*others, (REQUEST_ID, name.encode())]}
+        """Answer with raw bytes. Whatever is in the way of that is left to vLLM's own server."""
+        body, state = await _read(receive), getattr(scope.get("app"), "state", None)
+        server = getattr(state, "openai_serving_completion", None)
+        order = parse_order(body, server) if server is not None else None
+        if order is not None:
+            # with several API servers this one does not see every load
+            count = getattr(getattr(state, "args", None), "api_server_count", None)
+            versions = self._versions if count in (None, 1) else TokenVersions()
+            if await _answer(server, order, versions, receive, send):
+                return
+        await self._app(scope, _replaying(body, receive), send)
 
-        def versions_of(num_tokens: int) -> NDArray[Any] | None:
-            return versions.end(name, num_tokens) if knows_versions else None
 
-        try:
-            await self._app(scope, receive, BinarySender(send, versions_of).send)
-        finally:
-            versions.forget(name)
+async def _answer(
+    server: Any,
+    order: CompletionOrder,
+    versions: TokenVersions,
+    receive: Receive,
+    send: Send,
+) -> bool:
+    """Draw a reply and send it, unless the client leaves. Return False if vLLM cannot draw it."""
+    name = versions.begin()
+    drawing = asyncio.ensure_future(draw(server, order, name))
+    leaving = asyncio.ensure_future(_wait_until_gone(receive))
+    try:
+        await asyncio.wait([drawing, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not drawing.done():
+            return True
+        if drawing.exception() is not None:
+            return False
+        output = drawing.result()
+        reply = encode_output(output, versions.end(name, len(output.token_ids)))
+    finally:
+        versions.forget(name)
+        drawing.cancel()
+        leaving.cancel()
+        await asyncio.gather(drawing, leaving, return_exceptions=True)
+    headers = [
+        (b"content-type", SAFETENSORS.encode()),
+        (b"content-length", str(len(reply)).encode()),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": reply})
+    return True
 
 
-def _is_only_server(scope: Message) -> bool:
-    """Return whether all requests come through this process, so that it sees every load."""
-    state = getattr(scope.get("app"), "state", None)
-    count = getattr(getattr(state, "args", None), "api_server_count", None)
-    return count in (None, 1)
+async def _read(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _replaying(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives a body which was read already, then what really comes."""
+    unread = [body]
+
+    async def replay() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+        return await receive()
+
+    return replay
+
+
+async def _wait_until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class LoadListener:
@@ -93,47 +138,6 @@ class LoadListener:
             if not message.get("more_body", False):
                 self._versions.note_load(self._body)
         await self._send(message)
-
-
-class BinarySender:
-    """Passes the messages of one reply on. A whole completion in JSON becomes a safetensors file; errors
-    and streams stay as they are."""
-
-    def __init__(self, send: Send, versions_of: VersionsOf) -> None:
-        self._send = send
-        self._versions_of = versions_of
-        self._start: Message | None = None
-        """The head of a reply in JSON, which waits for its body."""
-        self._body = bytearray()
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and _is_json(message):
-            self._start = message
-        elif self._start is None:
-            await self._send(message)
-        else:
-            self._body += message.get("body", b"")
-            if not message.get("more_body", False):
-                await self._send_whole(self._start)
-
-    async def _send_whole(self, start: Message) -> None:
-        reply, kind = convert(self._body, self._versions_of), SAFETENSORS
-        if reply is None:
-            reply, kind = bytes(self._body), "application/json"
-        own = {
-            b"content-type": kind.encode(),
-            b"content-length": str(len(reply)).encode(),
-        }
-        others = [
-            (name, value) for name, value in start["headers"] if name.lower() not in own
-        ]
-        await self._send({**start, "headers": [*others, *own.items()]})
-        await self._send({"type": "http.response.body", "body": reply})
-
-
-def _is_json(start: Message) -> bool:
-    kind: bytes = dict(start.get("headers", ())).get(b"content-type", b"")
-    return bool(start["status"] == 200) and kind.startswith(b"application/json")
 
 
 async def _refuse(scope: Message, send: Send) -> None:

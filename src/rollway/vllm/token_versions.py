@@ -67,6 +67,5 @@ class TokenVersions:
 
 
 def _by_own_name(drawn: Mapping[str, int]) -> dict[str, int]:
-    """vLLM calls the request `name` cmpl-name-0-suffix."""
-    parts = ((key.split("-"), count) for key, count in drawn.items())
-    return {words[1]: count for words, count in parts if len(words) > 1}
+    """vLLM adds a suffix to the name of a request, behind a dash."""
+    return {key.partition("-")[0]: count for key, count in drawn.items()}

@@ -19,6 +19,7 @@ from ..engines.facts import EXTENSION, MIDDLEWARE, EngineFacts, problems
 from ..engines.link import EngineAccess, open_link
 from ..engines.status import is_at_least
 from ..engines.verdict import CEILINGS, COARSEST, FLOORS, Tolerance, compare, why_refused
+from ..engines.vllm import Vllm
 from ..http.endpoint import read_all
 from ..replies.checks import ReplyRules
 from .finding import Finding, note, ok, wrong
@@ -222,15 +223,12 @@ async def chat_with_tools(patient: Patient) -> Finding:
 
 
 async def binary_replies(patient: Patient) -> Finding | None:
-    request = {
-        "model": patient.control.served.id, "prompt": PROMPT.tolist(), "max_tokens": 1,
-        "logprobs": 0, "return_token_ids": True,
-    }  # fmt: skip
-    body = msgspec.json.encode(request)
     if not patient.is_vllm:
         return None
+    dialect, model = Vllm(), patient.control.served.id
+    body = dialect.encode_request(model, make_prompt(PROMPT), Sampling(1), [], 0)
     with open_link(patient.access) as link:
-        async with link.request("POST", "/v1/completions", body, ACCEPT) as reply:
+        async with link.request("POST", dialect.path, body, ACCEPT) as reply:
             await read_all(reply)
             kind = reply.head.headers.get("content-type")
     if kind == SAFETENSORS:
