@@ -8,11 +8,14 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-from rollway.inference.rendering.tokenizer import Tokenizer
+from rollway.config.sections import ModelConfig
+from rollway.inference.rendering.rendering import SyncRenderer
+from rollway.records.task import Message
 from rollway.testing.engine import served
 
 Answer = Callable[[str, int], "str | web.Response | dict[str, Any]"]
@@ -20,15 +23,25 @@ LOGPROB = -0.5
 """The logprob of every token, if replies have token ids."""
 
 
+def qwen3(folder: Path) -> ModelConfig:
+    """The model that a double with token ids serves, and that is trained."""
+    template = {"enable_thinking": False}
+    return ModelConfig(path=str(folder), renderer="qwen3", template=template)
+
+
 class ChatDouble:
     """Keeps all `requests`. `answer` maps the last message, and how often it came before, to a text, a
     message or a response. Requests whose last message `is_held` picks wait for `release`."""
 
     def __init__(
-        self, answer: Answer, key: str, models: tuple[str, ...], tokenizer: Tokenizer | None
+        self,
+        answer: Answer,
+        key: str,
+        models: tuple[str, ...],
+        renderer: SyncRenderer | None,
     ) -> None:
         self._answer = answer
-        self._tokenizer = tokenizer
+        self._renderer = renderer
         self._key = key
         self._models = models
         self.url = ""
@@ -92,12 +105,11 @@ class ChatDouble:
 
     def _add_ids(self, body: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any]:
         """Add the token ids of a reply to its choice, and return those of its prompt, as vLLM does."""
-        if self._tokenizer is None or not body.get("return_token_ids"):
+        if self._renderer is None or not body.get("return_token_ids"):
             return {}
-        turns = [(message["role"], message["content"]) for message in body["messages"]]
-        prompt = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
-        prompt_ids = self._tokenizer.encode(f"{prompt}<|im_start|>assistant\n")
-        ids = self._tokenizer.encode(f"{choice['message']['content']}<|im_end|>")
+        messages = [Message(**message) for message in body["messages"]]
+        reply = Message(**choice["message"])
+        prompt_ids, ids = self._renderer.split(messages, reply, is_whole=True)
         choice["token_ids"] = ids
         choice["logprobs"] = {"content": [{"token": "", "logprob": LOGPROB} for _ in ids]}
         return {"prompt_token_ids": prompt_ids}
@@ -118,11 +130,11 @@ async def chat_double(
     answer: Answer,
     key: str = "",
     models: tuple[str, ...] = ("double",),
-    tokenizer: Tokenizer | None = None,
+    renderer: SyncRenderer | None = None,
 ) -> AsyncIterator[ChatDouble]:
-    """Serve on a free port. Without `models` it has no list of models, without `tokenizer` its replies
+    """Serve on a free port. Without `models` it has no list of models, without `renderer` its replies
     have no token ids."""
-    double = ChatDouble(answer, key, models, tokenizer)
+    double = ChatDouble(answer, key, models, renderer)
     app = web.Application()
     app.router.add_get("/v1/models", double.models)
     app.router.add_post("/v1/chat/completions", double.completions)

@@ -12,13 +12,14 @@ import msgspec
 import pytest
 from aiohttp import web
 from psutil import Process
-from tests.doubles.chat import LOGPROB, ChatDouble, chat_double
+from tests.doubles.chat import LOGPROB, ChatDouble, chat_double, qwen3
 from tests.doubles.env_server import ENVS, env_config, router_spec
 from tests.doubles.parts import ROUTER, serving_part
 
 from rollway.config.sections import ModelConfig
 from rollway.envserver import client as envs
 from rollway.errors import ConfigError
+from rollway.inference.rendering.rendering import SyncRenderer
 from rollway.inference.rendering.tokenizer import Tokenizer
 from rollway.loop.processes.part import Parent
 from rollway.orchestrator.shell.sources import from_env
@@ -33,12 +34,9 @@ from rollway.wire.pipe import AsyncPipe
 pytestmark = pytest.mark.anyio
 
 
-def qwen3(folder: Path) -> ModelConfig:
-    template = {"enable_thinking": False}
-    return ModelConfig(path=str(folder), renderer="qwen3", template=template)
-
-
 def plus_one(text: str, nth: int) -> str | web.Response:
+    if text == "Hello":
+        return "Hello"
     n = int(text.rstrip("?"))
     if n == 90:
         return web.Response(status=500, text="out of order")
@@ -49,11 +47,11 @@ def plus_one(text: str, nth: int) -> str | web.Response:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, model: ModelConfig | None = None, tokenizer: Tokenizer | None = None
+    folder: Path, model: ModelConfig | None = None, renderer: SyncRenderer | None = None
 ) -> AsyncIterator[tuple[envs.EnvClient, ChatDouble]]:
     """Serve an environment, to a run that trains `model` if there is one. The endpoint returns token ids
-    if it has a tokenizer."""
-    async with chat_double(plus_one, tokenizer=tokenizer) as double:
+    if it has a renderer."""
+    async with chat_double(plus_one, renderer=renderer) as double:
         env = env_config(ENVS, "ThreeTurns", concurrency=8)
         spec = router_spec(env, model or ModelConfig(path=""), double.url, folder)
         part = msgspec.structs.replace(spec, speaks="messages", is_training=bool(model))
@@ -118,15 +116,17 @@ async def test_a_run_that_trains_on_messages_gets_rows(
 ) -> None:
     """Token ids that the endpoint does not return are made from its text, in another process. No such
     process is started for an endpoint that returns them."""
-    tokenizer = Tokenizer(str(tiny_moe))
-    given = tokenizer if has_ids else None
-    async with serving(tmp_path, qwen3(tiny_moe), given) as (client, double):
+    tokenizer, model = Tokenizer(str(tiny_moe)), qwen3(tiny_moe)
+    renderer = SyncRenderer(model) if has_ids else None
+    async with serving(tmp_path, model, renderer) as (client, double):
         scored = await outcome(client, 5)
         processes = Process().children(recursive=True)
         names = [" ".join(process.cmdline()) for process in processes]
     assert isinstance(scored, Scored), scored
     assert any(".tokenise" in name for name in names) is not has_ids, names
-    assert all(request["return_token_ids"] for request in double.requests)
+    greeting, *requests = double.requests
+    assert greeting["return_token_ids"]
+    assert {"return_token_ids" in request for request in requests} == {has_ids}
     assert {row.is_approximate for row in scored.rows} == {not has_ids}
     assert scored.num_sampled == scored.num_trainable
     reader, drawn = SegmentReader(tmp_path).open(scored.ref), []

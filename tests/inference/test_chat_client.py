@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.doubles.chat import LOGPROB, Answer, ChatDouble, chat_double
+from tests.doubles.chat import LOGPROB, Answer, ChatDouble, chat_double, qwen3
 
 from rollway.errors import ContextFull, EngineError
 from rollway.inference.chat.client import ChatClient, ChatReply
+from rollway.inference.rendering.rendering import SyncRenderer
 from rollway.inference.rendering.tokenizer import Tokenizer
 from rollway.records.task import CalledFunction, Message, ToolCall
 from rollway.records.turn import Sampling
@@ -250,9 +251,11 @@ async def test_parameters_that_an_endpoint_does_not_know_are_left_out_together()
 
 async def test_token_ids_are_asked_for_and_may_be_missing() -> None:
     async with chat_double(shout) as double:
-        with ChatClient(double.url, "double", wants_ids=True) as chat:
+        with ChatClient(double.url, "double") as chat:
+            await chat.ask_for_ids(HI, [1])
+            assert double.requests[-1]["return_token_ids"]
             assert (await chat.complete(HI, HOT)).tokens is None
-        assert double.requests[-1]["return_token_ids"]
+            assert "return_token_ids" not in double.requests[-1], "it returned none"
 
         def strict(text: str, num_before: int) -> str | web.Response:
             if "return_token_ids" in double.requests[-1]:
@@ -261,19 +264,36 @@ async def test_token_ids_are_asked_for_and_may_be_missing() -> None:
             return "fine"
 
         double._answer = strict
-        with ChatClient(double.url, "double", wants_ids=True) as chat:
+        with ChatClient(double.url, "double") as chat:
+            await chat.ask_for_ids(HI, [1])
             assert (await chat.complete(HI, HOT)).content == "fine"
-            assert "logprobs" in double.requests[-1]
 
 
 async def test_token_ids_of_a_reply(tiny_moe: Path) -> None:
-    tokenizer = Tokenizer(str(tiny_moe))
-    async with chat_double(shout, tokenizer=tokenizer) as double:
-        with ChatClient(double.url, "double", wants_ids=True) as chat:
-            reply = await chat.complete(HI, HOT)
-    assert reply.tokens is not None
-    assert tokenizer.decode(reply.tokens.completion_ids) == f"{reply.content}<|im_end|>"
-    assert reply.tokens.logprobs == [LOGPROB] * len(reply.tokens.completion_ids)
+    renderer, tokenizer = SyncRenderer(qwen3(tiny_moe)), Tokenizer(str(tiny_moe))
+    async with chat_double(shout, renderer=renderer) as double:
+        with ChatClient(double.url, "double") as chat:
+            await chat.ask_for_ids(HI, renderer.prompt(HI))
+            tokens = (await chat.complete(HI, HOT)).tokens
+            assert tokens is not None
+            assert tokens.prompt_ids == renderer.prompt(HI)
+            assert tokenizer.decode(tokens.completion_ids) == "HI<|im_end|>"
+            assert tokens.logprobs == [LOGPROB] * len(tokens.completion_ids)
+            await chat.ask_for_ids(HI, [1, 2, 3])
+            assert (await chat.complete(HI, HOT)).tokens is None, "it has other ids"
+
+
+async def test_an_aborted_reply_is_asked_for_again() -> None:
+    def abort_first(text: str, num_before: int) -> str | web.Response:
+        if num_before:
+            return "whole"
+        message = {"role": "assistant", "content": "who"}
+        choice = {"message": message, "finish_reason": "abort"}
+        return web.json_response({"choices": [choice]})
+
+    async with chat_double(abort_first) as double:
+        with ChatClient(double.url, "double") as chat:
+            assert (await chat.complete(HI, HOT)).content == "whole"
 
 
 WINDOW = 20

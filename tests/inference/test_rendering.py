@@ -142,7 +142,15 @@ async def test_a_reply_with_reasoning_and_tool_calls_is_split_in_the_lane(
     async with ProcessLane("tokenise", 1) as lane:
         tokenizer = ReplyTokenizer(ModelConfig(path=str(tiny_moe), renderer="qwen3"), lane)
         _, drawn = await tokenizer.split([Message("user", "1 + 1")], reply, (), is_whole=True)
-    text = Tokenizer(str(tiny_moe)).decode(drawn.tolist())
+    text = Tokenizer(str(tiny_moe)).decode(drawn)
     assert "let me add" in text
     assert "<tool_call>" in text
     assert text.endswith("<|im_end|>")
+
+
+def test_a_template_that_leaves_out_the_reasoning_is_refused(tiny_moe: Path) -> None:
+    """What the reward was given for would not be trained."""
+    sync = SyncRenderer(ModelConfig(path=str(tiny_moe), renderer="default"))
+    reply = Message("assistant", "olleh", "backwards it is")
+    with pytest.raises(ModelError, match="leaves out a part of the reply: 'backwards it is'"):
+        sync.split([Message("user", "hi")], reply, is_whole=True)

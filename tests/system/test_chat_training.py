@@ -5,10 +5,10 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.doubles.chat import chat_double
+from tests.doubles.chat import chat_double, qwen3
 from tests.doubles.workspace import Workspace
 
-from rollway.inference.rendering.tokenizer import Tokenizer
+from rollway.inference.rendering.rendering import SyncRenderer
 
 pytestmark = [pytest.mark.system, pytest.mark.anyio]
 
@@ -24,8 +24,8 @@ async def test_three_steps(
     tmp_path: Path, tiny_dense: Path, monkeypatch: pytest.MonkeyPatch, has_ids: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    tokenizer = Tokenizer(str(tiny_dense)) if has_ids else None
-    async with chat_double(some_letters, tokenizer=tokenizer) as double:
+    renderer = SyncRenderer(qwen3(tiny_dense)) if has_ids else None
+    async with chat_double(some_letters, renderer=renderer) as double:
         work = Workspace(tmp_path, tiny_dense, engines=[double.url])
         done = await asyncio.to_thread(work.train, *FILL)
     assert done.returncode == 0, done.stderr

@@ -2,9 +2,14 @@
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -28,12 +33,16 @@ from ...model.shape import read_shape
 from ...payload.store import FrameStore, PayloadStore
 from ...payload.writer import SegmentWriter
 from ...records.payload import SegmentName
+from ...records.task import Message
 from .live_rollout import LiveRollout
-from .message_speaker import MessageSpeakers
+from .message_speaker import MessageSpeakers, ReplyTokens
 from .plain_code import PlainCode
 from .rewards import Scoring
 from .token_speaker import TokenSpeakers
 from .toolsets import OpenToolsets
+
+GREETING = [Message("user", "Hello")]
+"""Shows whether a chat endpoint has the tokenizer and the chat template of the trained model."""
 
 
 class SpeakerFactory(Protocol):
@@ -72,6 +81,8 @@ class Prepared(Struct, frozen=True):
     renderer: SyncRenderer | None
     rules: ReplyRules
     policy: ExpectedPolicy
+    greeting: list[int]
+    """The token ids of GREETING, as the trained model has them. Empty unless messages are trained."""
 
 
 def prepare(part: WorkerSpec) -> Prepared:
@@ -80,11 +91,11 @@ def prepare(part: WorkerSpec) -> Prepared:
     renderer, rules = None, ReplyRules(wants_routes=False)
     if server.speaks == "tokens":
         renderer, rules = SyncRenderer(server.model), _rules(server)
-    elif server.is_training:
-        SyncRenderer(
-            server.model
-        )  # a renderer that does not fit is found now, not in each rollout
-    return Prepared(part, spec, spec.build(), renderer, rules, ExpectedPolicy())
+    greeting: list[int] = []
+    if server.speaks == "messages" and server.is_training:
+        rules = ReplyRules(wants_routes=False, shape=read_shape(server.model.path))
+        greeting = SyncRenderer(server.model).prompt(GREETING)
+    return Prepared(part, spec, spec.build(), renderer, rules, ExpectedPolicy(), greeting)
 
 
 def _rules(server: RouterSpec) -> ReplyRules:
@@ -121,21 +132,8 @@ async def open_speakers(
     deadline_s, model = engine.request_deadline_s, engine.model or ""
     waiting = 4 * server.env.local.concurrency
     if prepared.renderer is None:
-        tokenising = ProcessLane(
-            f"{name}.tokenise", 1, label="tokenising", watch=watch, max_waiting=waiting
-        )
-        async with tokenising:
-            with ExitStack() as stack:
-                wants_ids = server.is_training
-                options: dict[str, Any] = {"deadline_s": deadline_s, "wants_ids": wants_ids}
-                clients = [
-                    stack.enter_context(ChatClient(url, model, key, **options))
-                    for url in server.engine_urls
-                ]
-                for client in clients:
-                    await client.check()
-                tokenizer = ReplyTokenizer(server.model, tokenising) if wants_ids else None
-                yield MessageSpeakers(clients, policy, tokenizer)
+        async with _open_chat(prepared, watch) as speakers:
+            yield speakers
         return
     rendering = ProcessLane(
         f"{name}.render", 1, label="rendering", watch=watch, max_waiting=waiting
@@ -156,6 +154,31 @@ async def open_speakers(
                 yield TokenSpeakers(
                     engines, Renderer(prepared.renderer, server.model, rendering)
                 )
+
+
+@asynccontextmanager
+async def _open_chat(prepared: Prepared, watch: LoopWatch) -> AsyncIterator[SpeakerFactory]:
+    """Connect to chat endpoints. Their replies are tokenised only if the run trains on them."""
+    part, server = prepared.part, prepared.part.server
+    engine, key = server.engine, os.environ.get(server.engine.key_var or "", "")
+    tokenising = ProcessLane(
+        f"{part.name}.tokenise", 1, label="tokenising", watch=watch,
+        max_waiting=4 * server.env.local.concurrency,
+    )  # fmt: skip
+    async with tokenising, AsyncExitStack() as stack:
+        clients = [
+            stack.enter_context(
+                ChatClient(url, engine.model or "", key, deadline_s=engine.request_deadline_s)
+            )
+            for url in server.engine_urls
+        ]
+        for client in clients:
+            await client.check(engine.patience_s if part.is_patient else 0.0)
+            if prepared.greeting:
+                await client.ask_for_ids(GREETING, prepared.greeting)
+        tokenizer = ReplyTokenizer(server.model, tokenising)
+        tokens = ReplyTokens(tokenizer, prepared.rules) if server.is_training else None
+        yield MessageSpeakers(clients, prepared.policy, tokens)
 
 
 def open_store(part: WorkerSpec) -> AbstractContextManager[PayloadStore]:

@@ -5,18 +5,31 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from ...envs.chat import CONTEXT_FULL, Stopped
 from ...envs.rollout import Reply
-from ...errors import ContextFull, EngineError
+from ...errors import ContextFull
 from ...inference.chat.client import ChatClient, ChatReply
 from ...inference.engines.engine import ExpectedPolicy
 from ...inference.rendering.rendering import ReplyTokenizer
+from ...inference.replies.checks import ReplyRules
+from ...inference.replies.columns import make_columns
 from ...records.task import Message
 from ...records.turn import Turn
 from .live_rollout import LiveRollout
 
 Tools = Sequence[dict[str, Any]]
+WHOLE = ("stop", "tool_calls", "function_call")
+"""How a chat endpoint ends a reply that the policy has ended."""
+
+
+class ReplyTokens(Struct, frozen=True):
+    """Makes trainable turns of chat replies: a tokenizer for those without token ids, and rules that all
+    token ids must obey."""
+
+    tokenizer: ReplyTokenizer
+    rules: ReplyRules
 
 
 class MessageSpeaker:
@@ -26,24 +39,21 @@ class MessageSpeaker:
         self,
         client: ChatClient,
         policy: ExpectedPolicy,
-        tokenizer: ReplyTokenizer | None,
+        tokens: ReplyTokens | None,
         live: LiveRollout,
     ) -> None:
         self._client = client
         self._policy = policy
-        self._tokenizer = tokenizer
+        self._tokens = tokens
         self._live = live
         self._num_used = 0
         """The tokens of the conversation up to the last reply, as the endpoint counts them."""
 
     def child(self) -> "MessageSpeaker":
-        return self._for(self._live)
+        return MessageSpeaker(self._client, self._policy, self._tokens, self._live)
 
     def aside(self) -> "MessageSpeaker":
-        return self._for(LiveRollout(self._live.run))
-
-    def _for(self, live: LiveRollout) -> "MessageSpeaker":
-        return MessageSpeaker(self._client, self._policy, self._tokenizer, live)
+        return MessageSpeaker(self._client, self._policy, None, LiveRollout(self._live.run))
 
     @property
     def tokens_left(self) -> int | None:
@@ -62,8 +72,8 @@ class MessageSpeaker:
         engine_s = time.monotonic() - start_s
         self._num_used = answer.num_prompt_tokens + answer.num_completion_tokens
         num_tokens = answer.num_completion_tokens
-        if self._tokenizer is not None:
-            turn = await self._turn(self._tokenizer, messages, tools, answer, version)
+        if self._tokens is not None:
+            turn = await self._turn(self._tokens, messages, tools, answer, version)
             live.trace.add(turn)
             num_tokens = len(turn.completion_ids)
         reply = Reply(
@@ -78,50 +88,50 @@ class MessageSpeaker:
         return reply
 
     async def _turn(
-        self, tokenizer: ReplyTokenizer, messages: list[Message], tools: Tools,
-        answer: ChatReply, version: int,
+        self, tokens: ReplyTokens, messages: list[Message], tools: Tools, answer: ChatReply,
+        version: int,
     ) -> Turn:  # fmt: skip
         """Return the tokens of a reply: those that the endpoint returned, or else what the model's chat
         template makes of its text."""
-        given = answer.tokens
+        given, temperature = answer.tokens, self._live.run.sampling.temperature
+        reason = "stop" if answer.finish_reason in WHOLE else answer.finish_reason
         if given is not None:
-            prompt_ids = np.array(given.prompt_ids, np.int32)
-            completion_ids = np.array(given.completion_ids, np.int32)
-            logprobs = np.array(given.logprobs, np.float32)
+            prompt_ids, drawn_ids = given.prompt_ids, given.completion_ids
         else:
-            is_whole = answer.finish_reason != "length"
-            prompt_ids, completion_ids = await tokenizer.split(
-                messages, answer.message, tools, is_whole=is_whole
+            prompt_ids, drawn_ids = await tokens.tokenizer.split(
+                messages, answer.message, tools, is_whole=reason != "length"
             )
-            logprobs = np.zeros(len(completion_ids), np.float32)
-        if not len(completion_ids):
-            raise EngineError(f"the reply of {self._client.url} is empty")
+        # at other temperatures nothing shows whether logprobs are those of the draw
+        is_exact = given is not None and temperature == 1
+        logprobs = given.logprobs if given and is_exact else [0.0] * len(drawn_ids)
+        drawn = make_columns(drawn_ids, logprobs, None, reason)
+        tokens.rules.check_columns(drawn, version)
         return Turn(
-            prompt_ids=prompt_ids,
-            completion_ids=completion_ids,
-            logprobs=logprobs,
-            versions=np.full(len(completion_ids), version, np.int32),
-            temperature=self._live.run.sampling.temperature,
+            prompt_ids=np.array(prompt_ids, np.int32),
+            completion_ids=drawn.token_ids,
+            logprobs=drawn.logprobs,
+            versions=np.full(len(drawn_ids), version, np.int32),
+            temperature=temperature,
             finish_reason=answer.finish_reason,
             engine=self._client.url,
-            is_approximate=given is None,
+            is_approximate=not is_exact,
         )
 
 
 class MessageSpeakers:
-    """Speakers for chat endpoints that serve the same model. With a tokenizer their turns are traced,
-    so that they can be trained."""
+    """Speakers for chat endpoints that serve the same model. With `tokens` their turns are traced, so
+    that they can be trained."""
 
     def __init__(
         self,
         clients: Sequence[ChatClient],
         policy: ExpectedPolicy,
-        tokenizer: ReplyTokenizer | None,
+        tokens: ReplyTokens | None,
     ) -> None:
         self._clients = clients
         self._policy = policy
-        self._tokenizer = tokenizer
+        self._tokens = tokens
 
     def speaker_for(self, live: LiveRollout) -> MessageSpeaker:
         client = self._clients[live.run.group % len(self._clients)]
-        return MessageSpeaker(client, self._policy, self._tokenizer, live)
+        return MessageSpeaker(client, self._policy, self._tokens, live)

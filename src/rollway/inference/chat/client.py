@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -15,10 +16,16 @@ from ...records.task import CalledFunction, Message, ToolCall
 from ...records.turn import Sampling
 from ..http import endpoint
 from ..http.client import HttpClient
-from ..http.framing import HttpError, ReplyHead
+from ..http.framing import HttpAway, HttpError, ReplyHead
 
 PATH = "/chat/completions"
 CHECK_DEADLINE_S = 30.0
+LOOK_EVERY_S = 2.0
+MAX_AWAY = 5
+"""How often an endpoint that cannot be reached is asked again, within about ten seconds."""
+ABORTED = "abort"
+SHORT = 16
+"""Tokens of a reply that is not looked at. Some endpoints refuse fewer."""
 REFUSED_PARAM_STATUSES = (400, 422)
 ToolSpecs = Sequence[Mapping[str, Any]]
 DEFAULTS = {"temperature": 1.0, "top_p": 1.0}
@@ -136,16 +143,15 @@ class ChatClient:
     """One model at one endpoint. `url` is the base, such as `https://host/v1`. `/v1` may be left out."""
 
     def __init__(
-        self, url: str, model: str, key: str = "", *, deadline_s: float = 120.0,
-        wants_ids: bool = False,
-    ) -> None:  # fmt: skip
+        self, url: str, model: str, key: str = "", *, deadline_s: float = 120.0
+    ) -> None:
         host, _, path = url.partition("://")[2].partition("/")
         self.url = url.rstrip("/")
         if host and not path.strip("/"):
             self.url += "/v1"
         self.model = model
         self._deadline_s = deadline_s
-        self._neutral: dict[str, Any] = {**NEUTRAL, **(IDS if wants_ids else {})}
+        self._optional: dict[str, Any] = dict(NEUTRAL)
         """Parameters that the endpoint need not know."""
         self._refused: set[str] = set()
         self.max_context = 0
@@ -155,20 +161,32 @@ class ChatClient:
         except HttpError as error:
             raise EngineError(str(error)) from None
 
-    async def check(self) -> None:
+    async def check(self, patience_s: float = 0.0) -> None:
         """Raise EngineError unless the endpoint answers and, if it lists its models, has this one. A
-        list that cannot be parsed is ignored."""
+        list that cannot be parsed is ignored. `patience_s` is how long to wait for an answer."""
+        until_s = time.monotonic() + patience_s
         try:
             async with asyncio.timeout(min(CHECK_DEADLINE_S, self._deadline_s)):
                 models = await endpoint.fetch_models(self._http, "/models")
         except UNREADABLE:
             return
         except (HttpError, TimeoutError) as error:
+            if time.monotonic() < until_s:
+                await asyncio.sleep(LOOK_EVERY_S)
+                return await self.check(until_s - time.monotonic())
             reason = str(error) or "it did not answer in time"
             raise EngineError(f"no endpoint at {self.url}: {reason}") from None
         if models is not None:
             served = endpoint.pick_model(models, self.model, self.url)
             self.model, self.max_context = served.id, served.max_model_len or 0
+
+    async def ask_for_ids(self, messages: Sequence[Message], prompt_ids: list[int]) -> None:
+        """Ask for the token ids of all further replies, if the endpoint has the same ids for these
+        messages as the trained model."""
+        self._optional |= IDS
+        tokens = (await self.complete(messages, Sampling(SHORT))).tokens
+        if tokens is None or tokens.prompt_ids != prompt_ids:
+            self._optional = dict(NEUTRAL)
 
     async def complete(
         self, messages: Sequence[Message], sampling: Sampling, tools: ToolSpecs = ()
@@ -190,29 +208,51 @@ class ChatClient:
     async def _draw(
         self, messages: Sequence[Message], sampling: Sampling, tools: ToolSpecs
     ) -> ChatReply:
-        """Draw a reply. A busy endpoint is asked again until the deadline."""
+        """Draw a reply. An endpoint that is busy or away, or that aborts its reply, is asked again until
+        the deadline."""
         refusal = ""
         try:
             async with asyncio.timeout(self._deadline_s) as deadline:
                 num_refused = 0
                 while True:
-                    request = self._request(messages, sampling, tools)
-                    head, body = await self._post(msgspec.json.encode(request))
-                    if head.status == 200:
-                        return self._parse_reply(body)
-                    refusal = endpoint.describe_error(head.status, body)
-                    if self._learn_param(head.status, body, request):
-                        continue
-                    self._check_context(head.status, body, refusal)
-                    if head.status not in endpoint.RETRY_STATUSES:
-                        raise self._error(refusal)
-                    num_refused += 1
-                    await self._pause(head, num_refused, refusal, deadline.when())
+                    request, headers = self._request(messages, sampling, tools), {}
+                    try:
+                        head, body = await self._post(msgspec.json.encode(request))
+                    except HttpAway as error:
+                        if num_refused == MAX_AWAY:
+                            raise
+                        refusal = str(error)
+                    else:
+                        reply, refusal = self._take(head, body, request)
+                        if reply is not None:
+                            return reply
+                        headers = head.headers
+                    if refusal:
+                        num_refused += 1
+                        await self._pause(headers, num_refused, refusal, deadline.when())
         except TimeoutError:
             last = f"; its last answer was {refusal}" if refusal else ""
             raise self._error(f"no reply within {self._deadline_s:g} s{last}") from None
         except HttpError as error:
             raise self._error(str(error)) from None
+
+    def _take(
+        self, head: ReplyHead, body: bytearray, request: _Request
+    ) -> tuple[ChatReply | None, str]:
+        """Return a reply, or why the endpoint must be asked again later. The reason is empty if another
+        request may be sent at once."""
+        if head.status == 200:
+            reply = self._parse_reply(body)
+            if reply.finish_reason != ABORTED:
+                return reply, ""
+            return None, "the reply was aborted"
+        refusal = endpoint.describe_error(head.status, body)
+        if self._learn_param(head.status, body, request):
+            return None, ""
+        self._check_context(head.status, body, refusal)
+        if head.status not in endpoint.RETRY_STATUSES:
+            raise self._error(refusal)
+        return None, refusal
 
     async def _post(self, body: bytes) -> tuple[ReplyHead, bytearray]:
         async with self._http.request("POST", PATH, body) as reply:
@@ -224,9 +264,9 @@ class ChatClient:
         """Build a request with all sampling parameters, so that no default of the model applies. Those
         that this endpoint refused before are left out."""
         params = {name: getattr(sampling, name) for name in ("max_tokens", *DEFAULTS)}
-        params |= self._neutral
+        params |= self._optional
         for name in self._refused:
-            value = params.pop(name)
+            value = params.pop(name, None)
             if name == "max_tokens":
                 params["max_completion_tokens"] = value
         return _Request(self.model, list(messages), list(tools) or UNSET, **params)
@@ -238,9 +278,10 @@ class ChatClient:
         error = endpoint.parse_error(body)
         if status not in REFUSED_PARAM_STATUSES or endpoint.is_context_error(status, error):
             return False
-        names = ("max_tokens", *DEFAULTS, *self._neutral)
+        names = ("max_tokens", *DEFAULTS, *self._optional)
         sent = {name: getattr(request, name) for name in names}
-        unknown = {name for name in self._neutral if name in f"{error.param} {error.message}"}
+        text = f"{error.param} {error.message}"
+        unknown = {name for name in self._optional if name in text}
         refused = {
             name for name in (*unknown, error.param) if sent.get(name, UNSET) is not UNSET
         }
@@ -256,10 +297,14 @@ class ChatClient:
             raise ContextFull(f"{self.url}{PATH}: {refusal}", status=status)
 
     async def _pause(
-        self, head: ReplyHead, num_refused: int, refusal: str, until_s: float | None
+        self,
+        headers: Mapping[str, str],
+        num_refused: int,
+        refusal: str,
+        until_s: float | None,
     ) -> None:
         """Wait before the next try, as long as the endpoint asks for. Raise if that is too long."""
-        pause_s = endpoint.retry_after_s(head.headers, datetime.now(UTC))
+        pause_s = endpoint.retry_after_s(headers, datetime.now(UTC))
         if pause_s is None:
             pause_s = endpoint.back_off_s(num_refused, random.random())
         now_s = asyncio.get_running_loop().time()

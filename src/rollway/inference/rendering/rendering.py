@@ -12,7 +12,7 @@ import renderers
 import renderers.base
 
 from ...config.sections import ModelConfig
-from ...errors import ConfigError, ModelError, did_you_mean
+from ...errors import ConfigError, EngineError, LaneError, ModelError, did_you_mean
 from ...loop.lanes.lanes import Lane
 from ...records.task import CalledFunction, Message, ToolCall
 from ...records.turn import Ints
@@ -46,7 +46,7 @@ class SyncRenderer:
     def __init__(self, model: ModelConfig) -> None:
         name, path = model.renderer, model.path
         open_tokenizer = _full_tokenizer if name in WITH_CHAT_TEMPLATE else Tokenizer
-        tokenizer = open_tokenizer(path)
+        tokenizer = self._tokenizer = open_tokenizer(path)
         config = _renderer_config(model)
         options = model.template if config is None else None
         try:
@@ -84,16 +84,39 @@ class SyncRenderer:
         *,
         is_whole: bool,
     ) -> tuple[list[int], list[int]]:
-        """Return the ids of a conversation and of the reply to it, as the chat template writes them. The
-        reply begins where the conversation with it departs from the conversation that asks for it. It
-        ends with a stop token if it is whole."""
-        asked, dicts = self.prompt(messages, tools), _dicts([*messages, reply])
-        whole = list(self._renderer.render_ids(dicts, tools=list(tools) or None))
-        pairs = zip(asked, whole, strict=False)
-        start = next((at for at, (a, b) in enumerate(pairs) if a != b), len(asked))
-        stops = (at for at in range(start, len(whole)) if whole[at] in self.stop_ids)
-        end = next(stops, len(whole))
-        return whole[:start], whole[start : end + is_whole]
+        """Return the ids that ask for a reply, and those of the reply, as the chat template writes them.
+        Of what the template writes for the reply, the part that already stands in the prompt is left
+        out. The reply ends with a stop token if it is whole. Raise ModelError if it would not be what
+        was said."""
+        given = list(tools) or None
+        rendered = self._renderer.render(_dicts([*messages, reply]), tools=given)
+        base = list(self._renderer.render_ids(_dicts(messages), tools=given))
+        asked, ids = self.prompt(messages, tools), list(rendered.token_ids)
+        if ids[: len(base)] == base:
+            own = ids[len(base) :]
+        elif rendered.sampled_mask:  # the renderer knows which tokens belong to which message
+            last = len(messages)
+            pairs = zip(ids, rendered.message_indices, strict=True)
+            own = [token for token, index in pairs if index == last]
+        else:
+            raise ModelError("the chat template writes earlier turns anew after a reply")
+        pairs = zip(own, asked[len(base) :], strict=False)
+        start = next(
+            (at for at, (a, b) in enumerate(pairs) if a != b), len(asked) - len(base)
+        )
+        stops = (at for at in range(start, len(own)) if own[at] in self.stop_ids)
+        drawn = own[start : next(stops, len(own)) + is_whole]
+        self._check_said(reply, drawn)
+        return asked[: len(base) + start], drawn
+
+    def _check_said(self, reply: Message, drawn: list[int]) -> None:
+        """Raise ModelError if the template left out a part of a reply, such as its reasoning."""
+        text = "".join(self._tokenizer.decode(drawn, skip_special_tokens=False).split())
+        for part in (reply.reasoning_content, reply.content):
+            if part and "".join(part.split()) not in text:
+                raise ModelError(
+                    f"the chat template leaves out a part of the reply: {part.strip()[:80]!r}"
+                )
 
     def parse(self, completion_ids: list[int], tools: Tools = ()) -> ParsedReply:
         """Parse drawn ids into text and tool calls. Without `tools`, calls are left in the text."""
@@ -170,13 +193,13 @@ class ReplyTokenizer:
 
     async def split(
         self, messages: Sequence[Message], reply: Message, tools: Tools, *, is_whole: bool
-    ) -> tuple[Ints, Ints]:
-        """Do the same as `SyncRenderer.split`."""
+    ) -> tuple[list[int], list[int]]:
+        """Do the same as `SyncRenderer.split`. Raise EngineError if it cannot be done."""
         args = self._model, tuple(messages), reply, tuple(tools), is_whole
-        prompt, completion = await self._lane.call(
-            _split_reply, *args, deadline_s=LANE_DEADLINE_S
-        )
-        return np.array(prompt, np.int32), np.array(completion, np.int32)
+        try:
+            return await self._lane.call(_split_reply, *args, deadline_s=LANE_DEADLINE_S)
+        except LaneError as error:
+            raise EngineError(f"the reply cannot be tokenised: {error}") from None
 
 
 def _split_reply(
