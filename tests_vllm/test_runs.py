@@ -90,3 +90,19 @@ def test_a_window_that_every_rollout_overruns(tmp_path: Path, moe: Path, engine:
         assert num_failed(metrics) == 0, run.text
         assert metrics["rows/left_out"] == 0
         assert metrics["seq_len/max"] <= 256
+
+
+def test_a_run_that_is_killed_leaves_no_vllm(tmp_path: Path, moe: Path) -> None:
+    """Its engine does not notice that the server is gone; a guard ends it."""
+    process = subprocess.Popen(command(tmp_path, moe, OWN, steps=500), start_new_session=True)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not metrics.exists():
+        assert process.poll() is None
+        time.sleep(0.2)
+    assert vllm_pids()
+    process.kill()
+    process.wait()
+    until_s = time.monotonic() + 30
+    while vllm_pids():
+        assert time.monotonic() < until_s, vllm_pids()
+        time.sleep(0.2)

@@ -22,7 +22,8 @@ async def test_an_engine_that_reports_a_version_takes_token_ids() -> None:
         access = EngineAccess(engine.url, 10.0)
         assert await find_speech([access]) == "tokens"
         async with chat_double(echo) as double:
-            assert await find_speech([access, EngineAccess(double.url, 10.0)]) == "messages"
+            with pytest.raises(EngineError, match="must be of one kind"):
+                await find_speech([access, EngineAccess(double.url, 10.0)])
     finally:
         await engine.stop()
 

@@ -45,6 +45,8 @@ def test_on_a_cpu() -> None:
     assert after(command, "--host") == "127.0.0.1"
     assert command.env["VLLM_SERVER_DEV_MODE"] == "1"
     assert command.env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert command.env["CUDA_VISIBLE_DEVICES"] == "", "GPUs that are not used are hidden"
+    assert command.on_cpu
 
 
 def test_replicas_share_the_gpus() -> None:
@@ -72,6 +74,7 @@ def test_the_run_file_has_the_last_word() -> None:
         ({}, None, 2, ("0", "1")),
         ({}, "3,5", 8, ("3", "5")),
         ({}, "", 8, ()),
+        ({}, "-1", 8, ()),
         ({"gpus": (4, 6)}, "3,5", 8, ("4", "6")),
     ],
 )
@@ -84,6 +87,16 @@ def test_which_gpus_are_used(
 def test_too_few_gpus_are_said() -> None:
     with pytest.raises(ConfigError, match="2 × 2 GPUs, and there are 3"):
         check_gpus(VllmConfig(replicas=2, gpus_a_replica=2), ("0", "1", "2"))
+    with pytest.raises(ConfigError, match="names a GPU twice"):
+        check_gpus(VllmConfig(), ("0", "0"))
+    with pytest.raises(ConfigError, match="no GPU was found"):
+        check_gpus(VllmConfig(gpus_a_replica=2), ())
+
+
+@pytest.mark.parametrize("arg", ["--port", "--port=8000", "--uds", "--api-key"])
+def test_arguments_by_which_the_run_would_lose_vllm_are_refused(arg: str) -> None:
+    with pytest.raises(ConfigError, match=f"has {arg}, which rollway sets itself"):
+        made(args=(arg, "8000"))
 
 
 def test_a_program_that_is_not_installed_is_named() -> None:

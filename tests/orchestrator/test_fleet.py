@@ -196,13 +196,13 @@ async def test_an_engine_whose_rows_depart_from_the_others_is_taken_out_of_servi
         watched_fleet(good, other) as watched,
     ):
         await watched.update(1)
-        await watched.fleet.compare_kls({fresh_kl_key(good.url): 1e-7})
-        await watched.fleet.compare_kls(
-            {fresh_kl_key(url): 0.5 for url in (good.url, other.url)}
-        )
+        version = PolicyVersion(2)
+        await watched.fleet.compare_kls(version, {fresh_kl_key(good.url): 1e-7})
+        both = {fresh_kl_key(url): 0.5 for url in (good.url, other.url)}
+        await watched.fleet.compare_kls(version, both)
         assert watched.fleet.refused == ()
         kls = {fresh_kl_key(good.url): 1e-7, fresh_kl_key(other.url): 0.5}
-        await watched.fleet.compare_kls(kls)
+        await watched.fleet.compare_kls(version, kls)
         assert watched.fleet.refused == (other.url,)
         (message,) = watched.messages
         assert (
@@ -210,7 +210,9 @@ async def test_an_engine_whose_rows_depart_from_the_others_is_taken_out_of_servi
             in message
         )
         await watched.update(2)
-        assert watched.fleet.refused == (), "it loaded version 2 rightly"
+        assert watched.fleet.refused == (other.url,)
+        await watched.update(3)
+        assert watched.fleet.refused == (), "it loaded version 3 rightly"
 
 
 async def test_a_rollout_waits_for_the_verdict_about_its_engine() -> None:

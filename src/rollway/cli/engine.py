@@ -3,10 +3,11 @@
 import asyncio
 from typing import Annotated
 
-from typer import Argument, Option, echo
+from typer import Argument, Context, Option, echo
 
 from ..config.sections import EmbeddedEngineConfig, EngineConfig, ModelConfig, VllmConfig
 from ..config.specs import EngineSpec, VllmSpec, WatchSpec
+from ..errors import ConfigError
 from ..inference.vllm_server.command import find_program
 from ..launch.engine import ENGINE, HOST, VLLM
 from ..loop.processes.part import start_part
@@ -15,8 +16,12 @@ from ..loop.watch.run import run
 from ..model.hub import find_folder
 from .checks import RendererName, TrustRemoteCode, checked, need_torch
 
+OF_EMBEDDED = ("max_batch", "renderer", "threads")
+OF_VLLM = ("vllm_command",)
+
 
 def engine(
+    context: Context,
     model: Annotated[
         str,
         Argument(
@@ -52,6 +57,7 @@ def engine(
     The embedded engine is for small models and tests. With --vllm the environment variable
     ROLLWAY_ENGINE_KEY, if it is set, holds the key that all requests must have.
     """
+    check_options(context, vllm=vllm)
     if vllm:
         find_program(vllm_command)
     else:
@@ -68,6 +74,16 @@ def engine(
     embedded = EmbeddedEngineConfig(port=port or None, max_batch=max_batch, threads=threads)
     config = checked(EngineConfig(max_context=max_context, embedded=checked(embedded)))
     _run(EngineSpec(source, config, folder, version=0, seed=0, watch=WatchSpec()))
+
+
+def check_options(context: Context, *, vllm: bool) -> None:
+    """Raise ConfigError for options that the chosen engine would ignore."""
+    for option in OF_EMBEDDED if vllm else OF_VLLM:
+        source = context.get_parameter_source(option)
+        if source is not None and source.name == "COMMANDLINE":
+            name = option.replace("_", "-")
+            other = "is for the embedded engine, not for" if vllm else "needs"
+            raise ConfigError(f"--{name} {other} --vllm")
 
 
 def _run(spec: EngineSpec | VllmSpec) -> None:

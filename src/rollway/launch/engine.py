@@ -1,9 +1,11 @@
 """The engines that a run starts. Each is restarted at the same address when it dies."""
 
+import asyncio
 import os
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from time import monotonic
 
 import msgspec
 
@@ -19,6 +21,7 @@ from .parts import RunningParts
 ENGINE = "rollway.inference.embedded.front:main"
 VLLM = "rollway.inference.vllm_server.server:main"
 HOST = "127.0.0.1"
+SAY_EVERY_S = 30.0
 
 
 async def start_engine(
@@ -59,6 +62,24 @@ async def start_vllm(parts: RunningParts, config: VllmConfig, spec: VllmSpec) ->
 
         started.append(await parts.start(name, VLLM, own, unchanged))
     return started
+
+
+async def wait_until_ready(
+    engines: Sequence[Part], logs: Path, say: Callable[[str], None]
+) -> tuple[str, ...]:
+    """Return the addresses of engines once all answer. Large models take long to load, so this says now
+    and then that they still do."""
+    waiting = asyncio.gather(*(engine.ready() for engine in engines))
+    start_s = monotonic()
+    try:
+        while not (await asyncio.wait([waiting], timeout=SAY_EVERY_S))[0]:
+            waited_s = monotonic() - start_s
+            say(
+                f"The engine is still starting after {waited_s:.0f} s; its output is in {logs}"
+            )
+        return tuple(waiting.result())
+    finally:
+        waiting.cancel()
 
 
 async def choose_speech(engine: EngineConfig, say: Callable[[str], None]) -> Speaks:

@@ -24,7 +24,7 @@ from ..records.ids import Step
 from ..records.restored import StartPoint
 from ..records.turn import Sampling
 from ..rundir.rundir import RunDir
-from .engine import choose_speech, start_engine, start_vllm
+from .engine import choose_speech, start_engine, start_vllm, wait_until_ready
 from .parts import RunningParts
 from .watch import RunWatch
 
@@ -44,7 +44,7 @@ async def run_all(
         if config.trainer is not None:
             training = trainer_spec(config, config.trainer, run, start)
             trainer = await parts.start("trainer", TRAINER, training)
-        urls = config.engine.urls or tuple([await engine.ready() for engine in engines])
+        urls = config.engine.urls or await wait_until_ready(engines, run.logs, watch.say)
         watch.say(f"Engine at {', '.join(urls)}; logs of all processes in {run.logs}")
         speaks = await choose_speech(config.engine, watch.say)
         routers, addresses = {}, {}

@@ -3,6 +3,7 @@ which version drew each token."""
 
 import asyncio
 import hmac
+import logging
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from .binary_reply import SAFETENSORS
 from .completion import CompletionOrder, draw, encode_output, parse_order
 from .token_versions import TokenVersions
+
+log = logging.getLogger(__name__)
 
 KEY_VAR = "ROLLWAY_ENGINE_KEY"
 """The environment variable with the key that every request must have. Without it none needs one."""
@@ -56,13 +59,26 @@ class Middleware:
         body, state = await _read(receive), getattr(scope.get("app"), "state", None)
         server = getattr(state, "openai_serving_completion", None)
         order = parse_order(body, server) if server is not None else None
-        if order is not None:
-            # with several API servers this one does not see every load
-            count = getattr(getattr(state, "args", None), "api_server_count", None)
-            versions = self._versions if count in (None, 1) else TokenVersions()
+        is_open = self._needs_key or not _demands_key(state)
+        if order is not None and is_open:
+            versions = self._versions if _sees_all_loads(state) else TokenVersions()
             if await _answer(server, order, versions, receive, send):
                 return
         await self._app(scope, _replaying(body, receive), send)
+
+
+def _demands_key(state: Any) -> bool:
+    """Return whether vLLM's own server checks a key, which it does behind this middleware."""
+    args = getattr(state, "args", None)
+    return bool(getattr(args, "api_key", None) or os.environ.get("VLLM_API_KEY"))
+
+
+def _sees_all_loads(state: Any) -> bool:
+    """Return whether all loads pass this process and tell of all engines: not with several API servers,
+    and not with data parallelism."""
+    args = getattr(state, "args", None)
+    is_only = getattr(args, "api_server_count", None) in (None, 1)
+    return is_only and getattr(args, "data_parallel_size", 1) in (None, 1)
 
 
 async def _answer(
@@ -80,7 +96,8 @@ async def _answer(
         await asyncio.wait([drawing, leaving], return_when=asyncio.FIRST_COMPLETED)
         if not drawing.done():
             return True
-        if drawing.exception() is not None:
+        if (error := drawing.exception()) is not None:
+            log.warning("vLLM's own server answers, because of %r", error)
             return False
         output = drawing.result()
         reply = encode_output(output, versions.end(name, len(output.token_ids)))

@@ -16,13 +16,16 @@ class WorkerExtension:
 
     def load_version(self, weights_path: str, version: str) -> dict[str, Any]:
         """Load the weights of a version, so that the model is what a fresh start would load. Return the
-        version, and how many tokens of each request were drawn before it."""
+        version, and how many tokens of each request were drawn before it. None means that this cannot be
+        seen: vLLM has two kinds of model runners, and only one of them lists its requests."""
         model = self.model_runner.get_model()
         if self.device.type == "cpu":
             forget_expert_kernels(model)
         self.model_runner.reload_weights(weights_path=weights_path)
         update_tied_head(model)
-        running = getattr(self.model_runner, "requests", {})
+        running = getattr(self.model_runner, "requests", None)
+        if running is None:
+            return {"version": version, "drawn": None}
         drawn = {name: len(request.output_token_ids) for name, request in running.items()}
         return {"version": version, "drawn": drawn}
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 class Loaded(Struct, frozen=True):
     """What a worker returns when it has loaded a version: the version, and how many tokens it had drawn
-    by then for each request, by vLLM's name for the request."""
+    by then for each request, by vLLM's name for the request. None if it does not know."""
 
     version: str
-    drawn: dict[str, int]
+    drawn: dict[str, int] | None
 
 
 class _Results(Struct, frozen=True):
@@ -47,10 +47,13 @@ class TokenVersions:
             version = int(loaded.version)
         except (msgspec.DecodeError, ValueError, IndexError):
             return
+        self._current = version
+        if loaded.drawn is None:
+            self._live = {name: [] for name in self._live}
+            return
         drawn = _by_own_name(loaded.drawn)
         for name, starts in self._live.items():
             starts.append((drawn.get(name, 0), version))
-        self._current = version
 
     def end(self, name: str, num_tokens: int) -> NDArray[Any] | None:
         """Return the version of each token of a reply. None if they are not known."""

@@ -1,6 +1,7 @@
 """What a vLLM or SGLang server tells about itself, and which settings cannot train rightly. Pure."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -28,7 +29,7 @@ class _Parallel(Struct, frozen=True):
 
 
 class _Device(Struct, frozen=True):
-    device: str = ""
+    device: str | None = None
 
 
 class _Cache(Struct, frozen=True):
@@ -37,7 +38,7 @@ class _Cache(Struct, frozen=True):
 
 class _Config(Struct, frozen=True):
     cache_config: _Cache = _Cache()
-    lora_config: msgspec.Raw | None = None
+    lora_config: dict[str, Any] | None = None
     model_config: _Model = _Model()
     parallel_config: _Parallel = _Parallel()
     device_config: _Device = _Device()

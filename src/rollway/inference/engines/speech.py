@@ -4,18 +4,26 @@ from collections.abc import Iterable
 
 from ...config.specs import Speaks
 from ...errors import EngineAway, EngineError, EngineLate
-from ..http.endpoint import AWAY_STATUSES
 from .control import open_control
 from .link import EngineAccess
 
+NOT_KNOWN = (401, 403, 405)
+"""How endpoints refuse paths that they do not have, besides 404."""
+
 
 async def find_speech(engines: Iterable[EngineAccess]) -> Speaks:
-    """Return `tokens` if every engine reports the version of its weights: rollway can give it new ones,
-    and its dialect takes token ids. Any other endpoint can only be sent messages."""
+    """Return `tokens` if the engines report the version of their weights: they take token ids, and new
+    weights. Other endpoints can only be sent messages. Raise EngineError if there are both kinds."""
+    found: dict[Speaks, str] = {}
     for access in engines:
-        if not await _reports_version(access):
-            return "messages"
-    return "tokens"
+        found["tokens" if await _reports_version(access) else "messages"] = access.url
+    if len(found) > 1:
+        raise EngineError(
+            f"the engine at {found['tokens']} reports the version of its weights, the one at "
+            f"{found['messages']} does not: all engines of a run must be of one kind (vLLM reports it "
+            "with VLLM_SERVER_DEV_MODE=1 in its environment)"
+        )
+    return next(iter(found))
 
 
 async def _reports_version(access: EngineAccess) -> bool:
@@ -25,8 +33,8 @@ async def _reports_version(access: EngineAccess) -> bool:
     except EngineLate:
         raise
     except EngineAway as error:
-        if error.status is None or error.status in AWAY_STATUSES:
+        if error.status not in NOT_KNOWN:
             raise
         return False
     except EngineError:
-        return False  # it refuses such questions, as many chat endpoints do
+        return False  # its list of models is not that of an engine

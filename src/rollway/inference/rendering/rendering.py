@@ -99,7 +99,9 @@ class SyncRenderer:
             pairs = zip(ids, rendered.message_indices, strict=True)
             own = [token for token, index in pairs if index == last]
         else:
-            raise ModelError("the chat template writes earlier turns anew after a reply")
+            raise ModelError(
+                "after a reply the chat template writes earlier turns in another way"
+            )
         pairs = zip(own, asked[len(base) :], strict=False)
         start = next(
             (at for at, (a, b) in enumerate(pairs) if a != b), len(asked) - len(base)

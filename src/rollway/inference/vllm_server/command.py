@@ -13,6 +13,8 @@ from ...errors import ConfigError
 from ..engines.facts import EXTENSION, MIDDLEWARE, SAMPLED_LOGPROBS
 
 HOST = "127.0.0.1"
+OURS = ("--host", "--port", "--uds", "--api-key", "--served-model-name")
+"""Arguments of vLLM by which the run finds it."""
 CPU_ENV = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -25,7 +27,7 @@ takes most of the memory; two threads on two busy cores are many times slower th
 def find_program(command: str) -> str:
     """Return the path of vLLM's program: of this venv, or on the PATH."""
     beside = str(Path(sys.executable).parent)
-    found = shutil.which(command) or shutil.which(command, path=beside)
+    found = shutil.which(command, path=beside) or shutil.which(command)
     if found is None:
         raise ConfigError(
             f"'engine.vllm.command' = '{command}' is not a program on this machine: pip install vllm, "
@@ -38,6 +40,7 @@ class VllmCommand(Struct, frozen=True):
     argv: tuple[str, ...]
     env: dict[str, str]
     """What is added to the environment of this process."""
+    on_cpu: bool
 
 
 def find_gpus(config: VllmConfig, visible: str | None, found: int) -> tuple[str, ...]:
@@ -45,13 +48,21 @@ def find_gpus(config: VllmConfig, visible: str | None, found: int) -> tuple[str,
     if config.gpus is not None:
         return tuple(str(gpu) for gpu in config.gpus)
     if visible is not None:
-        return tuple(filter(None, visible.split(",")))
+        names = [name.strip() for name in visible.split(",")]
+        return tuple(name for name in names if name not in ("", "-1"))
     return tuple(str(gpu) for gpu in range(found))
 
 
 def check_gpus(config: VllmConfig, gpus: Sequence[str]) -> None:
     """Raise ConfigError if the GPUs do not suffice for all replicas."""
     needed = config.replicas * config.gpus_a_replica
+    if len(set(gpus)) < len(gpus):
+        raise ConfigError(f"'engine.vllm.gpus' names a GPU twice: {', '.join(gpus)}")
+    if not gpus and config.gpus_a_replica > 1:
+        raise ConfigError(
+            f"'engine.vllm.gpus_a_replica' is {config.gpus_a_replica}, but no GPU was found: name "
+            "the GPUs in 'engine.vllm.gpus'"
+        )
     if gpus and needed > len(gpus):
         raise ConfigError(
             f"'engine.vllm' asks for {config.replicas} × {config.gpus_a_replica} GPUs, and there are "
@@ -59,9 +70,20 @@ def check_gpus(config: VllmConfig, gpus: Sequence[str]) -> None:
         )
 
 
+def check_args(args: Sequence[str]) -> None:
+    """Raise ConfigError for arguments that would take vLLM away from the run that starts it."""
+    for arg in args:
+        if arg.partition("=")[0] in OURS:
+            raise ConfigError(
+                f"'engine.vllm.args' has {arg}, which rollway sets itself: remove it "
+                "('engine.vllm.port' chooses the port)"
+            )
+
+
 def make_command(spec: VllmSpec, gpus: Sequence[str], *, wants_routes: bool) -> VllmCommand:
     """Return how to start one replica. What the run file adds comes last, so that it wins."""
     config = spec.engine.vllm or VllmConfig()
+    check_args(config.args)
     folder, size = spec.model.path, config.gpus_a_replica
     own = gpus[spec.replica * size : (spec.replica + 1) * size]
     dtype = config.dtype or ("bfloat16" if gpus else "float32")
@@ -87,6 +109,16 @@ def make_command(spec: VllmSpec, gpus: Sequence[str], *, wants_routes: bool) -> 
         argv.append(
             "--enforce-eager"
         )  # compiled on CPU, vLLM returns routes that are all zero
-    machine = {"CUDA_VISIBLE_DEVICES": ",".join(own)} if gpus else CPU_ENV
-    always = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    return VllmCommand((*argv, *config.args), {**always, **machine, **config.env})
+    env = make_env(config, own)
+    return VllmCommand((*argv, *config.args), env, on_cpu=not gpus)
+
+
+def make_env(config: VllmConfig, gpus: Sequence[str]) -> dict[str, str]:
+    return {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_API_KEY": "",  # rollway's plug-in demands the key of the run
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+        **({} if gpus else CPU_ENV),
+        **config.env,
+    }

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -56,8 +57,9 @@ def _command(spec: VllmSpec, plugin_folder: Path) -> VllmCommand:
     shape, routes = read_shape(spec.model.path), spec.engine.routes
     wants_routes = routes if routes is not None else bool(shape and shape.has_experts)
     command = make_command(spec, gpus, wants_routes=wants_routes)
-    paths = [str(plugin_folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-    command.env.setdefault("PYTHONPATH", os.pathsep.join(paths))
+    inherited = command.env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+    paths = [str(plugin_folder), *filter(None, [inherited])]
+    command.env["PYTHONPATH"] = os.pathsep.join(paths)
     return command
 
 
@@ -72,9 +74,8 @@ def _plugin_folder() -> Iterator[Path]:
 
 @asynccontextmanager
 async def _start(command: VllmCommand, spec: VllmSpec) -> AsyncIterator[child.Child]:
-    on_cpu = "--enforce-eager" in command.argv
     log = Path(spec.log) if spec.log else None
-    starting = child.start("vllm", BECOME, log=log, grace_s=END_S, computes=on_cpu)
+    starting = child.start("vllm", BECOME, log=log, grace_s=END_S, computes=command.on_cpu)
     async with starting as process:
         await process.send_spec(command)
         try:
@@ -125,9 +126,14 @@ async def _answers(link: EngineLink) -> bool:
 
 
 def become_vllm(name: str, sock: socket.socket) -> None:
-    """Replace this process by vLLM. It keeps the promise to end when its parent does."""
+    """Replace this process by vLLM. It ends when its parent does, and a guard then ends what vLLM has
+    started: its engine does not notice that the server is gone."""
     _, command = child.receive_spec(sock, VllmCommand)
     sock.set_inheritable(False)
+    if os.fork() == 0:
+        while sock.recv(1):
+            pass
+        os.killpg(0, signal.SIGKILL)
     os.environ.update(command.env)
     os.execvp(command.argv[0], command.argv)
 

@@ -17,10 +17,11 @@ def bind_port(key: str, host: str, port: int | None) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port or 0))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         sock.close()
+        reason = getattr(error, "strerror", None) or "ports go up to 65535"
         raise PortError(
-            f"'{key}' = {port} cannot be bound at {host}: {error.strerror or error}; choose another port"
+            f"'{key}' = {port} cannot be bound at {host}: {reason}; choose another port"
         ) from None
     return sock
 

@@ -53,8 +53,15 @@ class EngineFleet:
         say: Say,
         is_needed: Callable[[], bool],
         look_every_s: float,
+        *,
+        has_experts: bool,
     ) -> None:
         """`is_needed` returns whether the run still has something to sample."""
+        config = spec.engine
+        self._wants_routes = has_experts if config.routes is None else config.routes
+        self._temperature = spec.sampling.temperature
+        self._unknown_dtype = config.local.dtype if config.is_embedded else COARSEST
+        """The number format of engines that do not tell it."""
         version, must_load = PolicyVersion(spec.first_step - 1), spec.must_push
         self._engines = [
             FleetEngine(control, version, must_load=must_load) for control in controls
@@ -63,8 +70,8 @@ class EngineFleet:
         self._wanted = UpdateWeights(version, spec.weights)
         self._tensors: frozenset[str] = frozenset()
         """The tensors of the version that was published last."""
-        self._patience_s = spec.engine.patience_s
-        self._verifies = spec.engine.verify
+        self._patience_s = config.patience_s
+        self._verifies = config.verify
         self._say = say
         self._is_needed = is_needed
         self._look_every_s = look_every_s
@@ -99,16 +106,30 @@ class EngineFleet:
             for engine in self._engines
         )
 
-    def set_formats(self, dtypes: Iterable[str]) -> None:
-        """Note the number format of each engine."""
-        for engine, dtype in zip(self._engines, dtypes, strict=True):
-            engine.verifier.dtype = dtype if dtype in CEILINGS else COARSEST
-
     async def begin(self) -> None:
         """Verify all engines, which must all answer, and load the first weights into those that lack
         them."""
         for engine in self._engines:
+            if problem := await self._read_settings(engine):
+                raise EngineError(
+                    f"the engine at {engine.url} cannot be trained on: {problem}"
+                )
+        for engine in self._engines:
             await self._bring_up_to_date(engine)
+
+    async def _read_settings(self, engine: FleetEngine) -> str:
+        """Note how the engine was started. Return why it cannot be trained on, or ""."""
+        told = await engine.control.read_facts()
+        dtype = told.dtype if told else self._unknown_dtype
+        engine.verifier.dtype = dtype if dtype in CEILINGS else COARSEST
+        engine.must_tell = False
+        found = problems(
+            engine.control.served,
+            told,
+            wants_routes=self._wants_routes,
+            temperature=self._temperature,
+        )
+        return next(found, "")
 
     async def update(self, wanted: UpdateWeights) -> None:
         """Wait until every engine that answers has this version, and one at least if one is needed."""
@@ -144,16 +165,17 @@ class EngineFleet:
                 return replace(settled, outcome=Failed("engine", error))
         return settled
 
-    async def compare_kls(self, metrics: Mapping[str, float]) -> None:
+    async def compare_kls(self, version: PolicyVersion, metrics: Mapping[str, float]) -> None:
         """Take an engine out of service whose fresh rows are far from the trainer's own figures, while
-        those of the others are near. The next version gives it another chance."""
+        those of the others are near. It is not given `version`, which was published with these figures;
+        the one after gives it another chance."""
         in_service = {engine.url: engine for engine in self._engines if engine.is_in_service}
         kls = {url: metrics.get(fresh_kl_key(url)) for url in in_service}
         found = find_departing({url: kl for url, kl in kls.items() if kl is not None})
         if found is not None:
             engine, why = in_service[found[0]], found[1]
             async with engine.updating:
-                await self._refuse(engine, engine.version, why)
+                await self._refuse(engine, version, why)
 
     async def watch(self) -> None:
         """Check every engine forever, and load into those that come back what they missed."""
@@ -201,6 +223,10 @@ class EngineFleet:
         version = wanted.version
         engine.is_judged = engine.is_verified = False
         try:
+            problem = await self._read_settings(engine) if engine.must_tell else ""
+            if problem:
+                await self._refuse(engine, version, problem)
+                return
             if engine.must_load or version > 0:
                 engine.must_load = True
                 await engine.control.load_weights(wanted.path, version)
@@ -288,6 +314,7 @@ class EngineFleet:
 
     async def _note_silence(self, engine: FleetEngine, trouble: str) -> None:
         was_answering, engine.trouble = not engine.trouble, trouble
+        engine.must_tell = True  # another process may come back, started in another way
         if not engine.reports_version:
             # another process may come back, with the weights it was started from
             engine.is_verified = False
@@ -335,23 +362,9 @@ async def open_fleet(
             access = EngineAccess(url, config.request_deadline_s, config.model or "", key)
             controls.append(await stack.enter_async_context(open_control(access, shape)))
         check_same_model([(control.url, control.served) for control in controls])
-        wanted = (
-            config.routes if config.routes is not None else bool(shape and shape.has_experts)
+        has_experts = shape is not None and shape.has_experts
+        fleet = EngineFleet(
+            spec, controls, say, is_needed, look_every_s, has_experts=has_experts
         )
-        facts = [await control.read_facts() for control in controls]
-        for control, told in zip(controls, facts, strict=True):
-            found = problems(
-                control.served,
-                told,
-                wants_routes=wanted,
-                temperature=spec.sampling.temperature,
-            )
-            if problem := next(found, ""):
-                raise EngineError(
-                    f"the engine at {control.url} cannot be trained on: {problem}"
-                )
-        fleet = EngineFleet(spec, controls, say, is_needed, look_every_s)
-        unknown = config.local.dtype if config.is_embedded else COARSEST
-        fleet.set_formats([told.dtype if told else unknown for told in facts])
         await fleet.begin()
         yield fleet

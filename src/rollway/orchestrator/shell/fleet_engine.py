@@ -23,6 +23,8 @@ class FleetEngine:
         self.is_verified = False
         self.must_load = must_load
         """Load the wanted weights whatever version the engine reports."""
+        self.must_tell = False
+        """Ask again how it was started, before it is used."""
         self.reports_version = True
         self.updating = asyncio.Lock()
         self.heard_s = monotonic()

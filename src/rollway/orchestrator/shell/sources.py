@@ -78,7 +78,7 @@ async def from_trainer(
     for step in steps:
         published = await trainer.wait_for_version(PolicyVersion(step))
         await books.published(Step(step), published.metrics)
-        await fleet.compare_kls(published.metrics)
+        await fleet.compare_kls(published.version, published.metrics)
         await events.put(VersionPublished(published.version, published.path, published.saved))
 
 
