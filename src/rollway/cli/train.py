@@ -16,7 +16,7 @@ from ..config.sections import RunConfig
 from ..config.specs import WarmupSpec, watch_spec
 from ..envs.registry import check_exists
 from ..errors import ConfigError, RunDirError
-from ..inference.vllm_server.command import check_args, find_program
+from ..inference.vllm_server.command import check_startable
 from ..launch.run import run_all
 from ..launch.sinks import feed_sinks
 from ..launch.watch import RunWatch
@@ -69,8 +69,7 @@ def train(
     if computes:
         need_torch("training")
     if config.engine.vllm:
-        find_program(config.engine.vllm.command)
-        check_args(config.engine.vllm.args)
+        check_startable(config.engine.vllm)
     need_sinks(config.metrics)
     check_keys(config)
     check_envs(config)

@@ -70,9 +70,10 @@ def check_gpus(config: VllmConfig, gpus: Sequence[str]) -> None:
         )
 
 
-def check_args(args: Sequence[str]) -> None:
-    """Raise ConfigError for arguments that would take vLLM away from the run that starts it."""
-    for arg in args:
+def check_startable(config: VllmConfig) -> None:
+    """Raise ConfigError if vLLM is not installed, or gets arguments by which the run would lose it."""
+    find_program(config.command)
+    for arg in config.args:
         if arg.partition("=")[0] in OURS:
             raise ConfigError(
                 f"'engine.vllm.args' has {arg}, which rollway sets itself: remove it "
@@ -83,7 +84,7 @@ def check_args(args: Sequence[str]) -> None:
 def make_command(spec: VllmSpec, gpus: Sequence[str], *, wants_routes: bool) -> VllmCommand:
     """Return how to start one replica. What the run file adds comes last, so that it wins."""
     config = spec.engine.vllm or VllmConfig()
-    check_args(config.args)
+    check_startable(config)
     folder, size = spec.model.path, config.gpus_a_replica
     own = gpus[spec.replica * size : (spec.replica + 1) * size]
     dtype = config.dtype or ("bfloat16" if gpus else "float32")
