@@ -69,6 +69,7 @@ class VersionedEngine:
         """The version that it really has."""
         self.dtype, self.rounding = "float32", 0.0
         """Its number format, and how far that makes its logprobs differ."""
+        self.logprobs_mode = "processed_logprobs"
         self.may_score = asyncio.Event()
         """While it is not set, requests for the logprobs of prompts wait."""
         self.may_score.set()
@@ -142,9 +143,8 @@ class VersionedEngine:
         return web.Response(text=METRICS.format(**self.load))
 
     async def _server_info(self, request: web.Request) -> web.Response:
-        return web.json_response(
-            {"vllm_config": {"model_config": {"dtype": f"torch.{self.dtype}"}}}
-        )
+        model = {"dtype": f"torch.{self.dtype}", "logprobs_mode": self.logprobs_mode}
+        return web.json_response({"vllm_config": {"model_config": model}})
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=self.health_status)

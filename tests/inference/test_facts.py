@@ -11,7 +11,9 @@ from rollway.inference.http.endpoint import ServedModel
 VLLM = ServedModel("m", "vllm")
 
 
-def server_info(device: str = "cuda", extension: str = "", **model: Any) -> bytes:
+def server_info(
+    device: str | None = "cuda", extension: str = "", lora: Any = None, **model: Any
+) -> bytes:
     """What `/server_info?config_format=json` of vLLM 0.30 says, shortened."""
     settings = {
         "dtype": "torch.bfloat16",
@@ -25,6 +27,7 @@ def server_info(device: str = "cuda", extension: str = "", **model: Any) -> byte
         "parallel_config": {"worker_extension_cls": extension},
         "device_config": {"device": device},
         "cache_config": {"block_size": 16},
+        "lora_config": lora,
     }
     return json.dumps({"vllm_config": config, "vllm_env": {}, "system_env": {}}).encode()
 
@@ -40,7 +43,11 @@ def test_the_settings_of_a_server_are_read() -> None:
     facts = parse_facts(server_info("cpu", EXTENSION))
     assert facts is not None
     assert (facts.dtype, facts.is_on_cpu, facts.has_plugin) == ("bfloat16", True, True)
+    assert not facts.takes_adapters
     assert not parse_facts(server_info()).has_plugin  # type: ignore[union-attr]
+    facts = parse_facts(server_info(None, lora={"max_loras": 1}))
+    assert facts is not None
+    assert facts.takes_adapters
     assert parse_facts(b"") is None
     assert parse_facts(b"<html>") is None
 

@@ -83,6 +83,7 @@ async def watched_fleet(
     must_push: bool = False,
     is_needed: Callable[[], bool] = lambda: True,
     cached_tokens: int = 0,
+    temperature: float = 1.0,
 ) -> AsyncIterator[WatchedFleet]:
     messages: list[str] = []
 
@@ -94,7 +95,7 @@ async def watched_fleet(
         weights = publish(run, first_step - 1, cached_tokens)
         spec = OrchestratorSpec(
             core=core_spec(),
-            sampling=Sampling(8),
+            sampling=Sampling(8, temperature),
             envs=(),
             engine_urls=tuple(engine.url for engine in engines),
             engine=EngineConfig(patience_s=patience_s, request_deadline_s=5.0),
@@ -343,6 +344,24 @@ async def test_an_engine_without_a_version_loads_weights_when_it_comes_back() ->
         await watched.until_trouble()
         await engine.start()
         await engine.wait_until(lambda: engine.version == "1")
+
+
+async def test_an_engine_that_comes_back_with_other_settings_is_refused() -> None:
+    """Somebody started it again, and forgot an option."""
+    async with (
+        versioned_engine() as other,
+        versioned_engine() as engine,
+        watched_fleet(engine, other, temperature=0.7) as watched,
+    ):
+        await watched.update(1)
+        await engine.stop()
+        await watched.until_trouble()
+        engine.logprobs_mode = "raw_logprobs"
+        await engine.start()
+        while not watched.fleet.refused:  # noqa: ASYNC110
+            await asyncio.sleep(QUICK_S)
+        assert watched.fleet.refused == (engine.url,)
+        assert "--logprobs-mode processed_logprobs" in watched.messages[-1]
 
 
 async def test_the_run_stops_when_no_engine_came_back_in_time() -> None:

@@ -37,6 +37,17 @@ def test_a_request_that_waits_while_weights_are_loaded_is_drawn_by_the_new_ones(
     assert found.tolist() == [2, 2]
 
 
+def test_a_worker_that_cannot_count_leaves_running_requests_without_versions() -> None:
+    versions = TokenVersions()
+    load(versions, 1, {})
+    running = versions.begin()
+    versions.note_load(b'{"results": [{"version": "2", "drawn": null}]}')
+    assert versions.end(running, 3) is None
+    later = versions.end(versions.begin(), 1)
+    assert later is not None
+    assert later.tolist() == [2]
+
+
 def test_answers_to_other_calls_are_no_loads() -> None:
     versions = TokenVersions()
     for body in (b"", b"null", b'{"results": []}', b'{"results": [null]}', b'{"results": [{}]}',
