@@ -6,6 +6,7 @@ test can hold the trainer where it wants to look.
 
 import asyncio
 import random
+import signal
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
@@ -57,8 +58,9 @@ def background() -> Iterator[Background]:
 class DrawingEngine(VersionedEngine):
     """An engine that draws letters at random, as many as it likes."""
 
-    def __init__(self, letters: Sequence[int], loop: Background) -> None:
+    def __init__(self, letters: Sequence[int], loop: Background, port: int = 0) -> None:
         super().__init__()
+        self._port = port
         self._letters = letters
         self._loop = loop
         self._random = random.Random(0)
@@ -101,6 +103,14 @@ def drawing_engines(model: Path, count: int = 1) -> Iterator[list[DrawingEngine]
         finally:
             for engine in engines:
                 engine.kill()
+
+
+def draw_forever(model: Path, port: int) -> None:
+    """Serve a drawing engine at a port until this process is ended."""
+    letters = Tokenizer(str(model)).encode("abcdefghijkl")
+    with background() as loop:
+        DrawingEngine(letters, loop, port).open()
+        signal.pause()
 
 
 class CopyingTrainer:

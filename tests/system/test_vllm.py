@@ -1,5 +1,5 @@
-"""Runs that start vLLM themselves. A stand-in for its program serves the embedded engine, in the
-same dialect: `make test-vllm` tests with a real vLLM."""
+"""Runs that start vLLM themselves. A stand-in for its program draws letters at random, in the same
+dialect: `make test-vllm` tests with a real vLLM."""
 
 import os
 import signal
@@ -14,11 +14,14 @@ pytestmark = [pytest.mark.system]
 
 STAND_IN = f"""#!{sys.executable}
 import os, sys
+from pathlib import Path
+sys.path.insert(0, "{Path(__file__).parents[2]}")
+from tests.doubles.stand_ins import draw_forever
 folder, arguments = sys.argv[2], sys.argv[3:]
 port = arguments[arguments.index("--port") + 1]
-print("STARTED", os.environ["VLLM_SERVER_DEV_MODE"], len(os.environ["ROLLWAY_ENGINE_KEY"]), *arguments)
-os.environ.pop("PYTHONPATH")
-os.execv(sys.executable, [sys.executable, "-m", "rollway", "engine", folder, "--port", port])
+print("STARTED", os.environ["VLLM_SERVER_DEV_MODE"], len(os.environ["ROLLWAY_ENGINE_KEY"]), *arguments,
+      flush=True)
+draw_forever(Path(folder), int(port))
 """
 
 
@@ -31,19 +34,16 @@ def program(tmp_path: Path) -> Path:
 
 
 def test_a_vllm_that_the_run_starts_is_started_again_when_it_dies(
-    work: Workspace, program: Path
+    light: Workspace, program: Path
 ) -> None:
+    work = light
     settings = ["--set", f"engine.vllm.command={program}", "--set", "max_steps=500"]
     with work.training(*settings) as process:
         work.wait_for_step(process, 2)
         log = (work.run / "logs" / "engine.log").read_text()
         assert "STARTED 1 32 " in log
         assert "--worker-extension-cls rollway.vllm.WorkerExtension" in log
-        (vllm,) = [
-            found
-            for found in work.processes()
-            if "rollway engine" in " ".join(found.cmdline())
-        ]
+        (vllm,) = [found for found in work.processes() if str(program) in found.cmdline()]
         os.kill(vllm.pid, signal.SIGKILL)
         work.wait_for_line(process, "and is started again")
         last = work.metrics()[-1]["step"] + 2

@@ -21,8 +21,8 @@ from ..http.framing import HttpAway, HttpError, ReplyHead
 PATH = "/chat/completions"
 CHECK_DEADLINE_S = 30.0
 LOOK_EVERY_S = 2.0
-MAX_AWAY = 5
-"""How often an endpoint that cannot be reached is asked again, within about ten seconds."""
+MAX_AWAY = 3
+"""How often an endpoint that cannot be reached is asked again, within a few seconds."""
 ABORTED = "abort"
 SHORT = 16
 """Tokens of a reply that is not looked at. Some endpoints refuse fewer."""
