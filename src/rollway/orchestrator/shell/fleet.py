@@ -13,11 +13,10 @@ from msgspec.structs import replace
 from ...config.specs import OrchestratorSpec
 from ...errors import EngineAway, EngineError, EngineLate
 from ...inference.engines.control import EngineControl, open_control
-from ...inference.engines.facts import problems
 from ...inference.engines.link import EngineAccess
 from ...inference.engines.pool import check_same_model
 from ...inference.engines.status import sum_loads
-from ...inference.engines.verdict import CEILINGS, COARSEST, find_departing
+from ...inference.engines.verdict import COARSEST, find_departing
 from ...loop.lanes.lanes import thread
 from ...model.checkpoint import check_complete
 from ...model.shape import read_shape
@@ -28,7 +27,7 @@ from ...records.rollout import Failed, Scored, Settled
 from ...records.situation import EngineState
 from ...rundir.rundir import RunDir
 from ..core.commands import UpdateWeights
-from .fleet_engine import FleetEngine
+from .fleet_engine import EngineNeeds, FleetEngine
 from .verifier import Verdict, read_probe
 
 log = logging.getLogger(__name__)
@@ -58,10 +57,11 @@ class EngineFleet:
     ) -> None:
         """`is_needed` returns whether the run still has something to sample."""
         config = spec.engine
-        self._wants_routes = has_experts if config.routes is None else config.routes
-        self._temperature = spec.sampling.temperature
-        self._unknown_dtype = config.local.dtype if config.is_embedded else COARSEST
-        """The number format of engines that do not tell it."""
+        self._needs = EngineNeeds(
+            routes=has_experts if config.routes is None else config.routes,
+            temperature=spec.sampling.temperature,
+            unknown_dtype=config.local.dtype if config.is_embedded else COARSEST,
+        )
         version, must_load = PolicyVersion(spec.first_step - 1), spec.must_push
         self._engines = [
             FleetEngine(control, version, must_load=must_load) for control in controls
@@ -110,26 +110,12 @@ class EngineFleet:
         """Verify all engines, which must all answer, and load the first weights into those that lack
         them."""
         for engine in self._engines:
-            if problem := await self._read_settings(engine):
+            if problem := await engine.read_settings(self._needs):
                 raise EngineError(
                     f"the engine at {engine.url} cannot be trained on: {problem}"
                 )
         for engine in self._engines:
             await self._bring_up_to_date(engine)
-
-    async def _read_settings(self, engine: FleetEngine) -> str:
-        """Note how the engine was started. Return why it cannot be trained on, or ""."""
-        told = await engine.control.read_facts()
-        dtype = told.dtype if told else self._unknown_dtype
-        engine.verifier.dtype = dtype if dtype in CEILINGS else COARSEST
-        engine.must_tell = False
-        found = problems(
-            engine.control.served,
-            told,
-            wants_routes=self._wants_routes,
-            temperature=self._temperature,
-        )
-        return next(found, "")
 
     async def update(self, wanted: UpdateWeights) -> None:
         """Wait until every engine that answers has this version, and one at least if one is needed."""
@@ -223,7 +209,7 @@ class EngineFleet:
         version = wanted.version
         engine.is_judged = engine.is_verified = False
         try:
-            problem = await self._read_settings(engine) if engine.must_tell else ""
+            problem = await engine.read_settings(self._needs) if engine.must_tell else ""
             if problem:
                 await self._refuse(engine, version, problem)
                 return
@@ -232,7 +218,7 @@ class EngineFleet:
                 await engine.control.load_weights(wanted.path, version)
             verdict = await self._verify(engine, wanted)
             if verdict is None or not verdict.refusal:
-                await self._confirm(engine, version)
+                await engine.confirm(version)
         except (EngineAway, EngineLate):
             raise
         except EngineError as error:
@@ -252,15 +238,6 @@ class EngineFleet:
                 f"The engine at {engine.url} is in service again, at version {version}"
             )
             await self.on_refused()
-
-    async def _confirm(self, engine: FleetEngine, version: PolicyVersion) -> None:
-        await engine.control.confirm(version)
-        reported = await engine.control.weight_version()
-        if reported and reported != str(version):
-            raise EngineError(
-                f"it was told that it has version {version} and reports '{reported}': something else "
-                "gives it weights, too"
-            )
 
     async def _verify(self, engine: FleetEngine, wanted: UpdateWeights) -> Verdict | None:
         """Return the verdict about the engine's weights. None if the trainer wrote no probe, or if the

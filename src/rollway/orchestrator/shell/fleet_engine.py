@@ -3,10 +3,24 @@
 import asyncio
 from time import monotonic
 
+from msgspec import Struct
+
+from ...errors import EngineError
 from ...inference.engines.control import EngineControl
+from ...inference.engines.facts import problems
+from ...inference.engines.verdict import CEILINGS, COARSEST
 from ...records.engine import EngineLoad
 from ...records.ids import PolicyVersion, RolloutId
 from .verifier import EngineVerifier
+
+
+class EngineNeeds(Struct, frozen=True):
+    """What a run needs of its engines."""
+
+    routes: bool
+    temperature: float
+    unknown_dtype: str
+    """The number format of engines that do not tell it."""
 
 
 class FleetEngine:
@@ -46,3 +60,27 @@ class FleetEngine:
     @property
     def silent_s(self) -> float:
         return monotonic() - self.heard_s if self.trouble else 0.0
+
+    async def read_settings(self, needs: EngineNeeds) -> str:
+        """Note how the engine was started. Return why it cannot be trained on, or ""."""
+        told = await self.control.read_facts()
+        dtype = told.dtype if told else needs.unknown_dtype
+        self.verifier.dtype = dtype if dtype in CEILINGS else COARSEST
+        self.must_tell = False
+        found = problems(
+            self.control.served,
+            told,
+            wants_routes=needs.routes,
+            temperature=needs.temperature,
+        )
+        return next(found, "")
+
+    async def confirm(self, version: PolicyVersion) -> None:
+        """Tell the engine which version it has. Raise EngineError if it then reports another one."""
+        await self.control.confirm(version)
+        reported = await self.control.weight_version()
+        if reported and reported != str(version):
+            raise EngineError(
+                f"it was told that it has version {version} and reports '{reported}': something else "
+                "gives it weights, too"
+            )
