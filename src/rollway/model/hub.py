@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -22,6 +23,8 @@ INDEX = "model.safetensors.index.json"
 CODE = "*.py"
 OTHER_COPIES = ["consolidated*", "*/*"]
 """The same weights in other layouts, which some models have beside those of transformers."""
+NUM_LOOKS, LOOK_EVERY_S = 10, 0.01
+"""How often a download that is given up looks for the files that it has begun."""
 
 
 def find_folder(model: str, *, needs_weights: bool = True, trusts_code: bool = False) -> str:
@@ -66,12 +69,16 @@ def _end(number: int, frame: object) -> None:
 
 
 def _give_up(number: int, frame: object) -> None:
-    """End this process, and remove the files that it has begun: nothing would use them again."""
-    for descriptor in Path("/proc/self/fd").glob("*"):
-        with suppress(OSError):
-            path = os.readlink(descriptor)
-            if path.endswith(".incomplete"):
-                Path(path).unlink()
+    """End this process, and remove the files that it has begun: nothing would use them again. Meanwhile
+    its threads go on. They may begin another file, or give one that they have just closed its name, so
+    this looks several times."""
+    for _ in range(NUM_LOOKS):
+        for descriptor in Path("/proc/self/fd").glob("*"):
+            with suppress(OSError):
+                path = os.readlink(descriptor)
+                if path.endswith(".incomplete"):
+                    Path(path).unlink()
+        select.select([], [], [], LOOK_EVERY_S)
     os._exit(128 + number)
 
 
