@@ -213,13 +213,14 @@ class ChatClient:
         refusal = ""
         try:
             async with asyncio.timeout(self._deadline_s) as deadline:
-                num_refused = 0
+                num_refused = num_away = 0
                 while True:
                     request, headers = self._request(messages, sampling, tools), {}
                     try:
                         head, body = await self._post(msgspec.json.encode(request))
                     except HttpAway as error:
-                        if num_refused == MAX_AWAY:
+                        num_away += 1
+                        if num_away > MAX_AWAY:
                             raise
                         refusal = str(error)
                     else:
