@@ -53,9 +53,10 @@ MAY_IMPORT = {
     "evals": BASE | {"config", "loop", "wire", "envs", "payload", "envserver", "rundir", "observe",
                      "launch"},
     "simulate": BASE | {"config", "rundir", "orchestrator"},
+    "preflight": BASE | {"config", "loop", "envs", "model", "inference"},
     "cli": BASE | {"config", "loop", "envs", "model", "payload", "rundir", "observe", "ledger",
                    "trainer", "launch", "orchestrator", "evals", "wire", "simulate", "inference",
-                   "resume", "warmup"},
+                   "resume", "warmup", "preflight"},
 }  # fmt: skip
 PURE = ["trace", "orchestrator/core", "envserver/core"]
 IMPURE = {"asyncio", "time", "random", "os", "threading", "socket", "zmq", "aiohttp"}

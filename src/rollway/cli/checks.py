@@ -24,20 +24,16 @@ Env = Annotated[
     str,
     Argument(help="The environment: a name of 'rollway envs', a module, or path/to/env.py."),
 ]
-Args = Annotated[
-    str,
-    Option(help="""Arguments of the environment, as a JSON object: '{"level": "hard"}'."""),
-]
-RendererName = Annotated[
-    str, Option(help="How messages become tokens: auto, or a model family such as qwen3.")
-]
+ARGS_HELP = """Arguments of the environment, as a JSON object: '{"level": "hard"}'."""
+RENDERER_HELP = "How messages become tokens: auto, default, or a model family such as qwen3 (docs/models.md)."
+TEMPLATE_HELP = """Options of the renderer, as JSON: '{"enable_thinking": false}'."""
+Args = Annotated[str, Option(help=ARGS_HELP)]
+RendererName = Annotated[str, Option(help=RENDERER_HELP)]
 TrustRemoteCode = Annotated[
     bool,
     Option("--trust-remote-code", help="Run the Python code that comes with the model."),
 ]
-Template = Annotated[
-    str, Option(help="""Options of the renderer, as JSON: '{"enable_thinking": false}'.""")
-]
+Template = Annotated[str, Option(help=TEMPLATE_HELP)]
 
 
 def json_object(option: str, text: str) -> dict[str, Any]:

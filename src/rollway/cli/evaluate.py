@@ -1,13 +1,18 @@
 """`rollway eval`: evaluates a model on an environment, without training."""
 
+import asyncio
+import os
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 from msgspec.structs import replace
 from typer import Exit, Option, echo
 
+from ..config.sections import ModelConfig
+from ..envs.in_lane import EnvSpec
 from ..errors import ConfigError, ModelError
 from ..evals.driver import Evaluation
 from ..evals.folder import EvalFolder, latest_folder, new_folder, root_of
@@ -18,6 +23,8 @@ from ..loop.processes.child import log_to
 from ..loop.watch.run import LoopWatch, run
 from ..model.hub import find_folder
 from ..observe.console import Screen
+from ..preflight.checks import EnvToCheck, ModelToCheck, check_model_and_envs
+from ..preflight.machine import check_room_on_disk, check_urls
 from ..records.turn import Sampling
 from .checks import (
     Args,
@@ -72,7 +79,13 @@ MaxTokens = Annotated[
     int, Option(min=1, help="Most tokens that the model samples in one turn.")
 ]
 Seed = Annotated[int, Option(min=0, help="Seed of the tasks and of the embedded engine.")]
-KeyVar = Annotated[str, Option(help="Environment variable with the endpoint's API key.")]
+DEFAULT_KEY_VAR = "OPENAI_API_KEY"
+KeyVar = Annotated[
+    str | None,
+    Option(
+        help="Environment variable with the endpoint's API key; default: OPENAI_API_KEY, if it is set."
+    ),
+]
 Tokens = Annotated[
     bool,
     Option(
@@ -116,7 +129,7 @@ def evaluate(
     top_p: TopP = 1.0,
     max_tokens: MaxTokens = 1024,
     seed: Seed = 0,
-    key_var: KeyVar = "OPENAI_API_KEY",
+    key_var: KeyVar = None,
     tokens: Tokens = False,
     tokenizer: Tokenizer = "",
     renderer: RendererName = "auto",
@@ -149,11 +162,21 @@ def evaluate(
         sampling=Sampling(max_tokens, temperature, top_p),
         seed=seed,
     )
+    if key_var and not os.environ.get(key_var):
+        raise ConfigError(
+            f"--key-var {key_var}: this environment variable is not set; export it first"
+        )
     spec = complete(spec, max_context, trusts_code=trust_remote_code)
     runtime = EvalRuntime(
-        concurrency, workers, rollout_deadline_s, max_context, key_var, trust_remote_code
+        concurrency,
+        workers,
+        rollout_deadline_s,
+        max_context,
+        key_var or DEFAULT_KEY_VAR,
+        trust_remote_code,
     )
     folder = choose_folder(spec, output, resume=resume)
+    check_evaluation(spec, runtime, folder)
     with folder.opened(spec, resume=resume) as previous:
         screen = Screen()
         progress = EvalProgress(spec, previous, screen, correct_at)
@@ -174,6 +197,7 @@ def complete(spec: EvalSpec, max_context: int, *, trusts_code: bool) -> EvalSpec
 
 
 def check_external(spec: EvalSpec) -> None:
+    check_urls((spec.engine_url,), "--engine-url")
     if spec.speaks == "tokens":
         if not spec.tokenizer:
             raise ConfigError(
@@ -197,6 +221,27 @@ def check_embedded(spec: EvalSpec, max_context: int) -> None:
         raise ConfigError(
             f"--max-tokens {max_tokens} leaves no room for a prompt in --max-context {max_context}"
         )
+
+
+def check_evaluation(spec: EvalSpec, runtime: EvalRuntime, folder: EvalFolder) -> None:
+    """Find mistakes before an engine is started or a file written."""
+    env = EnvSpec(spec.env, msgspec.json.encode(spec.args), spec.seed)
+    model, is_embedded = None, not spec.engine_url
+    if spec.speaks == "tokens":
+        config = ModelConfig(
+            path=spec.tokenizer,
+            renderer=spec.renderer,
+            template=spec.template,
+            trust_remote_code=runtime.trust_remote_code,
+        )
+        max_context = runtime.max_context if is_embedded else None
+        model = ModelToCheck(config, max_context, is_loaded=is_embedded)
+    asyncio.run(
+        check_model_and_envs(
+            model, [EnvToCheck(env, (spec.split,))], lambda text: echo(text, err=True)
+        )
+    )
+    check_room_on_disk(folder.path, 0, trains=False)
 
 
 def choose_folder(spec: EvalSpec, output: Path | None, *, resume: bool) -> EvalFolder:

@@ -2,23 +2,18 @@
 
 import asyncio
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated
 
+import msgspec
 from msgspec.structs import replace
-from typer import Option, echo
+from typer import Argument, Option, echo
 
-from ..config.address import ANY_LOOPBACK_PORT, check_bind
+from ..config.address import check_bind
 from ..config.plan import env_name
-from ..config.sections import (
-    EngineConfig,
-    EnvConfig,
-    ExternalEngineConfig,
-    ModelConfig,
-    PayloadConfig,
-    ServerConfig,
-)
 from ..config.specs import RouterSpec, WatchSpec
-from ..errors import ConfigError
+from ..config.terms import terms_of_server
+from ..envs.in_lane import EnvSpec
+from ..envs.registry import check_exists
 from ..launch.engine import choose_speech
 from ..launch.run import ROUTER
 from ..launch.watch import STATUS_EVERY_S, ServerWatch
@@ -26,21 +21,40 @@ from ..loop.processes.child import log_to
 from ..loop.processes.part import start_part
 from ..loop.watch.run import run
 from ..model.hub import find_folder
-from ..model.shape import check_routes
+from ..model.shape import check_routes, read_shape
 from ..observe.console import Screen
+from ..preflight.checks import EnvToCheck, ModelToCheck, check_model_and_envs
+from ..preflight.machine import (
+    check_bind_port,
+    check_engine_key,
+    check_urls,
+    check_writable,
+)
 from ..wire.keys import read_server_keys
-from .checks import Args, Env, RendererName, Template, checked, json_object
+from .checks import ARGS_HELP, RENDERER_HELP, TEMPLATE_HELP, Overrides, json_object
+from .served_env import ServedEnv, ServeOptions, find_served
 from .stopping import STOPPED, cancel_on_sigterm, exit_for
 
+EnvOrRunFile = Annotated[
+    str,
+    Argument(
+        help="A run file (run.toml), whose section of the environment is served; or an environment: a "
+        "name of 'rollway envs', a module, or path/to/env.py."
+    ),
+]
+EnvOption = Annotated[
+    str | None,
+    Option("--env", help="With a run file that has several environments: the one to serve."),
+]
 EngineUrl = Annotated[
-    list[str],
+    list[str] | None,
     Option(
         help="Address of the engine, such as http://gpu-box:8000. Repeat the option for several engines "
         "that serve the same model."
     ),
 ]
 Model = Annotated[
-    str,
+    str | None,
     Option(
         "--model",
         "-m",
@@ -48,97 +62,163 @@ Model = Annotated[
         "Hugging Face hub. Its weights are not needed here.",
     ),
 ]
+ArgsOption = Annotated[str | None, Option(help=ARGS_HELP)]
+Renderer = Annotated[str | None, Option(help=RENDERER_HELP)]
+TemplateOption = Annotated[str | None, Option(help=TEMPLATE_HELP)]
+KeyVar = Annotated[
+    str | None, Option(help="Environment variable that holds the engine's API key.")
+]
 Bind = Annotated[
-    str,
+    str | None,
     Option(
         help="Where clients connect: tcp://127.0.0.1:PORT for this machine only, tcp://0.0.0.0:PORT for "
-        "others too, which needs --keys. The port * takes any free one."
+        "others too, which needs --keys. The port * takes any free one: the default without a run file."
     ),
 ]
 Keys = Annotated[
     str, Option(help="Folder of the server's keys: F/server, after 'rollway keys new F'.")
 ]
-Workers = Annotated[int, Option(help="How many processes run the environment.")]
-Concurrency = Annotated[int, Option(help="Rollouts that one worker runs at the same time.")]
+Workers = Annotated[
+    int | None, Option(help="How many processes run the environment; default: 2.")
+]
+Concurrency = Annotated[
+    int | None, Option(help="Rollouts that one worker runs at the same time; default: 64.")
+]
 Routes = Annotated[
     bool | None,
     Option(help="Ask the engine which experts it chose (by default if the model has some)."),
 ]
 FillIds = Annotated[
-    bool,
+    bool | None,
     Option(
-        "--fill-ids",
+        "--fill-ids/--no-fill-ids",
         help="Serve also with a chat endpoint that takes no token ids: ids that its replies lack are "
         "made from their text. The run file needs engine.external.fill_ids, too.",
     ),
 ]
 Payload = Annotated[
-    str,
+    str | None,
     Option(
-        help="How token columns reach the run: 'frames' sends them with each rollout; 'files' writes "
-        "them to --payload-dir, on a file system that run and server share."
+        help="How token columns reach the run: 'frames', the default, sends them with each rollout; "
+        "'files' writes them to --payload-dir, on a file system that run and server share."
     ),
 ]
 PayloadDir = Annotated[
-    str, Option(help="With --payload files: the run's payload folder, outputs/RUN/payload.")
+    str | None,
+    Option(help="With --payload files: the run's payload folder, outputs/RUN/payload."),
 ]
-Deadline = Annotated[float, Option(help="Seconds after which a rollout fails.")]
-Seed = Annotated[int, Option(help="Seed of the environment's task order.")]
-LogDir = Annotated[Path, Option(help="Folder for the logs, one file per process.")]
+Deadline = Annotated[
+    float | None, Option(help="Seconds after which a rollout fails; default: 300.")
+]
+Seed = Annotated[int | None, Option(help="Seed of the environment's task order; default: 0.")]
+LogDir = Annotated[
+    Path | None,
+    Option(
+        help="Folder for the logs, one file per process; default: outputs/serve/ENV/logs."
+    ),
+]
 
 
 def serve(
-    env: Env,
-    engine_url: EngineUrl,
-    model: Model,
-    bind: Bind = ANY_LOOPBACK_PORT,
+    env: EnvOrRunFile,
+    name: EnvOption = None,
+    overrides: Overrides = None,
+    engine_url: EngineUrl = None,
+    key_var: KeyVar = None,
+    model: Model = None,
+    bind: Bind = None,
     keys: Keys = "",
-    workers: Workers = 2,
-    concurrency: Concurrency = 64,
-    args: Args = "{}",
-    renderer: RendererName = "auto",
-    template: Template = "{}",
+    workers: Workers = None,
+    concurrency: Concurrency = None,
+    args: ArgsOption = None,
+    renderer: Renderer = None,
+    template: TemplateOption = None,
     routes: Routes = None,
-    fill_ids: FillIds = False,
-    payload: Payload = "frames",
-    payload_dir: PayloadDir = "",
-    rollout_deadline_s: Deadline = 300.0,
-    seed: Seed = 0,
-    log_dir: LogDir = Path("logs"),
+    fill_ids: FillIds = None,
+    payload: Payload = None,
+    payload_dir: PayloadDir = None,
+    rollout_deadline_s: Deadline = None,
+    seed: Seed = None,
+    log_dir: LogDir = None,
 ) -> None:
     """Serve an environment to runs, on this machine or on others, until Ctrl-C.
 
-    A run uses this server if its run file has 'external = { address = "tcp://…" }' in the section of the
-    environment. The environment's code then runs only here. Clients on other machines need keys: see
-    'rollway keys'.
+    With a run file, the environment is served as the run would run it: its arguments, deadlines and
+    processes, the engine and its key, the renderer. Options override the file. A run uses this server if
+    its run file has 'external = { address = "tcp://…" }' in the section of the environment. The
+    environment's code then runs only here, and what run and server disagree on is refused when the run
+    connects. Clients on other machines need keys: see 'rollway keys'.
     """
-    check_bind(bind, keys)
+    options = ServeOptions(
+        engine_url=tuple(engine_url) if engine_url else None,
+        key_var=key_var,
+        fill_ids=fill_ids,
+        routes=routes,
+        model=model,
+        renderer=renderer,
+        template=None if template is None else json_object("--template", template),
+        args=None if args is None else json_object("--args", args),
+        workers=workers,
+        concurrency=concurrency,
+        rollout_deadline_s=rollout_deadline_s,
+        payload=payload,
+        payload_dir=payload_dir,
+        bind=bind,
+        seed=seed,
+    )
+    served = find_served(env, name, overrides or [], options)
+    logs = log_dir or served.logs
+    served = check_served(served, keys, logs)
+    run_server(router_spec(served, keys, logs))
+
+
+def check_served(served: ServedEnv, keys: str, logs: Path) -> ServedEnv:
+    """Find mistakes before a process is started or a file written. Return the model as a folder."""
+    external, env = served.engine.external, served.env
+    assert external is not None
+    check_bind(served.bind, keys)
+    check_urls(external.urls, "--engine-url")
+    folder = find_folder(served.model.path, needs_weights=False)
+    check_routes(folder, served.engine.routes)
+    model = replace(served.model, path=folder)
+    check_exists(env.id)
+    shape = read_shape(folder)
+    limits = (served.engine.max_context, shape and shape.max_context)
+    known = [limit for limit in limits if limit]
+    checked_env = EnvToCheck(EnvSpec(env.id, msgspec.json.encode(env.args), served.seed))
+    asyncio.run(
+        check_model_and_envs(
+            ModelToCheck(model, min(known, default=None)),
+            [checked_env],
+            lambda text: echo(text, err=True),
+        )
+    )
+    check_bind_port("--bind", served.bind)
+    check_writable(logs)
     if keys:
         read_server_keys(Path(keys))
-    folder = find_folder(model, needs_weights=False)
-    check_routes(folder, routes)
-    options = json_object("--template", template)
-    server = ServerConfig(
-        workers=workers, concurrency=concurrency, rollout_deadline_s=rollout_deadline_s
-    )
-    urls = tuple(engine_url)
-    spec = RouterSpec(
-        env=EnvConfig(id=env, args=json_object("--args", args), server=checked(server)),
-        model=ModelConfig(path=folder, renderer=renderer, template=options),
-        engine=EngineConfig(
-            routes=routes, external=ExternalEngineConfig(url=urls, fill_ids=fill_ids)
-        ),
-        engine_urls=urls,
-        payload=_payload(payload, payload_dir),
-        payload_dir=payload_dir,
-        log_dir=str(log_dir),
-        seed=seed,
+    check_engine_key(served.engine, "--key-var")
+    return replace(served, model=model)
+
+
+def router_spec(served: ServedEnv, keys: str, logs: Path) -> RouterSpec:
+    env, model, engine, payload = served.env, served.model, served.engine, served.payload
+    stored = payload.store, payload.durability
+    return RouterSpec(
+        env=env,
+        model=model,
+        engine=engine,
+        engine_urls=engine.urls,
+        payload=payload,
+        payload_dir=served.payload_dir,
+        log_dir=str(logs),
+        seed=served.seed,
         watch=WatchSpec(),
-        bind=bind,
+        bind=served.bind,
         keys=keys or None,
         reports_to_parent=True,
+        terms=terms_of_server(env, model, engine, served.seed, stored),
     )
-    run_server(spec)
 
 
 def run_server(spec: RouterSpec) -> None:
@@ -169,18 +249,3 @@ async def _serve(spec: RouterSpec, logs: Path, screen: Screen) -> None:
         printing = tasks.create_task(watch.print_status(STATUS_EVERY_S))
         await listening
         printing.cancel()
-
-
-def _payload(store: str, folder: str) -> PayloadConfig:
-    chosen = PayloadConfig(store=cast(Literal["files", "frames"], store))
-    config = checked(chosen, store="payload")
-    if config.store == "files" and not (folder and Path(folder).is_dir()):
-        raise ConfigError(
-            "--payload files needs --payload-dir: the folder 'payload' of the run that will connect; "
-            f"'{folder}' is not a folder"
-        )
-    if config.store == "frames" and folder:
-        raise ConfigError(
-            "--payload-dir is for --payload files; with frames, the run writes the payload itself"
-        )
-    return config

@@ -2,6 +2,7 @@
 
 import sqlite3
 import tomllib
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,7 +49,9 @@ def show(
         raise RunDirError(
             f"{directory.path} has rollouts of steps {first} to {last}, not of step {chosen}"
         )
-    console.print(_table(chosen, list(saved_rollouts(directory, chosen))))
+    rollouts = list(saved_rollouts(directory, chosen))
+    console.print(_table(chosen, rollouts))
+    console.print(_summary(rollouts))
 
 
 def _table(step: int, rollouts: list[SavedRollout]) -> Table:
@@ -64,6 +67,21 @@ def _table(step: int, rollouts: list[SavedRollout]) -> Table:
         counts = str(saved.num_turns or 0), str(saved.num_tokens or 0)
         table.add_row(saved.rollout, saved.env, saved.task, *scores, *counts, end)
     return table
+
+
+def _summary(rollouts: list[SavedRollout]) -> str:
+    """Count the ends of rollouts, and name the commonest failure."""
+    outcomes = Counter(saved.outcome for saved in rollouts)
+    text = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
+    failures = Counter(_failure(saved) for saved in rollouts if saved.outcome == "failed")
+    for failure, count in failures.most_common(1):
+        text += f"; commonest failure: {count} × {failure}"
+    return text
+
+
+def _failure(saved: SavedRollout) -> str:
+    place = f", at {saved.where}" if saved.where else ""
+    return f"{saved.boundary}: {saved.error}{place}"
 
 
 def _number(value: float | None) -> str:

@@ -1,40 +1,39 @@
 """`rollway train`: trains a policy as one run file says."""
 
 import asyncio
+import shlex
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import tomli_w
 from msgspec import Struct
-from msgspec.structs import replace
-from typer import Option, echo
+from typer import Exit, Option, echo
 
 from ..config.load import load
 from ..config.plan import Plan, plan
 from ..config.sections import RunConfig
 from ..config.specs import WarmupSpec, watch_spec
-from ..envs.registry import check_exists
-from ..errors import ConfigError, RunDirError
-from ..inference.vllm_server.command import check_startable
+from ..errors import RollwayError, RunDirError
 from ..launch.run import run_all
 from ..launch.sinks import feed_sinks
 from ..launch.watch import RunWatch
 from ..loop.processes.child import log_to
+from ..loop.processes.part import first_cause
 from ..loop.watch.run import LoopWatch, run
-from ..model.hub import find_folder
-from ..model.shape import check_room, check_routes
 from ..observe.console import Screen
 from ..observe.prometheus import serve_metrics
-from ..orchestrator.shell.advantage import check
 from ..records.restored import StartPoint
-from ..resume.resume import find_start_point
+from ..resume.resume import find_start_point, refuse_to_overwrite
 from ..rundir.rundir import RunDir, without_none
-from ..warmup.build import build_model, warmup_spec
-from ..warmup.recipe import is_built
-from ..wire.keys import read_client_keys, read_server_keys
-from .checks import Overrides, RunFile, need_sinks, need_torch
+from ..warmup.build import build_model
+from .checks import Overrides, RunFile
+from .run_checks import check_run
 from .stopping import STOPPED, cancel_on_sigterm, exit_for
+
+FAILED = 1
 
 
 def train(
@@ -58,40 +57,35 @@ def train(
     """
     config = load(run_file, overrides or ())
     planned = plan(config)
-    if dry_run:
-        show(config, planned)
-        return
+    directory = RunDir(planned.run_dir)
     if resume and clean:
         raise RunDirError(
             "--resume continues a run and --clean deletes it: give only one of them"
         )
-    computes = config.trainer is not None or config.engine.is_embedded
-    if computes:
-        need_torch("training")
-    if config.engine.vllm:
-        check_startable(config.engine.vllm)
-    need_sinks(config.metrics)
-    check_keys(config)
-    check_envs(config)
-    directory = RunDir(planned.run_dir)
-    warmup = needed_warmup(config)
-    if warmup and config.engine.routes and not warmup.warmup.experts:
-        raise ConfigError(
-            "engine.routes is true, but warmup.experts is 0: remove one of them"
-        )
-    if not warmup:
-        config = with_model_folder(config, needs_weights=computes or bool(config.engine.vllm))
     if resume and not directory.exists:
         raise RunDirError(f"no run at {directory.path} to resume")
+    if not (resume or clean or dry_run):
+        refuse_to_overwrite(directory)
+    checked = check_run(config, planned, is_dry=dry_run)
+    if dry_run:
+        show(checked.config, planned)
+        return
     if clean:
         directory.clean()
     with directory.lock():
-        start = find_start_point(config, directory, resume=resume)
+        start = find_start_point(checked.config, directory, resume=resume)
         if is_complete(config, start):
-            echo(f"Nothing to do: {directory.path} has trained {config.max_steps} steps")
+            echo(
+                f"Nothing to do: {directory.path} has trained {config.max_steps} steps. To train more, "
+                "raise 'max_steps'"
+            )
             return
-        directory.create(config)
-        run_and_show(TrainRequest(config, planned, directory, start, warmup))
+        directory.create(checked.config)
+        command = train_command(run_file, overrides or ())
+        request = TrainRequest(
+            checked.config, planned, directory, start, checked.warmup, command
+        )
+        run_and_show(request)
 
 
 def is_complete(config: RunConfig, start: StartPoint) -> bool:
@@ -108,13 +102,20 @@ class TrainRequest(Struct, frozen=True):
     directory: RunDir
     start: StartPoint
     warmup: WarmupSpec | None
+    command: str
+    """What the user typed, without --resume and --clean."""
+
+
+def train_command(run_file: Path, overrides: Sequence[str]) -> str:
+    settings = [word for override in overrides for word in ("--set", override)]
+    return shlex.join(["rollway", "train", str(run_file), *settings])
 
 
 def run_and_show(training: TrainRequest) -> None:
     config, directory = training.config, training.directory
     log_to(directory.logs / "launcher.log", "launcher")
     screen = Screen()
-    watch = RunWatch(screen, config.max_steps)
+    watch = RunWatch(screen, config.max_steps, training.start.first_step - 1)
     spec = watch_spec(config.watch)
     try:
         run(
@@ -122,13 +123,34 @@ def run_and_show(training: TrainRequest) -> None:
         )
     except STOPPED as stopped:
         screen.close()
-        echo(f"Stopped after step {watch.last_step}. --resume continues from there", err=True)
+        echo(f"Stopped. {what_next(training, watch.last_step)}", err=True)
         raise exit_for(stopped) from None
-    finally:
+    except Exception as error:
         screen.close()
+        show_error(error)
+        echo(what_next(training, watch.last_step), err=True)
+        raise Exit(FAILED) from None
+    screen.close()
     for line in watch.summary():
         echo(line)
     echo(f"Trained {config.max_steps} steps. Everything is in {directory.path}")
+
+
+def what_next(training: TrainRequest, last_step: int) -> str:
+    """Say how far an interrupted run has come, and what to type to go on."""
+    if not training.directory.has_begun:
+        return f"No rollout was run yet. To start over: {training.command}"
+    trained = f"{last_step} of {training.config.max_steps} steps are trained"
+    return f"{trained}. To continue: {training.command} --resume"
+
+
+def show_error(error: Exception) -> None:
+    """Print an error that the user can fix as one line, and a bug with its traceback."""
+    cause = first_cause(error)
+    if isinstance(cause, RollwayError):
+        echo(f"rollway: {cause}", err=True)
+    else:
+        traceback.print_exception(error)
 
 
 async def run_training(
@@ -137,53 +159,17 @@ async def run_training(
     """Build the model if there is none yet, then run; SIGTERM ends the run like Ctrl-C does."""
     cancel_on_sigterm()
     config, directory = training.config, training.directory
-    async with serve_metrics(config.metrics.prometheus, watch.exporter.render):
-        await check(config.orchestrator)
-        async with feed_sinks(config.metrics, directory, watch):
-            if training.warmup:
-                await build_model(training.warmup, directory, screen)
-            watching = asyncio.create_task(watch.health.watch_own_loop(own_loop))
-            try:
-                await run_all(config, training.plan, directory, training.start, watch)
-            finally:
-                watching.cancel()
-
-
-def check_envs(config: RunConfig) -> None:
-    """Refuse an environment that does not exist, before a model is loaded."""
-    for env in config.env:
-        if not env.external:
-            check_exists(env.id)
-
-
-def check_keys(config: RunConfig) -> None:
-    for env in config.env:
-        if env.external and env.external.keys:
-            read_client_keys(Path(env.external.keys))
-    if zmq := config.transport.zmq:
-        if zmq.keys:
-            read_server_keys(Path(zmq.keys))
-        if zmq.trainer_keys:
-            read_client_keys(Path(zmq.trainer_keys))
-
-
-def needed_warmup(config: RunConfig) -> WarmupSpec | None:
-    """Return the warm-up of a run whose model must still be built."""
-    warmup = warmup_spec(config)
-    return warmup if warmup and not is_built(warmup) else None
-
-
-def with_model_folder(config: RunConfig, *, needs_weights: bool) -> RunConfig:
-    """Replace the name of a model on the hub by the folder that it was downloaded to."""
-    model = config.model
-    folder = find_folder(
-        model.path,
-        needs_weights=needs_weights,
-        trusts_code=model.trust_remote_code,
-    )
-    check_routes(folder, config.engine.routes)
-    check_room(folder, config.sampling.max_tokens)
-    return replace(config, model=replace(model, path=folder))
+    async with (
+        serve_metrics(config.metrics.prometheus, watch.exporter.render),
+        feed_sinks(config.metrics, directory, watch),
+    ):
+        if training.warmup:
+            await build_model(training.warmup, directory, screen)
+        watching = asyncio.create_task(watch.health.watch_own_loop(own_loop))
+        try:
+            await run_all(config, training.plan, directory, training.start, watch)
+        finally:
+            watching.cancel()
 
 
 def show(config: RunConfig, planned: Plan) -> None:

@@ -1,5 +1,6 @@
 """A TOML file and `section.key=value` overrides in, a checked RunConfig out."""
 
+import math
 import re
 import tomllib
 from collections.abc import Iterable
@@ -46,10 +47,6 @@ def _refuse_both_variants(config: RunConfig, source: str) -> None:
         ("engine.embedded", engine.embedded, "engine.external", engine.external),
         ("engine.vllm", engine.vllm, "engine.external", engine.external),
     ]
-    for index, env in enumerate(config.env):
-        pairs.append(
-            (f"env.{index}.server", env.server, f"env.{index}.external", env.external)
-        )
     if engine.embedded and engine.vllm:
         raise ConfigError(
             f"{source}: the run has both 'engine.embedded' and 'engine.vllm': remove one of the two"
@@ -85,6 +82,9 @@ def _override(tree: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
+    is_free = "args" in keys or "template" in keys
+    if is_free and isinstance(value, float) and not math.isfinite(value):
+        value = text  # the word nan or inf: a number that is not one is hardly meant
     _place(tree, keys, value, override)
     _choose_variant(tree, keys)
 
@@ -99,8 +99,8 @@ def _choose_variant(tree: dict[str, Any], keys: list[str]) -> None:
         case ["engine", "embedded" | "vllm" | "external" as variant, *_]:
             for other in {"embedded", "vllm", "external"} - {variant}:
                 tree["engine"].pop(other, None)
-        case ["env", index, "server" | "external" as variant, *_]:
-            tree["env"][int(index)].pop("external" if variant == "server" else "server", None)
+        case ["env", index, "server", *_]:
+            tree["env"][int(index)].pop("external", None)
 
 
 def _place(tree: Any, keys: list[str], value: Any, override: str) -> None:

@@ -135,11 +135,6 @@ def _check_env(config: RunConfig, env: EnvConfig, where: str) -> None:
             )
         return
     check_connect(server.address, server.keys, f"{where}.external")
-    if env.args:
-        raise ConfigError(
-            f"'{where}.args' = {env.args!r} would not reach the server at '{where}.external.address': "
-            "pass them to 'rollway serve --args'"
-        )
     if config.payload.store == "files" and not server.shares_payload:
         folder = Path(config.output_dir) / config.name / "payload"
         raise ConfigError(

@@ -76,8 +76,9 @@ class ServerConfig(Section, frozen=True):
     others run again in another worker."""
     rollout_deadline_s: Positive = 300.0
     """A rollout that runs longer fails with boundary `deadline`."""
-    scoring_processes: Count = 1
-    """Processes in each worker for rewards without `async`. Each scores one rollout at a time."""
+    scoring_processes: Count | None = None
+    """Processes in each worker for rewards without `async`. Each scores one rollout at a time. Without
+    this key the CPU cores are shared out among the workers, up to 8 for each."""
     scoring_deadline_s: Positive = 60.0
     """A reward that runs longer is killed, and its rollout fails with boundary `scorer`."""
     tool_deadline_s: Positive = 60.0
@@ -102,11 +103,13 @@ class EnvConfig(Section, frozen=True):
     id: str
     """Name of a registered environment, a module (`package.module`), or a file (`path/to/file.py`)."""
     args: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the environment's `load_environment`."""
+    """Keyword arguments of the environment's `load_environment`. A server elsewhere must have them too."""
     ratio: Positive = 1.0
     """Share of the groups that this environment gets, relative to the other environments."""
     server: ServerConfig | None = None
     external: ExternalServerConfig | None = None
+    """With this section the run connects to a server elsewhere. `server` then says how `rollway serve`
+    runs it, if it is started from this file."""
 
     @property
     def local(self) -> ServerConfig:
@@ -335,8 +338,9 @@ class FiltersConfig(Section, frozen=True):
 class TrainerConfig(Section, frozen=True):
     """The trainer that rollway starts. It needs `rollway[local]`."""
 
-    lr: Positive = 1e-3
-    """Learning rate of AdamW."""
+    lr: Positive = 1e-6
+    """Learning rate of AdamW. The default suits models of a billion weights and more; the tiny models of
+    the examples need about a thousand times as much."""
     lr_ramp_steps: Natural = 0
     """Steps over which the learning rate rises from 0 to `lr`."""
     weight_decay: NonNegative = 0.0

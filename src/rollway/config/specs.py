@@ -114,6 +114,8 @@ class RouterSpec(Struct, frozen=True):
     reports_to_parent: bool = False
     """Send the statistics of all workers to the parent process, which has no other way to get them."""
     limits: ServerLimits = ServerLimits()
+    terms: dict[str, str] = {}
+    """What clients are told of this server when they connect (`terms.py`)."""
 
 
 class WorkerSpec(Struct, frozen=True):
@@ -147,6 +149,8 @@ class EnvAddress(Struct, frozen=True):
     keys: str | None = None
     needs_frames: bool = False
     """The server writes no file that this run can open, so its payload must come as frames."""
+    terms: dict[str, str] = {}
+    """What the run expects of a server that it did not start (`terms.py`)."""
 
 
 class CoreSpec(Struct, frozen=True):

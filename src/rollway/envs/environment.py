@@ -74,8 +74,29 @@ def _faults(env: Environment) -> Iterator[str]:
             yield f".{stop} is a stop condition and must be a plain 'def'"
     for limit in ("max_turns", "max_rollout_tokens"):
         value = getattr(env, limit)
-        if value is not None and value < 1:
-            yield f".{limit} is {value}; use 1 or more, or None for no limit"
+        if value is not None and (not isinstance(value, int) or value < 1):
+            yield f".{limit} is {value!r}; use a number from 1 on, or None for no limit"
+    if not isinstance(env.system_prompt, str):
+        yield f".system_prompt is a {type(env.system_prompt).__name__}, not a text"
+    yield from _wrong_signatures(env)
+
+
+def _wrong_signatures(env: Environment) -> Iterator[str]:
+    """Yield the methods that would raise a TypeError each time rollway calls them."""
+    kind = type(env)
+    called = {"rollout": ("task", "chat"), "user": ("task", "chat"), "tools": ("task",)}
+    for hook in (*hooks(kind, "stop"), *hooks(kind, "update")):
+        called[hook] = "task", "chat"
+    for scorer in scorers(kind):
+        called[scorer.name] = "task", "rollouts" if scorer.is_group else "rollout"
+    wants_chat = {scorer.name for scorer in scorers(kind) if scorer.wants_chat}
+    for name, arguments in called.items():
+        extra = {"chat": None} if name in wants_chat else {}
+        try:
+            inspect.signature(getattr(env, name)).bind(*arguments, **extra)
+        except TypeError as error:
+            wanted = ", ".join(("self", *arguments, *extra))
+            yield f".{name} must take ({wanted}), because rollway calls it so: {error}"
 
 
 def needs_whole_groups(env: Environment) -> bool:

@@ -60,6 +60,8 @@ class EnvClient:
         silent_s: float = SILENT_S,
     ) -> None:  # fmt: skip
         self.env = welcome.env
+        self.terms = welcome.terms
+        """How the server serves it."""
         self.whole_groups = welcome.whole_groups
         """Whether rollouts of a group must be sent as one RunGroup."""
         self._wire = wire

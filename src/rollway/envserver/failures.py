@@ -12,43 +12,47 @@ from ..loop.watch import stacks
 from ..loop.watch.rarely import Rarely
 from ..records.ids import RolloutId
 from ..records.rollout import Boundary, Failed
-from ..records.task import Task
 
 MAX_ERROR, MAX_TRACEBACK = 500, 8_000
 """Characters of an error that travel with its record."""
 OUR_CODE = str(Path(__file__).resolve().parent.parent)
 
 
-def failed(task: Task, error: BaseException, boundary: Boundary) -> Failed:
+def failed(error: BaseException, boundary: Boundary) -> Failed:
     """Return a failure at `boundary`, unless the error shows that the engine is to blame. If the error
     cancels the running task, raise it again."""
-    text = f"task '{task.id}': {short(error)}"
+    text = short(error)
     match error:
         case EngineError() | TraceError():
-            return Failed("engine", short(error))
+            return Failed("engine", text)
         case LaneRaised():
-            return Failed(boundary, text, error.traceback[-MAX_TRACEBACK:])
+            return Failed(boundary, text, error.traceback[-MAX_TRACEBACK:], error.where)
         case LaneError():
             return Failed(boundary, text)
         case asyncio.CancelledError() if is_cancelled():
             raise error
-    return Failed(boundary, text, user_traceback(error))
+    return Failed(boundary, text, user_traceback(error), stacks.where_raised(error))
 
 
-def too_late(task: Task, error: Exception, limit_s: float) -> Failed:
+def too_late(error: Exception, limit_s: float) -> Failed:
     """Return the failure of a rollout that passed its deadline, with the line it was at."""
     if isinstance(error, LaneTimeout):
-        return Failed("deadline", f"task '{task.id}': {short(error)}")
+        return Failed("deadline", short(error))
     cut_short = error.__cause__ or error
-    where = stacks.find_user_line(stacks.from_error(cut_short)).where
-    text = f"task '{task.id}' ran longer than {limit_s:g} s; it was at {where}"
-    return Failed("deadline", text, user_traceback(cut_short))
+    where = str(stacks.find_user_line(stacks.from_error(cut_short)))
+    text = f"the rollout ran longer than {limit_s:g} s"
+    return Failed("deadline", text, user_traceback(cut_short), where)
 
 
 def short(error: BaseException) -> str:
     """Return what went wrong, cut to the size of a record."""
-    text = str(error) if isinstance(error, RollwayError) else repr(error)
+    text = str(error) if isinstance(error, RollwayError) else _described(error)
     return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}…"
+
+
+def _described(error: BaseException) -> str:
+    name = type(error).__name__
+    return f"{name}: {error}" if str(error) else name
 
 
 def user_traceback(error: BaseException) -> str:
@@ -78,5 +82,5 @@ class FailureLog:
             traceback = f"\n{failed.traceback}" if failed.traceback else ""
             log.warning(
                 "%s failed: boundary %s (number %d), %s: %s%s",
-                rollout_id, failed.boundary, seen.count, origin, failed.error, traceback,
+                rollout_id, failed.boundary, seen.count, origin, failed.text, traceback,
             )  # fmt: skip

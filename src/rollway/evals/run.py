@@ -2,7 +2,6 @@
 
 import asyncio
 
-import msgspec
 from msgspec.structs import replace
 
 from ..config.plan import env_name
@@ -16,21 +15,16 @@ from ..config.sections import (
     ServerConfig,
 )
 from ..config.specs import EngineSpec, RouterSpec, ServerLimits
-from ..envs.in_lane import EnvSpec, load_shared
 from ..envserver import client as envs
-from ..errors import EnvironmentInvalid, EnvironmentNotFound, LaneError, LaneRaised
 from ..launch import engine
 from ..launch.parts import RunningParts
 from ..launch.run import ROUTER
-from ..loop.lanes.lanes import ProcessLane
 from ..loop.watch.run import LoopWatch
 from .driver import EvalDriver, Evaluation
 from .recorder import open_recorder
-from .spec import EvalSpec
 
 MAX_EMBEDDED_BATCH = 128
 SEGMENT_MB = 16
-LOAD_DEADLINE_S = 120.0
 
 
 async def evaluate(evaluation: Evaluation, watch: LoopWatch) -> None:
@@ -41,8 +35,6 @@ async def evaluate(evaluation: Evaluation, watch: LoopWatch) -> None:
     background = [asyncio.create_task(health.watch_own_loop(watch))]
     server = router_spec(evaluation)
     try:
-        if not spec.engine_url:
-            await check_env(spec)
         running = RunningParts(folder.logs, health.hear, lambda body: None, show)
         async with running.run() as parts:
             if not spec.engine_url:
@@ -56,20 +48,6 @@ async def evaluate(evaluation: Evaluation, watch: LoopWatch) -> None:
     finally:
         for task in background:
             task.cancel()
-
-
-async def check_env(spec: EvalSpec) -> None:
-    """Refuse an environment that cannot be loaded before an engine starts. Its code runs in a lane."""
-    env = EnvSpec(spec.env, msgspec.json.encode(spec.args), spec.seed)
-    async with ProcessLane("env-check", 1) as lane:
-        try:
-            await lane.call(load_shared, env, deadline_s=LOAD_DEADLINE_S)
-        except LaneError as error:
-            if isinstance(error, LaneRaised):
-                for kind in (EnvironmentNotFound, EnvironmentInvalid):
-                    if error.kind == kind.__name__:
-                        raise kind(error.text) from None
-            raise EnvironmentInvalid(str(error)) from None
 
 
 async def start_engine(parts: RunningParts, server: RouterSpec) -> str:

@@ -18,6 +18,7 @@ from ..config.specs import (
     VllmSpec,
     watch_spec,
 )
+from ..config.terms import terms_of_run
 from ..loop.lanes.lanes import thread
 from ..loop.processes.part import Part
 from ..records.ids import Step
@@ -60,7 +61,8 @@ async def run_all(
         if trainer is not None:
             await trainer.ready()
         engine_urls = urls if speaks == "tokens" else ()
-        spec = orchestrator_spec(config, plan, run, start, engine_urls, addresses)
+        envs = await thread(env_addresses, config, addresses)
+        spec = orchestrator_spec(config, plan, run, start, engine_urls, envs)
         orchestrator = await parts.start("orchestrator", ORCHESTRATOR, spec)
         watch.relay_to(orchestrator)
         await announce_batches(trainer, await orchestrator.ready(), run, watch)
@@ -181,13 +183,13 @@ def orchestrator_spec(
     run: RunDir,
     start: StartPoint,
     urls: tuple[str, ...],
-    addresses: dict[str, str],
+    envs: tuple[EnvAddress, ...],
 ) -> OrchestratorSpec:
     sampling = config.sampling
     return OrchestratorSpec(
         core=core_spec(config, plan),
         sampling=Sampling(sampling.max_tokens, sampling.temperature),
-        envs=tuple(_env_address(env, addresses[env.id]) for env in config.env),
+        envs=envs,
         engine_urls=urls,
         engine=config.engine,
         weights=start.weights,
@@ -203,8 +205,14 @@ def orchestrator_spec(
     )
 
 
-def _env_address(env: EnvConfig, address: str) -> EnvAddress:
+def env_addresses(config: RunConfig, addresses: dict[str, str]) -> tuple[EnvAddress, ...]:
+    """Return where each environment is served, and what the run expects there. Blocks to read files."""
+    return tuple(_env_address(config, env, addresses[env.id]) for env in config.env)
+
+
+def _env_address(config: RunConfig, env: EnvConfig, address: str) -> EnvAddress:
     server = env.external
     if server is None:
         return EnvAddress(env.id, address)
-    return EnvAddress(env.id, address, server.keys, needs_frames=not server.shares_payload)
+    terms, needs_frames = terms_of_run(config, env), not server.shares_payload
+    return EnvAddress(env.id, address, server.keys, needs_frames, terms)

@@ -21,7 +21,8 @@ STATUS_EVERY_S = 10.0
 class RunWatch:
     """Prints a run's steps as they are trained, and exports its figures."""
 
-    def __init__(self, screen: Screen, max_steps: int) -> None:
+    def __init__(self, screen: Screen, max_steps: int, last_step: int = 0) -> None:
+        """`last_step` was trained before, if the run is resumed."""
         self._screen = screen
         self._max_steps = max_steps
         self._rewards: list[float] = []
@@ -29,7 +30,7 @@ class RunWatch:
         self._relays: set[asyncio.Task[None]] = set()
         self.health = ProcessHealth(screen, self._pass_on)
         self.exporter = PrometheusExporter()
-        self.last_step = 0
+        self.last_step = last_step
         self.on_step: Callable[[], None] = lambda: None
         """Called when the line of a step is in `metrics.jsonl`."""
 
@@ -112,7 +113,9 @@ class ServerWatch:
         reports = self.health.latest
         names = [name for name in reports if name != self._router]
         in_flight = sum(reports[name].in_flight for name in names)
-        rss_bytes = sum(stats.rss_bytes for stats in reports.values())
+        rss_bytes = sum(
+            stats.rss_bytes + sum(stats.children.values()) for stats in reports.values()
+        )
         return (
             f"{len(names)}/{self._num_workers} workers · {in_flight} rollouts running · "
             f"{rss_bytes / 1e6:.0f} MB · lag p99/max ms: {lag_line(self.health.now)}"

@@ -7,34 +7,73 @@ from typing import Any
 
 from ..errors import ModelError
 
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+INDEX = "model.safetensors.index.json"
+"""The file that lists the parts of weights that do not fit into one file."""
+
 
 def check_folder(
     folder: str, *, trusts_code: bool = True, needs_weights: bool = True
 ) -> None:
     """Raise ModelError if this cannot be a model folder, if it needs code that may not run, or if its
     weights are needed and cannot be trained."""
-    path = Path(folder, "config.json")
-    if not path.parent.is_dir():
-        raise ModelError(f"no model folder '{folder}' (model.path)")
-    try:
-        config = json.loads(path.read_text())
-    except OSError as error:
-        raise ModelError(f"cannot read model '{folder}': {error}") from None
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}") from None
-    if not isinstance(config, dict) or "model_type" not in config:
-        raise ModelError(f"{path} does not name the model's family (model_type)")
+    config = read_config(folder)
     if needs_weights and (quantized := config.get("quantization_config")):
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         raise ModelError(
             f"the weights in '{folder}' are quantized ({method}): the embedded engine and trainer need "
             "the same model in bfloat16 or float32"
         )
+    if needs_weights:
+        check_weights(folder)
     if not trusts_code and needs_own_code(config):
         raise ModelError(
             f"the model in '{folder}' (family '{config['model_type']}') runs Python code that comes "
             "with it: read that code, and set model.trust_remote_code = true to allow it"
         )
+
+
+def read_config(folder: str) -> dict[str, Any]:
+    """Return the settings of config.json, which must name the model's family."""
+    path = Path(folder, "config.json")
+    if not path.parent.is_dir():
+        raise ModelError(f"no model folder '{folder}' (model.path)")
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ModelError(
+            f"'{folder}' is not a model folder: it has no config.json (model.path)"
+        ) from None
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from None
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ModelError(f"{path} does not name the model's family (model_type)")
+    return config
+
+
+def check_weights(folder: str) -> int:
+    """Return how many bytes the weights have. Raise ModelError if some of them, or all, are missing."""
+    files = [path for kind in WEIGHTS for path in Path(folder).glob(kind)]
+    if not files:
+        raise ModelError(
+            f"'{folder}' has no weights (*.safetensors): copy them there, or give the right folder"
+        )
+    index = Path(folder, INDEX)
+    if index.exists():
+        try:
+            listed = set(json.loads(index.read_bytes())["weight_map"].values())
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise ModelError(f"{index} does not list weights (weight_map)") from None
+        if missing := sorted(listed - {path.name for path in files}):
+            raise ModelError(
+                f"'{folder}' lacks {len(missing)} of {len(listed)} files of weights that {INDEX} lists, "
+                f"such as {missing[0]}: download the model again"
+            )
+    if empty := [path for path in files if not path.stat().st_size]:
+        raise ModelError(f"{empty[0]} is empty: download the model again")
+    return sum(path.stat().st_size for path in files)
 
 
 def needs_own_code(config: dict[str, Any]) -> bool:

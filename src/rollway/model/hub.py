@@ -12,14 +12,12 @@ from functools import partial
 from pathlib import Path
 
 from ..errors import ModelError
-from .folder import check_folder
+from .folder import INDEX, check_folder
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 """What looks like a name on the hub: an owner and a model, with one slash between them."""
 DESCRIPTION = ("*.json", "*.jinja", "*.model", "*.txt")
 WEIGHTS = "*.safetensors"
-INDEX = "model.safetensors.index.json"
-"""The file that lists the parts of weights that do not fit into one file."""
 CODE = "*.py"
 OTHER_COPIES = ["consolidated*", "*/*"]
 """The same weights in other layouts, which some models have beside those of transformers."""

@@ -18,13 +18,13 @@ def step_line(done: StepDone, max_steps: int) -> str:
     get = done.metrics.get
     parts = [
         f"Step {done.step}/{max_steps}",
-        f"Time: {get('time/step', 0):.2f}s",
+        f"Time: {_seconds(get('time/step', 0))}",
         f"Reward: {get('reward/all/mean', 0):.4f}",
         f"Throughput: {get('throughput/tokens', 0):.1f} tokens/s",
         f"Seq. Length: {get('seq_len/mean', 0):.1f}",
         f"Off-Policy: {get('off_policy/mean', 0):.2f} (max {get('off_policy/max', 0):.0f})",
         f"In Flight: {get('in_flight', 0):.0f}",
-        f"KL: {get('mismatch_kl', 0):.5f}",
+        f"KL: {abs(get('mismatch_kl', 0)):.5f}",
         f"Lag p99/max ms: {lag_line(done.lags)}",
     ]
     failed = [
@@ -35,6 +35,10 @@ def step_line(done: StepDone, max_steps: int) -> str:
     if failed:
         parts.insert(6, f"Failed: {', '.join(failed)}")
     return " | ".join(parts)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f}s" if value >= 0.1 else f"{value * 1000:.0f}ms"
 
 
 def eval_line(done: EvalDone) -> str:

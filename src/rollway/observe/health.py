@@ -69,7 +69,7 @@ class Lags:
 
     def add(self, stats: ProcessStats) -> None:
         name = stats.process
-        self.rss_bytes[name] = stats.rss_bytes
+        self.rss_bytes |= {name: stats.rss_bytes, **stats.children}
         for stall in stats.stalls:
             self._stalls[name].add(stall)
         self._since[name] = merge(self._since[name], stats.lag)

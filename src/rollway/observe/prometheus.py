@@ -84,6 +84,7 @@ class PrometheusExporter:
         self._set(self._live, {
             **lag_metrics({process: stats.lag}),
             f"rss/{process}": stats.rss_bytes,
+            **{f"rss/{child}": rss for child, rss in stats.children.items()},
             f"process_in_flight/{process}": stats.in_flight,
             **stall_metrics({process: stats.stalls}),
         })  # fmt: skip

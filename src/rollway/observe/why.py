@@ -1,6 +1,6 @@
 """Describes a situation in words: what the current step waits for, oldest first."""
 
-from ..records.situation import EngineState, Situation, WaitingRollout
+from ..records.situation import EngineState, EnvState, Situation, WaitingRollout
 
 MAX_LINES = 15
 
@@ -47,15 +47,26 @@ def rollout_line(rollout: WaitingRollout) -> str:
     return text
 
 
+def _env_lines(name: str, env: EnvState) -> list[str]:
+    """Describe an environment: what its rollouts are doing, how they ended, and why they failed."""
+    phases = ", ".join(f"{count} {phase}" for phase, count in env.phases.items())
+    running = f"{env.in_flight} in flight{f' ({phases})' * bool(phases)}"
+    scored = env.num_settled - env.num_failed
+    last = f", the last {env.silent_s:.0f} s ago" if env.num_settled else ""
+    text = [
+        f"  environment '{name}': {running}, {scored} scored, {env.num_failed} failed{last}"
+    ]
+    if env.commonest_failure:
+        text.append(f"    commonest failure: {env.commonest_failure}")
+    return text
+
+
 def lines(now: Situation) -> list[str]:
     """Return everything that is known, most important first."""
     published = f"version {now.core.version}, {now.step_s:.0f} s since the last was published"
     text = [f"{first_line(now)}; {published}"]
     for name, env in sorted(now.envs.items(), key=lambda item: -item[1].silent_s):
-        text.append(
-            f"  environment '{name}': {env.in_flight} in flight, {env.num_settled} settled, the last "
-            f"{env.silent_s:.0f} s ago"
-        )
+        text += _env_lines(name, env)
     text += [f"  {engine_line(engine)}" for engine in now.engines]
     text += [f"  {rollout_line(rollout)}" for rollout in now.oldest[:MAX_LINES]]
     if len(now.oldest) > MAX_LINES:

@@ -32,6 +32,8 @@ class Stall(Struct, frozen=True):
     longest_s: float
     kind: Literal["loop", "lane"] = "loop"
     call: str = ""
+    was_killed: bool = False
+    """The call was killed at its deadline."""
 
 
 class LateWindow(Struct, frozen=True):
@@ -54,3 +56,5 @@ class ProcessStats(Struct, frozen=True):
     in_flight: int = 0
     stalls: tuple[Stall, ...] = ()
     late: LateWindow | None = None
+    children: dict[str, int] = {}
+    """Resident memory of its child processes that do not report themselves, in bytes."""

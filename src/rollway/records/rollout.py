@@ -1,5 +1,6 @@
 """The end of a rollout: exactly one of Scored, Failed and Cancelled."""
 
+import re
 from typing import Literal
 
 from msgspec import Struct
@@ -68,12 +69,29 @@ class Scored(Struct, frozen=True, tag="scored"):
         return sum(row.num_trainable for row in self.rows)
 
 
+_VARYING = re.compile(r"'[^']*'|\d+")
+"""What differs between failures of one cause: names in quotes, and numbers."""
+
+
 class Failed(Struct, frozen=True, tag="failed"):
     """The rollout could not be completed. `boundary` says where the failure belongs."""
 
     boundary: Boundary
     error: str
+    """What went wrong, without the name of the task, so that failures can be summed up."""
     traceback: str = ""
+    where: str = ""
+    """The user's line that raised, or that was running: `file:line in function`."""
+
+    @property
+    def kind(self) -> str:
+        """What failures of one cause have in common: their line, or their text without its numbers."""
+        return f"{self.boundary} {self.where or _VARYING.sub('…', self.error)}"
+
+    @property
+    def text(self) -> str:
+        """The failure in one line, for people."""
+        return f"{self.boundary}: {self.error}{f', at {self.where}' * bool(self.where)}"
 
 
 class Cancelled(Struct, frozen=True, tag="cancelled"):

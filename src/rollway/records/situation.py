@@ -29,6 +29,12 @@ class EnvState(Struct, frozen=True):
     num_settled: int
     silent_s: float
     """Seconds since the last rollout settled."""
+    num_failed: int = 0
+    """Of those that settled."""
+    commonest_failure: str = ""
+    """With its count."""
+    phases: dict[str, int] = {}
+    """How many of its rollouts are in each phase."""
 
 
 class EngineState(Struct, frozen=True):

@@ -22,14 +22,21 @@ from ..transport.files import read_manifest, read_published
 
 
 def find_start_point(config: RunConfig, run: RunDir, *, resume: bool) -> StartPoint:
-    """Return where the run starts. An existing run is resumed only on request, and never overwritten."""
-    if not run.exists:
+    """Return where the run starts. A run that has begun is resumed only on request, and never
+    overwritten."""
+    if not run.has_begun:
         return StartPoint(Step(1), str(Path(config.model.path).resolve()))
     if not resume:
+        refuse_to_overwrite(run)
+    return find_resume_point(config, run)
+
+
+def refuse_to_overwrite(run: RunDir) -> None:
+    """Raise RunDirError if there is a run that has begun."""
+    if run.has_begun:
         raise RunDirError(
             f"{run.path} already holds a run: --resume continues it, --clean starts over"
         )
-    return find_resume_point(config, run)
 
 
 def find_resume_point(config: RunConfig, run: RunDir) -> StartPoint:

@@ -49,6 +49,12 @@ class RunDir:
     def exists(self) -> bool:
         return self.config.exists()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there may be anything to continue: the orchestrator opens the ledger before it starts
+        the first rollout. A run that ended before may be started again as if it were new."""
+        return self.exists and self.ledger.exists()
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other processes out of this run while the block lasts."""

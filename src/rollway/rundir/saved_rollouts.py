@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from ..config.plan import env_name
 from ..errors import UNREADABLE
 from ..records.group import ClosedGroup, Member
 from ..records.task import Message
@@ -44,6 +45,7 @@ class SavedRollout(Struct, frozen=True, omit_defaults=True, kw_only=True):
     boundary: str | None = None
     error: str | None = None
     traceback: str | None = None
+    where: str | None = None
     type: str | None = None
     """Repeats `outcome` in the line of a failed rollout."""
 
@@ -65,7 +67,7 @@ def group_to_save(
 ) -> Iterator[SavedRollout]:
     """Yield what is saved of every rollout of a group, reading one transcript at a time."""
     group = closed.group
-    names = {"env": group.env, "task": group.task_id, "fate": closed.fate}
+    names = {"env": env_name(group.env), "task": group.task_id, "fate": closed.fate}
     head: dict[str, Any] = {"group": group.id, **names}
     for member, advantage in zip(group.members, closed.advantages, strict=True):
         scored = member.scored

@@ -19,8 +19,9 @@ class ThreadLane:
 
     async def call(
         self, function: Callable[..., T], *args: Any, deadline_s: float, queue_s: float = MAX_QUEUE_S,
-        replier: Replier | None = None,
+        replier: Replier | None = None, on_start: Callable[[], None] = lambda: None,
     ) -> T:  # fmt: skip
+        on_start()
         copies = [value if isinstance(value, EnvSpec) else _send(value) for value in args]
         loop = asyncio.get_running_loop()
 

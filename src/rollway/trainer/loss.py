@@ -42,4 +42,4 @@ def token_sums(
 def mismatch_kl(logprobs: Tensor, engine_logprobs: Tensor) -> Tensor:
     """Return an estimate of the KL between trainer and engine for each token. It is never negative."""
     logs = log_ratio(logprobs, engine_logprobs)
-    return logs.exp() - 1 - logs
+    return (logs.expm1() - logs).clamp(min=0)

@@ -28,7 +28,7 @@ from ..records.rollout import Settled
 from ..records.task import Split, Task
 from ..records.turn import Sampling
 
-PROTOCOL = 5
+PROTOCOL = 6
 MAX_CLIENT_BYTES = 16 << 20
 """The largest message to a server. ZMQ closes the connection of a peer that sends more."""
 MAX_TASKS = 100_000
@@ -43,7 +43,9 @@ Address = Annotated[str, Meta(max_length=1_000)]
 WorkerLabel = Annotated[WorkerName, Meta(max_length=1_000)]
 Seconds = Annotated[float, Meta(ge=0)]
 
-Phase = Literal["starting", "engine", "env", "tool", "update", "scoring", "committing"]
+Phase = Literal[
+    "starting", "engine", "env", "tool", "update", "waiting to be scored", "scoring", "committing"
+]  # fmt: skip
 
 
 class Hello(Struct, frozen=True, tag="hello"):
@@ -64,6 +66,8 @@ class Welcome(Struct, frozen=True, tag="welcome"):
     workers: int
     protocol: int = PROTOCOL
     whole_groups: bool = False
+    terms: dict[str, str] = {}
+    """What the server serves, by the keys of a run file. The client compares them with its own."""
 
 
 class Refused(Struct, frozen=True, tag="refused"):
@@ -172,11 +176,13 @@ class ServerStats(Struct, frozen=True, tag="stats"):
 
 
 class WorkerLost(Struct, frozen=True, tag="worker_lost"):
-    """A worker died: `num_moved` of its rollouts run again elsewhere, `num_failed` have failed."""
+    """A worker died: `num_moved` of its rollouts run again elsewhere, `num_failed` have failed. `why`
+    continues a sentence that begins with its name."""
 
     worker: WorkerName
     num_moved: int
     num_failed: int
+    why: str = "died"
 
 
 class _PassedTask(Task, frozen=True, omit_defaults=True):

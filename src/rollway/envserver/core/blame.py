@@ -34,38 +34,45 @@ def verdict(run: OpenRun, loss: Loss) -> Failed | None:
     if is_marked(run, loss):
         match loss:
             case WorkerSilent():
-                return Failed("env", _explain_held(run, loss))
+                return Failed("env", _explain_held(loss), where=_line(loss))
             case WorkerDied(by_sigkill=True):
                 run.num_kills += 1
             case _:
                 run.num_crashes += 1
         num_blamed = run.num_crashes + run.num_kills
         if run.num_crashes >= MAX_CRASHES or num_blamed >= MAX_KILLS:
-            return Failed("worker", _explain_killed(run, loss, num_blamed))
+            return Failed("worker", _explain_killed(loss, num_blamed), where=_line(loss))
     if run.message.attempt >= MAX_ATTEMPTS:
         return Failed(
-            "worker",
-            f"{run.where}: its worker was lost {MAX_ATTEMPTS} times, last {loss.worker}",
+            "worker", f"its worker was lost {MAX_ATTEMPTS} times, last {loss.worker}"
         )
     return None
 
 
-def _place(loss: Loss) -> str:
-    """Say at which line the code was, if that was seen."""
-    return f" at {loss.mark.where}" if loss.mark and loss.mark.where else ""
+def describe_loss(loss: Loss, accused: OpenRun | None) -> str:
+    """Say why a worker is gone, in words that follow its name. `accused` is the rollout whose code was
+    running."""
+    line = f" at {_line(loss)}" if _line(loss) else ""
+    if isinstance(loss, WorkerDied):
+        return f"{loss.how} while {accused.where} was running{line}" if accused else loss.how
+    silent = f"was silent for {loss.silent_s:.0f} s and was killed"
+    if loss.was_stopped:
+        return f"{silent}: its process had been stopped from outside"
+    return f"{silent}: {accused.where} held its event loop{line}" if accused else silent
 
 
-def _explain_held(run: OpenRun, loss: WorkerSilent) -> str:
+def _line(loss: Loss) -> str:
+    return loss.mark.where if loss.mark else ""
+
+
+def _explain_held(loss: WorkerSilent) -> str:
     assert loss.mark is not None
     return (
-        f"{run.where}: it held the event loop of {loss.worker} for {loss.mark.held_s:.0f} s"
-        f"{_place(loss)}, and the worker was killed; await what takes long, or move it to a plain reward"
+        f"it held the event loop of {loss.worker} for {loss.mark.held_s:.0f} s, and the worker was "
+        "killed; await what takes long, or move it to a plain reward"
     )
 
 
-def _explain_killed(run: OpenRun, loss: Loss, num_blamed: int) -> str:
+def _explain_killed(loss: Loss, num_blamed: int) -> str:
     how = loss.how if isinstance(loss, WorkerDied) else "was silent"
-    return (
-        f"{run.where}: its code was running when its worker died, {num_blamed} times; "
-        f"last {loss.worker} {how}{_place(loss)}"
-    )
+    return f"its code was running when its worker died, {num_blamed} times; last {loss.worker} {how}"

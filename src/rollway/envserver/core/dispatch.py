@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from ...records.ids import RolloutId, WorkerName
 from ...records.rollout import Cancelled, Failed, Settled
 from ...wire.messages import Cancel, FrameTaken, RolloutProgress, Run, RunGroup, WorkerLost
-from .blame import Loss, verdict
+from .blame import Loss, describe_loss, is_marked, verdict
 from .events import (
     Commands,
     LogNote,
@@ -126,9 +126,10 @@ class RouterDispatch:
         self._frames.forget(loss.worker)
         commands: Commands = []
         units: dict[tuple[bytes, int], list[RolloutId]] = {}
-        num_failed = 0
+        num_failed, accused = 0, None
         still_open = [run for key in keys if (run := self.open_runs.get(key)) is not None]
         for run in sorted(still_open, key=lambda lost: lost.message.serial):
+            accused = run if is_marked(run, loss) else accused
             end = self._end_after_loss(run, loss)
             if end is None:
                 run.unassign()
@@ -138,12 +139,15 @@ class RouterDispatch:
                 num_failed += 1
                 # No worker will log this failure.
                 place = f"{end.boundary}, attempt {run.message.attempt}"
-                commands.append(LogNote(f"{run.key} failed ({place}): {end.error}"))
+                commands.append(
+                    LogNote(f"{run.key} ({run.where}) failed ({place}): {end.text}")
+                )
             commands.append(self._end(run, end))
         for (client, _), unit in reversed(units.items()):
             self.waiting.add(client, unit, first=True)
         num_moved = sum(len(unit) for unit in units.values())
-        return commands + self.assign(), WorkerLost(loss.worker, num_moved, num_failed)
+        why = describe_loss(loss, accused)
+        return commands + self.assign(), WorkerLost(loss.worker, num_moved, num_failed, why)
 
     def progress(
         self, worker: WorkerName, rollouts: Iterable[RolloutProgress]

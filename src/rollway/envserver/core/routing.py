@@ -4,7 +4,7 @@ Every Run that a client sends is answered by exactly one Settled, whatever dies.
 other: each hears of its own rollouts only, under the ids it chose.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ...config.sections import ServerConfig
 from ...config.specs import ServerLimits
@@ -61,8 +61,15 @@ from .worker_pool import WorkerPool
 class Routing:
     """The router's state. The router calls nothing but `on_event` to change it."""
 
-    def __init__(self, env_id: str, server: ServerConfig, limits: ServerLimits) -> None:
+    def __init__(
+        self,
+        env_id: str,
+        server: ServerConfig,
+        limits: ServerLimits,
+        terms: Mapping[str, str] | None = None,
+    ) -> None:
         self._env_id = env_id
+        self._terms = dict(terms or {})
         self._server = server
         self._limits = limits
         self._clients = Clients(limits.client_lease_s)
@@ -164,8 +171,9 @@ class Routing:
         """Welcome the clients that wait for it, once a worker has said how they must send their runs."""
         if not self._is_known:
             return []
+        whole_groups, num_workers = self._dispatch.whole_groups, len(self._pool)
         welcome = Welcome(
-            self._env_id, len(self._pool), whole_groups=self._dispatch.whole_groups
+            self._env_id, num_workers, whole_groups=whole_groups, terms=self._terms
         )
         unwelcomed, self._unwelcomed = list(self._unwelcomed), {}
         return [SendToClient(client, welcome) for client in unwelcomed]

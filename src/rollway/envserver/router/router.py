@@ -200,7 +200,7 @@ async def router(part: RouterSpec, parent: Parent) -> None:
         workers = open_workers(context, stack)
         supervisor = Supervisor(part, workers.address)
         listener = parent if part.reports_to_parent else None
-        core = Routing(part.env.id, part.env.local, part.limits)
+        core = Routing(part.env.id, part.env.local, part.limits, part.terms)
         serving = Router(core, clients.wire, workers.wire, supervisor, listener)
         parent.in_flight, parent.on_stats = lambda: core.num_open, serving.send_stats
         async with asyncio.TaskGroup() as tasks:

@@ -106,13 +106,26 @@ def _rules(server: RouterSpec) -> ReplyRules:
     return ReplyRules(wants_routes, shape, knows_versions=server.is_training)
 
 
+MAX_SCORING = 8
+"""Scoring processes of one worker, unless the run file says how many: each holds the environment."""
+
+
+def num_scoring_processes(config: ServerConfig) -> int:
+    """Share the cores that this process may use among the workers of its server."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    )
+    shared = max(1, min(MAX_SCORING, (cores or 1) // config.workers))
+    return config.scoring_processes or shared
+
+
 @asynccontextmanager
 async def open_kit(prepared: Prepared, watch: LoopWatch) -> AsyncIterator[Kit]:
-    name, spec = prepared.part.name, prepared.spec
+    name, spec = prepared.part.place_name, prepared.spec
     config, limits = prepared.part.server.env.local, prepared.part.server.limits
     most, num_plain = config.concurrency, limits.plain_processes
     scoring = ProcessLane(
-        f"{name}.score", config.scoring_processes, label="reward", watch=watch,
+        f"{name}.score", num_scoring_processes(config), label="reward", watch=watch,
         warm=(load_and_limit, limits.scoring_memory_mb, load_shared, spec), max_waiting=most,
     )  # fmt: skip
     plain = ProcessLane(f"{name}.plain", num_plain, label="plain code", max_waiting=4 * most)

@@ -1,7 +1,7 @@
 """Scores rollouts: plain rewards in the process lane, async ones here, all under a deadline."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...config.sections import ServerConfig
 from ...envs.chat import Chat
@@ -10,12 +10,14 @@ from ...envs.in_lane import EnvSpec, score, score_group
 from ...envs.rewards import scorers
 from ...envs.rollout import Rollout
 from ...loop.lanes.lanes import Lane
+from ...loop.watch import stacks
 from ...records.rollout import Failed
 from ...records.scores import finite_number, one_for_each
 from ...records.task import Task
 from ..failures import failed
 
 Scores = dict[str, float]
+OnStart = Callable[[], None]
 
 
 class Scoring:
@@ -32,8 +34,11 @@ class Scoring:
         self._has_plain = len(single) > len(self._async_scorers)
         self._group_scorers = [scorer for scorer in scorers(type(env)) if scorer.is_group]
 
-    async def score(self, task: Task, rollout: Rollout, chat: Chat) -> Scores | Failed:
-        """Return one rollout's own rewards and metrics by name. `chat` is for rewards that take one."""
+    async def score(
+        self, task: Task, rollout: Rollout, chat: Chat, on_start: OnStart
+    ) -> Scores | Failed:
+        """Return one rollout's own rewards and metrics by name. `chat` is for rewards that take one.
+        `on_start` is called once a process is free for the plain ones."""
         scores: Scores = {}
         deadline: asyncio.Timeout | None = None
         try:
@@ -45,14 +50,16 @@ class Scoring:
                     rollout,
                     deadline_s=self._limit_s,
                     queue_s=self._queue_s,
+                    on_start=on_start,
                 )
+            on_start()
             async with asyncio.timeout(self._limit_s) as deadline:
                 for scorer in self._async_scorers:
                     name, method = scorer.name, getattr(self._env, scorer.name)
                     extra = {"chat": chat} if scorer.wants_chat else {}
                     scores[name] = finite_number(name, await method(task, rollout, **extra))
         except (Exception, asyncio.CancelledError) as error:
-            return self._failed(task, error, deadline)
+            return self._failed(error, deadline)
         return scores
 
     async def score_group(
@@ -74,18 +81,17 @@ class Scoring:
                         values = await getattr(self._env, name)(task, list(rollouts))
                         columns[name] = one_for_each(name, values, len(rollouts), "rewards")
         except (Exception, asyncio.CancelledError) as error:
-            return self._failed(task, error, deadline)
+            return self._failed(error, deadline)
         return [
             {name: column[index] for name, column in columns.items()}
             for index in range(len(rollouts))
         ]
 
-    def _failed(
-        self, task: Task, error: BaseException, deadline: asyncio.Timeout | None
-    ) -> Failed:
+    def _failed(self, error: BaseException, deadline: asyncio.Timeout | None) -> Failed:
         """`deadline` is None if no async reward ran. These may raise a TimeoutError of their own."""
         is_late = deadline is not None and deadline.expired()
         if is_late and isinstance(error, TimeoutError):
-            problem = f"scoring ran longer than {self._limit_s:g} s"
-            return Failed("scorer", f"task '{task.id}': {problem}")
-        return failed(task, error, "scorer")
+            where = stacks.where_raised(error.__cause__ or error)
+            text = f"scoring ran longer than {self._limit_s:g} s"
+            return Failed("scorer", text, where=where)
+        return failed(error, "scorer")

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import time
 from contextlib import AsyncExitStack
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -46,11 +47,13 @@ async def play(kit: Kit, live: LiveRollout, group: LiveGroup | None) -> Finished
             rollout = Rollout(
                 tuple(chat.messages), num_turns, num_tokens, live.stop, chat.info
             )
-            live.enter("scoring")
+            live.enter("waiting to be scored")
             async with cancel_leftover_tasks():
-                scores = await kit.scoring.score(task, rollout, chat.aside())
+                scores = await kit.scoring.score(
+                    task, rollout, chat.aside(), partial(live.enter, "scoring")
+                )
     except (Exception, asyncio.CancelledError) as error:  # a toolset that cannot be closed
-        return failed(task, error, "env")
+        return failed(error, "env")
     if isinstance(scores, Failed):
         return scores
     total_s, engine_s = time.monotonic() - start_s, live.engine_s
@@ -90,15 +93,15 @@ async def _converse(
                             raise
                         live.stopped_by = live.stopped_by or stop
     except asyncio.CancelledError as error:
-        return failed(task, error, "env")
+        return failed(error, "env")
     except Exception as error:  # of user code
         if deadline.expired() or isinstance(error, LaneTimeout):
-            return too_late(task, error, limit_s)
-        return failed(task, error, "env")
+            return too_late(error, limit_s)
+        return failed(error, "env")
     if not live.num_turns and live.overrun:
-        return Failed("env", f"the first prompt of task '{task.id}' has {live.overrun}")
+        return Failed("env", f"the first prompt has {live.overrun}")
     if not live.num_turns:
-        return Failed("env", f"rollout() of task '{task.id}' never spoke to the policy")
+        return Failed("env", "rollout() never spoke to the policy")
     return chat
 
 

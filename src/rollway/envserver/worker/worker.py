@@ -14,7 +14,7 @@ from ...config.specs import WorkerSpec
 from ...envs.background_tasks import keep_track
 from ...envs.environment import needs_whole_groups
 from ...envs.in_lane import take_tasks
-from ...errors import LaneError, ProtocolError
+from ...errors import DatasetError, LaneError, LaneRaised, ProtocolError
 from ...loop.coroutines import FairLoop, run_until_first
 from ...loop.lanes.lanes import ProcessLane
 from ...loop.processes.part import Parent, run_part
@@ -196,7 +196,7 @@ class Worker:
                 take_tasks, self._spec, start, count, split, deadline_s=TASKS_DEADLINE_S
             )
         except LaneError as error:
-            answer = Tasks(start, (), error=str(error), split=split)
+            answer = Tasks(start, (), error=_explain_tasks(error), split=split)
         else:
             answer = Tasks(start, tasks, exhausted=len(tasks) < count, split=split)
         await self.send(answer)
@@ -213,6 +213,15 @@ class Worker:
 
     async def send(self, message: msgspec.Struct) -> None:
         await self._wire.send(encode(message))
+
+
+def _explain_tasks(error: LaneError) -> str:
+    """Return why there are no tasks in one line. The traceback goes to the log of this process."""
+    if not isinstance(error, LaneRaised):
+        return str(error)
+    log.error("tasks() raised\n%s", error.traceback)
+    text = error.text if error.kind == DatasetError.__name__ else str(error)
+    return f"{text}, at {error.where}" if error.where else text
 
 
 async def worker(prepared: Prepared, parent: Parent) -> None:

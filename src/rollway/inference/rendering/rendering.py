@@ -10,6 +10,7 @@ import numpy as np
 import pydantic
 import renderers
 import renderers.base
+import renderers.parsers
 
 from ...config.sections import ModelConfig
 from ...errors import ConfigError, EngineError, LaneError, ModelError, did_you_mean
@@ -26,6 +27,8 @@ LANE_DEADLINE_S = 60.0
 OK = renderers.base.ToolCallParseStatus.OK
 WITH_CHAT_TEMPLATE = ("auto", "default")
 """Renderers that may run the model's chat template, which needs transformers."""
+TOOL_PARSERS = tuple(sorted(renderers.parsers.TOOL_PARSERS))
+"""Syntaxes of tool calls that the renderer `default` can be told to read."""
 T = TypeVar("T")
 Tools = Sequence[dict[str, Any]]
 """The tools that the policy may call, in the shape of chat APIs."""
@@ -57,6 +60,11 @@ class SyncRenderer:
             problem = f"renderer '{name}' does not fit the tokenizer of '{path}'"
             raise ModelError(f"{problem}: {error}") from None
         self.stop_ids: list[int] = list(self._renderer.get_stop_token_ids())
+        self.reads_tool_calls: bool = getattr(self._renderer, "supports_tools", True)
+        """Whether it finds tool calls in replies. Renderers of model families always do."""
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Return the ids of a whole conversation, up to where the policy starts to speak."""
@@ -113,7 +121,7 @@ class SyncRenderer:
 
     def _check_said(self, reply: Message, drawn: list[int]) -> None:
         """Raise ModelError if the template left out a part of a reply, such as its reasoning."""
-        text = "".join(self._tokenizer.decode(drawn, skip_special_tokens=False).split())
+        text = "".join(self.decode(drawn).split())
         for part in (reply.reasoning_content, reply.content):
             if part and "".join(part.split()) not in text:
                 raise ModelError(

@@ -86,6 +86,7 @@ class CallWatch:
         self._budget = budget
         self._samples: Counter[stacks.StackLine] = Counter()
         self._entry_function = ""
+        self._is_late = False
 
     def __enter__(self) -> "CallWatch":
         self._stack_pipe.read()  # drop a stack that came too late for the call before
@@ -103,7 +104,10 @@ class CallWatch:
             line, call = self._most_seen(), budget.label
             if self._entry_function:
                 call += f" `{self._entry_function}`"
-            budget.report(Stall(line.where, line.function, 1, took_s, took_s, "lane", call))
+            where, function = line.where, line.function
+            budget.report(
+                Stall(where, function, 1, took_s, took_s, "lane", call, self._is_late)
+            )
 
     def _look(self) -> None:
         self._sample(self._stack_pipe.read())
@@ -127,6 +131,7 @@ class CallWatch:
 
     async def last_look(self) -> str:
         """Return the line a call that will be killed is at; empty if the process does not show it."""
+        self._is_late = True
         self._sample(self._stack_pipe.read())
         with suppress(ProcessLookupError):
             os.kill(self._pid, STACK_SIGNAL)

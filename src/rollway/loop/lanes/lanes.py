@@ -49,7 +49,7 @@ class Lane(Protocol):
 
     async def call(
         self, function: Callable[..., T], *args: Any, deadline_s: float, queue_s: float = MAX_QUEUE_S,
-        replier: Replier | None = None,
+        replier: Replier | None = None, on_start: Callable[[], None] = lambda: None,
     ) -> T: ...  # fmt: skip
 
 
@@ -78,11 +78,12 @@ class ProcessLane:
 
     async def call(
         self, function: Callable[..., T], *args: Any, deadline_s: float, queue_s: float = MAX_QUEUE_S,
-        replier: Replier | None = None,
+        replier: Replier | None = None, on_start: Callable[[], None] = lambda: None,
     ) -> T:  # fmt: skip
         """Return the function's result, or raise the LaneError that says why there is none. `deadline_s`
         counts from the moment the function runs; `queue_s` bounds the wait for a free process. `replier`
-        answers the questions the function asks through `server.find_caller`."""
+        answers the questions the function asks through `server.find_caller`. `on_start` is called once a
+        process is free."""
         try:
             async with asyncio.timeout(queue_s):
                 slot = await self._free_slots.take()
@@ -90,6 +91,7 @@ class ProcessLane:
             raise LaneTimeout(
                 f"no process of {self._name} was free within {queue_s:g} s"
             ) from None
+        on_start()
         try:
             result: T = await slot.call((function, *args), deadline_s, replier)
             return result

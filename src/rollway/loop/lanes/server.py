@@ -124,8 +124,8 @@ def _out_of_memory(error: MemoryError) -> LaneFailure:
     limit = lift_limit()
     line = stacks.find_user_line(stacks.from_error(error))
     reason = f"its process may take {limit}" if limit else str(error)
-    text, trace = f"{reason}; it was at {line}", traceback.format_exc()
-    return LaneFailure("MemoryError", text, line.where, trace, is_out_of_memory=True)
+    trace = traceback.format_exc()
+    return LaneFailure("MemoryError", reason, str(line), trace, is_out_of_memory=True)
 
 
 def _pack(answer: LaneAnswer) -> bytes:
@@ -137,5 +137,5 @@ def _pack(answer: LaneAnswer) -> bytes:
 
 def describe(error: Exception) -> LaneFailure:
     """Return the failure that a call's caller hears of for an exception that was just raised."""
-    where = stacks.find_user_line(stacks.from_error(error)).where
-    return LaneFailure(type(error).__name__, str(error), where, traceback.format_exc())
+    where, trace = stacks.where_raised(error), traceback.format_exc()
+    return LaneFailure(type(error).__name__, str(error), where, trace)

@@ -60,6 +60,8 @@ class Child:
         self._oom_kills = count_oom_kills()
         self._process = process
         self._is_gone = False
+        self.reports_itself = False
+        """It sends figures of its own, so that its parent need not measure it."""
 
     @property
     def pid(self) -> int:
@@ -112,6 +114,10 @@ class Child:
             await self.wait()
 
 
+RUNNING: set[Child] = set()
+"""The children of this process."""
+
+
 @asynccontextmanager
 async def start(
     name: str, entry: str, *, log: Path | None = None, grace_s: float = GRACE_S, computes: bool = False,
@@ -137,10 +143,14 @@ async def start(
             await pipe.close()
             raise
     child = Child(name, process, pipe, log)
+    RUNNING.add(child)
     try:
         yield child
     finally:
-        await child.end(grace_s)
+        try:
+            await child.end(grace_s)
+        finally:
+            RUNNING.discard(child)
 
 
 def receive_spec(sock: socket.socket, kind: type[S]) -> tuple[BlockingPipe, S]:

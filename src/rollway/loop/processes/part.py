@@ -13,13 +13,16 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ...config.specs import WatchSpec
 from ...errors import PartDied, RollwayError
 from ...records.lag import ProcessStats
 from ...wire.pipe import AsyncPipe
+from ..lanes.lanes import thread
 from ..watch.run import LoopWatch, run
 from . import child
+from .child_memory import child_rss
 
 STATS_EVERY_S = 1.0
 LAST_LINES = 12
@@ -38,9 +41,11 @@ class PartStats(Struct, frozen=True, tag="stats"):
 
 
 class PartFailure(Struct, frozen=True, tag="failure"):
-    """The error that ends the part, as one line for the user."""
+    """The error that ends the part, as one line for the user. After a bug, the last lines of the log
+    are shown as well."""
 
     error: str
+    is_bug: bool = False
 
 
 class PartMessage(Struct, frozen=True, tag="said"):
@@ -147,17 +152,21 @@ async def _run_main(
         return True
     except Exception as error:  # the parent hears of any error before this process ends
         logging.getLogger(watch.name).exception("ended by an error")
-        cause = first_cause(error)
-        await _report_failure(pipe, str(cause) if isinstance(cause, RollwayError) else "")
+        await _report_failure(pipe, first_cause(error))
         return False
     finally:
         reporting.cancel()
         await pipe.close()
 
 
-async def _report_failure(pipe: AsyncPipe, error: str) -> None:
+async def _report_failure(pipe: AsyncPipe, cause: BaseException) -> None:
+    """Send an error that the user can fix as it is. Of a bug, or a machine that fails, the class is told
+    too: a full disk may have kept it out of the log."""
+    failure = PartFailure(str(cause))
+    if not isinstance(cause, RollwayError):
+        failure = PartFailure(f"{type(cause).__name__}: {cause}", is_bug=True)
     try:
-        await pipe.send(encode(PartFailure(error)))
+        await pipe.send(encode(failure))
     except ConnectionError:
         logging.getLogger(__name__).info(
             "the parent was gone before the error could be sent to it"
@@ -169,7 +178,8 @@ async def _report_stats(parent: Parent, work: "asyncio.Future[None]") -> None:
     try:
         while True:
             await asyncio.sleep(STATS_EVERY_S)
-            await parent.on_stats(parent.take_stats())
+            children = await thread(child_rss) if child.RUNNING else {}
+            await parent.on_stats(replace(parent.take_stats(), children=children))
     except ConnectionError:
         work.cancel()
 
@@ -188,11 +198,11 @@ def describe_exit(code: int) -> str:
     return f"was killed by {child.signal_name(code)}" if code < 0 else f"exited with {code}"
 
 
-def describe_death(process: child.Child, code: int) -> str:
+def describe_death(process: child.Child, code: int, cause: str = "") -> str:
     """Say how a process ended, and what it wrote last."""
     lines = last_log_lines(process.log) if process.log else ""
     memory = ", probably because memory ran out" if process.was_out_of_memory else ""
-    return f"{describe_exit(code)}{memory}{lines}"
+    return f"{describe_exit(code)}{memory}{cause}{lines}"
 
 
 class Part:
@@ -224,13 +234,15 @@ class Part:
         self, on_stats: Callable[[ProcessStats], None], on_message: Callable[[bytes], None]
     ) -> None:
         """Pass on the part's messages until it ends. Raise PartDied unless it ended well."""
-        error = ""
+        error, cause = "", ""
         while (frame := await self._process.pipe.receive()) is not None:
             match _decode(frame):
                 case PartReady(address=address):
                     self._ready.set_result(address)
                 case PartStats(stats=stats):
                     on_stats(stats)
+                case PartFailure(error=text, is_bug=True):
+                    cause = f" by {text}"
                 case PartFailure(error=text):
                     error = text
                 case PartMessage(body=body):
@@ -239,7 +251,8 @@ class Part:
         if code == 0 and self.was_ready:
             return
         if not error:
-            error = f"{self.name} (pid {self.pid}) {describe_death(self._process, code)}"
+            died = describe_death(self._process, code, cause)
+            error = f"{self.name} (pid {self.pid}) {died}"
         raise PartDied(error, code=code)
 
     def kill(self) -> None:
@@ -257,7 +270,13 @@ def last_log_lines(log: Path) -> str:
 async def start_part(
     name: str, entry: str, spec: Any, *, log: Path | None = None, pass_fds: Sequence[int] = ()
 ) -> AsyncIterator[Part]:
-    """Start a part with its spec. Leaving the block ends it."""
+    """Start a part with its spec. Leaving the block ends it. A part that was never ready is killed at
+    once: it has nothing to finish, and does not listen while it loads a model."""
     async with child.start(name, entry, log=log, pass_fds=pass_fds) as process:
-        await process.send_spec(spec)
-        yield Part(process)
+        part, process.reports_itself = Part(process), True
+        try:
+            await process.send_spec(spec)
+            yield part
+        finally:
+            if not part.was_ready:
+                process.kill()

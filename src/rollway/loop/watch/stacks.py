@@ -84,6 +84,13 @@ def find_user_line(stack: Sequence[StackLine]) -> StackLine:
     return next((line for line in stack if not _is_stdlib(line)), stack[0])
 
 
+def where_raised(error: BaseException) -> str:
+    """Return the user's line that an exception passed through last; empty if it passed through none."""
+    stack = from_error(error)
+    line = find_user_line(stack) if stack else None
+    return "" if line is None or _is_rollway(line) or _is_stdlib(line) else str(line)
+
+
 def find_entry_line(stack: Sequence[StackLine]) -> StackLine | None:
     """Return the line that rollway called, outside Python's standard library."""
     called = _called_by_rollway(stack)

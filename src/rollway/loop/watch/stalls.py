@@ -101,7 +101,7 @@ class StallWatch:
 MAX_PLACES = 100
 ELSEWHERE = "(other places)"
 
-_Place = tuple[str, str, str, str]
+_Place = tuple[str, str, str, str, bool]
 
 
 def total(a: Stall, b: Stall) -> Stall:
@@ -152,4 +152,4 @@ class StallLog:
 
 
 def _place(stall: Stall) -> _Place:
-    return stall.kind, stall.where, stall.function, stall.call
+    return stall.kind, stall.where, stall.function, stall.call, stall.was_killed

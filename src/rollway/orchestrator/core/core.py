@@ -37,7 +37,7 @@ from .events import (
 from .rollouts.admission import Admission
 from .rollouts.evals import Evaluations
 from .rollouts.groups import OpenGroup, OpenGroups, Running, Stragglers
-from .rollouts.patience import Patience, UselessStreak
+from .rollouts.patience import FirstRollouts, Patience, UselessStreak
 from .rollouts.retries import Retries
 from .rollouts.tasks import TaskMix
 
@@ -59,6 +59,7 @@ class Core:
         self.evals = Evaluations(spec)
         self.retries = Retries(spec.retries)
         self.patience = Patience(settings.env_patience_s)
+        self.first_rollouts = FirstRollouts()
         self.useless = UselessStreak(settings.max_useless_groups)
         self.closer = GroupCloser(spec)
         self.shipping = Shipping(spec, first_step)
@@ -159,6 +160,7 @@ class Core:
             return []  # a duplicate
         if isinstance(outcome, Scored):
             self.admission.budget.hold(outcome.ref.length)
+        self.first_rollouts.settled(outcome)
         if group is None:
             return self._on_evaluated(event)
         retry, may_retry = None, may_retry and not self.shipping.is_over

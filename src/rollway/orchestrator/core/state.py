@@ -29,12 +29,15 @@ def view(core: "Core") -> CoreView:
         is_held_back=admission.is_held_back,
         num_retries=core.retries.num_retries,
         pools={pool: core.tasks.pooled(pool) for pool in POOLS},
-        is_finished=core.finished,
+        is_finished=core.finished and core.weights.published == core.spec.max_steps,
     )
 
 
 def may_start_group(core: "Core", silent: Collection[str]) -> bool:
-    """Return whether every bound leaves room for a group. Silent environments do not count."""
+    """Return whether every bound leaves room for a group. Silent environments do not count. A run that
+    samples and trains in turns evaluates in its own turn, so that one version is evaluated."""
+    if core.evals.is_running and not core.spec.orchestrator.max_off_policy_steps:
+        return False
     ready, groups = core.shipping.ready, core.groups
     open_rollouts = groups.num_rollouts - sum(groups.in_flight[env] for env in silent)
     num_training = core.shipping.next_step - 1 - core.weights.applied
@@ -111,7 +114,7 @@ def why_stuck(core: "Core") -> str:
             f"nothing has happened for {MAX_QUIET_S:g} s: "
             f"step {core.shipping.next_step} waits for {waits_for(core)}"
         )
-    return core.useless.reason
+    return core.first_rollouts.reason or core.useless.reason
 
 
 def _is_starved(core: "Core") -> bool:

@@ -38,6 +38,7 @@ class Bookkeeper:
         config: OrchestratorConfig,
     ) -> None:
         self._run = run
+        self.logs = run.logs
         self._config = config
         self.ledger = ledger
         self.tracker = tracker
@@ -82,13 +83,16 @@ class Bookkeeper:
         await self._save(self._run.saved_rollouts(step), kept)
         self._reports[step].set_result(metrics)
 
-    async def published(self, step: Step, trained: dict[str, float]) -> None:
-        """Report a trained step, once everything that reads its payload has done so."""
+    async def published(
+        self, step: Step, trained: dict[str, float], arrived_s: float
+    ) -> None:
+        """Report a trained step, once everything that reads its payload has done so. Its version arrived
+        at `arrived_s`."""
         batch = await self._reports[step]
         del self._reports[step]
         await self.ledger.record_published(step)
         self.tracker.published()
-        await self.steps.report(step, batch, trained)
+        await self.steps.report(step, batch, trained, arrived_s)
 
     async def discarded(self, step: Step, closed: ClosedGroup) -> None:
         await self._save(self._run.saved_rollouts(step), [closed])

@@ -11,6 +11,7 @@ import msgspec
 
 from ...config.plan import env_name
 from ...config.specs import EnvAddress, OrchestratorSpec, ServerLimits
+from ...config.terms import disagreements
 from ...envserver import client as env_client
 from ...errors import ProtocolError
 from ...ledger.ledger import open_ledger
@@ -78,6 +79,7 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
             tracker.unsettled,
             performer.send_policy,
         )
+        stack.push_async_callback(_write_situation, run, tracker)  # however the run ends
         await performer.send_policy()
         parent.in_flight, parent.on_stats = lambda: core.num_in_flight, on_stats
         clients, trainer = peers.clients.items(), peers.trainer
@@ -107,8 +109,6 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
             await asyncio.wait([driving, listening], return_when=asyncio.FIRST_COMPLETED)
             for task in (*running, driving, listening):
                 task.cancel()
-        if core.finished:
-            await _write_situation(run, tracker)
 
 
 @asynccontextmanager
@@ -117,7 +117,8 @@ async def _removing_unused_payload(run: RunDir, core: Core) -> AsyncIterator[Non
     try:
         yield
     finally:
-        await thread(remove_segments if core.finished else remove_spares, run.payload)
+        is_complete = core.view().is_finished
+        await thread(remove_segments if is_complete else remove_spares, run.payload)
 
 
 async def _connect(
@@ -152,6 +153,12 @@ async def _connect_env(
         raise ProtocolError(
             f"the server at {env.address} serves '{client.env}', but the run wants '{env.id}': "
             "correct the address or the id"
+        )
+    if differences := disagreements(env.terms, client.terms):
+        raise ProtocolError(
+            f"the server of '{env_name(env.id)}' at {env.address} and the run disagree: "
+            f"{'; '.join(differences)}. Serve the environment from the same run file ('rollway serve "
+            "run.toml --env NAME'), or correct one of the two"
         )
     return client
 

@@ -1,15 +1,18 @@
 """Where events come from: env servers, engines, the trainer, the parent process."""
 
 import asyncio
+from time import monotonic
 
 import msgspec
 
+from ...config.plan import env_name
 from ...envserver.client import EnvClient
 from ...envserver.failures import FailureLog
 from ...errors import ConfigError, RunStuck
 from ...loop.processes.part import Parent
 from ...observe.health import Lags
 from ...observe.report import Notice
+from ...records.engine import Published
 from ...records.ids import PolicyVersion, Step
 from ...records.lag import ProcessStats
 from ...records.rollout import Failed, Scored, Settled
@@ -17,6 +20,7 @@ from ...transport.batch import BatchSender
 from ...wire.messages import RolloutPhases, ServerStats, Tasks, WorkerLost
 from ..core.events import Event, TasksArrived, VersionPublished, WorkerLag
 from .bookkeeper import Bookkeeper
+from .failure_counts import is_worth_a_line
 from .fleet import LOOK_EVERY_S, EngineFleet
 
 Events = asyncio.Queue[Event]
@@ -46,10 +50,13 @@ async def from_env(
                         f"environment '{env}', attempt {settled.attempt}, {settled.worker}"
                     )
                     failures.add(settled.rollout_id, settled.outcome, whose)
+                    await _tell(parent, env_name(env), settled, settled.outcome, books)
                 await books.settled(settled)
                 await events.put(settled)
             case Tasks(error=error) if error:
-                raise RunStuck(f"environment '{env}' cannot give tasks: {error}")
+                raise RunStuck(
+                    f"environment '{env}' cannot give tasks: {error}; its worker's log has the traceback"
+                )
             case Tasks(start=start, tasks=tasks, exhausted=exhausted, split=split):
                 await events.put(TasksArrived(env, start, tasks, exhausted, split))
             case RolloutPhases() as progress:
@@ -57,10 +64,28 @@ async def from_env(
             case ServerStats(stats=stats):
                 await parent.on_stats(stats)
                 await events.put(WorkerLag(stats.lag.p90))
-            case WorkerLost(worker=worker, num_moved=moved, num_failed=failed):
+            case WorkerLost(worker=worker, num_moved=moved, num_failed=failed, why=why):
                 await parent.send(
-                    Notice(f"{worker} died: {moved} rollouts moved, {failed} failed")
+                    Notice(
+                        f"{worker} {why}: {moved} of its rollouts run again, {failed} failed"
+                    )
                 )
+
+
+async def _tell(
+    parent: Parent, env: str, settled: Settled, failed: Failed, books: Bookkeeper
+) -> None:
+    """Say the first failure of each kind at once, and then how often it has come again."""
+    tracker = books.tracker
+    count = tracker.failures.next_count(env, failed)
+    if not is_worth_a_line(count):
+        return
+    task = f"task '{tracker.task_of(settled.rollout_id)}', {settled.rollout_id}"
+    text = f"A rollout of '{env}' failed ({task}): {failed.text}"
+    if count > 1:
+        text = f"{count} rollouts of '{env}' have failed in this way, the last {task}: {failed.text}"
+    place = settled.worker.rpartition(".")[0] or settled.worker
+    await parent.send(Notice(f"{text}; log: {books.logs / place}.log"))
 
 
 async def from_engines(fleet: EngineFleet, events: Events) -> None:
@@ -74,12 +99,24 @@ async def from_engines(fleet: EngineFleet, events: Events) -> None:
 async def from_trainer(
     trainer: BatchSender, steps: range, events: Events, books: Bookkeeper, fleet: EngineFleet
 ) -> None:
-    """Pass on every version, in order, once its weights are complete and its rollouts are saved."""
-    for step in steps:
-        published = await trainer.wait_for_version(PolicyVersion(step))
-        await books.published(Step(step), published.metrics)
-        await fleet.compare_kls(published.version, published.metrics)
-        await events.put(VersionPublished(published.version, published.path, published.saved))
+    """Pass on every version, in order, once its weights are complete and its rollouts are saved. A step
+    ends when its version arrives, also if the one before is still being reported."""
+    arrived: asyncio.Queue[tuple[Published, float]] = asyncio.Queue()
+
+    async def wait_for_versions() -> None:
+        for step in steps:
+            published = await trainer.wait_for_version(PolicyVersion(step))
+            arrived.put_nowait((published, monotonic()))
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(wait_for_versions())
+        for step in steps:
+            published, arrived_s = await arrived.get()
+            await books.published(Step(step), published.metrics, arrived_s)
+            await fleet.compare_kls(published.version, published.metrics)
+            await events.put(
+                VersionPublished(published.version, published.path, published.saved)
+            )
 
 
 async def from_parent(parent: Parent, lags: Lags) -> None:

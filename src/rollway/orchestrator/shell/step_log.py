@@ -90,7 +90,14 @@ class StepPhases:
         return {**self._by_step.pop(step, {}), **known}
 
 
+SHORTEST_STEP_S = 0.001
+"""Keeps rates finite if two versions arrive at once."""
 SUSPICIOUS_KL, SUSPICIOUS_STEPS = 0.2, 3
+BROKEN_KL = 1.0
+BROKEN = (
+    "Warning: the policy has changed beyond recognition in one step (KL above 1): the learning rate is "
+    "probably too high for this model ('trainer.lr'), or the engine has other weights than the trainer"
+)
 MISMATCH = (
     "Warning: engine and trainer disagree about the same tokens (KL above 0.2, three steps in a row). "
     "Staleness rarely causes this: check that the engine really loads the weights it is given"
@@ -116,13 +123,19 @@ class StepLog:
         self._correct_at = correct_at
         self._last_s = monotonic()
         self._num_suspicious = 0
+        self._has_warned = False
         self.phases = StepPhases()
 
     async def report(
-        self, step: Step, batch: Mapping[str, float], trained: Mapping[str, float]
+        self,
+        step: Step,
+        batch: Mapping[str, float],
+        trained: Mapping[str, float],
+        arrived_s: float,
     ) -> None:
-        now_s = monotonic()
-        elapsed_s, self._last_s = now_s - self._last_s, now_s
+        """Report a step that ended when its version arrived."""
+        elapsed_s = max(SHORTEST_STEP_S, arrived_s - self._last_s)
+        self._last_s = arrived_s
         parent = self._parent
         await parent.on_stats(parent.take_stats())  # our own lag, up to this step
         lags, stalls = self._lags.take(), self._lags.take_stalls()
@@ -143,7 +156,11 @@ class StepLog:
         await self._warn_of_mismatch(metrics)
 
     async def _warn_of_mismatch(self, metrics: Mapping[str, float]) -> None:
-        is_high = metrics.get("mismatch_kl", 0.0) > SUSPICIOUS_KL
+        kl = metrics.get("mismatch_kl", 0.0)
+        if kl > BROKEN_KL and not self._has_warned:
+            self._has_warned = True
+            await self._parent.send(Notice(BROKEN))
+        is_high = kl > SUSPICIOUS_KL
         self._num_suspicious = self._num_suspicious + 1 if is_high else 0
         if self._num_suspicious == SUSPICIOUS_STEPS:
             await self._parent.send(Notice(MISMATCH))

@@ -3,18 +3,20 @@
 import heapq
 import statistics
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 from time import monotonic
 
 from msgspec import Struct
 
+from ...config.plan import env_name
 from ...observe.why import first_line
 from ...records.ids import GroupId, RolloutId, WorkerName
-from ...records.rollout import Cancelled, Outcome
+from ...records.rollout import Cancelled, Failed, Outcome
 from ...records.situation import CoreView, EngineState, EnvState, Situation, WaitingRollout
 from ...records.task import Task
 from ...wire.messages import RolloutPhases
+from .failure_counts import FailureCounts
 
 MAX_OLDEST = 50
 RECENT_STEPS = 10
@@ -53,9 +55,16 @@ class RolloutTracker:
         self._published_s = monotonic()
         self._recent_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._remarked_s = 0.0
+        self.failures = FailureCounts()
+
+    def task_of(self, rollout_id: RolloutId) -> str:
+        """Return the id of a running rollout's task; empty if the rollout is not known."""
+        rollout = self._in_flight.get(rollout_id)
+        return rollout.task_id if rollout else ""
 
     def started(self, rollout_id: RolloutId, group_id: GroupId, env: str, task: Task) -> None:
         now_s = monotonic()
+        env = env_name(env)
         self._envs.setdefault(env, _EnvCount(last_s=now_s))
         self._in_flight[rollout_id] = _InFlight(
             group_id, env, task.id, now_s, now_s, phase_since_s=now_s
@@ -79,6 +88,8 @@ class RolloutTracker:
         if rollout is not None and not isinstance(outcome, Cancelled):
             env = self._envs[rollout.env]
             env.num_settled, env.last_s = env.num_settled + 1, monotonic()
+        if rollout is not None and isinstance(outcome, Failed):
+            self.failures.add(rollout.env, outcome)
 
     def published(self) -> None:
         now_s = monotonic()
@@ -89,13 +100,22 @@ class RolloutTracker:
         now_s = monotonic()
         rollouts = self._in_flight.items()
         by_age = heapq.nsmallest(MAX_OLDEST, rollouts, key=lambda item: item[1].since_s)
-        in_flight = Counter(rollout.env for _, rollout in rollouts)
+        phases: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for _, rollout in rollouts:
+            phases[rollout.env][rollout.phase] += 1
         return Situation(
             time_s=time.time(),
             core=self._view(),
             step_s=now_s - self._published_s,
             envs={
-                name: EnvState(in_flight[name], env.num_settled, now_s - env.last_s)
+                name: EnvState(
+                    in_flight=phases[name].total(),
+                    num_settled=env.num_settled,
+                    silent_s=now_s - env.last_s,
+                    num_failed=self.failures.total(name),
+                    commonest_failure=self.failures.commonest(name),
+                    phases=dict(phases[name].most_common()),
+                )
                 for name, env in self._envs.items()
             },
             oldest=tuple(

@@ -14,7 +14,8 @@ from .groups import OpenGroups, Running
 PAGE = 64
 """Tasks asked for at a time."""
 SHARE = 0.25
-"""At most this part of what may run is evaluation, so that training goes on meanwhile."""
+"""At most this part of what may run is evaluation, so that training goes on meanwhile. With
+`max_off_policy_steps = 0` training waits, and all of it may be."""
 
 
 class Evaluations:
@@ -28,6 +29,7 @@ class Evaluations:
         self._config = spec.eval
         self._envs = (spec.eval and spec.eval.envs) or tuple(spec.ratios)
         self._max_steps = spec.max_steps
+        self._share = SHARE if spec.orchestrator.max_off_policy_steps else 1.0
         self.last: int | None = None
         """The last version that was evaluated, or is being evaluated, also before a restart."""
         self._next: PolicyVersion | None = None
@@ -102,7 +104,7 @@ class Evaluations:
         if self._config is None or not self._pending:
             return None
         size = self._config.num_rollouts
-        most = max(size, int(SHARE * max_in_flight))
+        most = max(size, int(self._share * max_in_flight))
         return self._pending.popleft() if self.num_in_flight + size <= most else None
 
     def settle(self, settled: Settled) -> Commands:

@@ -1,14 +1,18 @@
-"""When to stop waiting: for an environment that does not answer, for a run in which nothing happens, and
-for groups that never train."""
+"""When to stop waiting: for an environment that does not answer, for a run in which nothing happens, for
+rollouts that all fail, and for groups that never train."""
 
 from collections import Counter
 
 from ....records.group import ClosedGroup
+from ....records.rollout import Cancelled, Failed, Outcome
 
 MAX_QUIET_S = 3600.0
 """A run in which nothing settles, trains or loads for this long stops and says what it waited for."""
 MAX_REASONS = 3
 """The commonest reasons that a stuck run names."""
+FIRST_ROLLOUTS, SAME_SHARE = 32, 0.9
+"""If this share of the first rollouts fails in the same way, the run stops: a mistake is likelier than
+an accident."""
 
 
 class Patience:
@@ -68,6 +72,36 @@ class Patience:
         return self._now_s - since_s >= self._env_patience_s
 
 
+class FirstRollouts:
+    """Looks at the first rollouts that settle after a start. Cancelled ones do not count."""
+
+    def __init__(self) -> None:
+        self._num_settled = 0
+        self._failures: Counter[str] = Counter()
+        self._texts: dict[str, str] = {}
+
+    def settled(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Cancelled) or self._num_settled >= FIRST_ROLLOUTS:
+            return
+        self._num_settled += 1
+        if isinstance(outcome, Failed):
+            self._failures[outcome.kind] += 1
+            self._texts.setdefault(outcome.kind, outcome.text)
+
+    @property
+    def reason(self) -> str:
+        """Why the run has no chance; empty if it may have one."""
+        if self._num_settled < FIRST_ROLLOUTS or not self._failures:
+            return ""
+        ((kind, count),) = self._failures.most_common(1)
+        if count < SAME_SHARE * FIRST_ROLLOUTS:
+            return ""
+        return (
+            f"{count} of the first {FIRST_ROLLOUTS} rollouts failed in the same way: "
+            f"{self._texts[kind]}"
+        )
+
+
 class UselessStreak:
     """Counts groups in a row that gave nothing to train on, by reason. A group that trains ends the
     streak; a group with cancelled rollouts does not count."""
@@ -76,14 +110,18 @@ class UselessStreak:
         self._max_groups = max_groups
         self._num_groups = 0
         self._reasons: Counter[str] = Counter()
+        self._texts: dict[str, str] = {}
 
     def closed(self, closed: ClosedGroup) -> None:
         if closed.fate == "trained":
             self._num_groups = 0
             self._reasons.clear()
+            self._texts.clear()
         elif not closed.group.cancelled:
+            kind, text = _why_useless(closed)
             self._num_groups += 1
-            self._reasons[_why_useless(closed)] += 1
+            self._reasons[kind] += 1
+            self._texts.setdefault(kind, text)
 
     @property
     def reason(self) -> str:
@@ -91,17 +129,18 @@ class UselessStreak:
         if self._num_groups < self._max_groups:
             return ""
         commonest = self._reasons.most_common(MAX_REASONS)
-        reasons = ", ".join(f"{count} × {reason}" for reason, count in commonest)
+        reasons = ", ".join(f"{count} × {self._texts[kind]}" for kind, count in commonest)
         return f"{self._num_groups} groups in a row gave nothing to train on: {reasons}"
 
 
-def _why_useless(closed: ClosedGroup) -> str:
+def _why_useless(closed: ClosedGroup) -> tuple[str, str]:
+    """Return the kind of reason, by which groups are summed up, and the reason in words."""
     if closed.fate == "zero_advantage":
         reward = closed.group.members[0].scored.reward
-        return f"all rewards equal ({reward:g})"
+        return (text := f"all rewards equal ({reward:g})"), text
     if closed.fate == "filtered":
-        return "every rollout filtered"
+        return "filtered", "every rollout filtered"
     if closed.group.failed:
         _, failed = closed.group.failed[0]
-        return f"{failed.boundary}: {failed.error}"
-    return "too few scored"
+        return failed.kind, failed.text
+    return "too few", "too few scored"

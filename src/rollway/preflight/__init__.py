@@ -1,0 +1,1 @@
+"""Finds mistakes in a run before anything heavy starts: no model is loaded, nothing is written."""

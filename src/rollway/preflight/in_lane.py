@@ -1,0 +1,160 @@
+"""Functions that examine a model folder and an environment, each in a process of its own.
+
+User code and the libraries of a model run there, so that neither can hold up or end the command.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from ..config.sections import ModelConfig
+from ..envs.environment import Environment
+from ..envs.in_lane import EnvSpec, take_tasks
+from ..envs.toolbox import Toolbox
+from ..envs.tools import Toolset
+from ..errors import EnvironmentInvalid, ModelError, RollwayError, did_you_mean
+from ..inference.rendering.rendering import SyncRenderer, Tools
+from ..loop.watch import stacks
+from ..model.folder import read_config
+from ..model.tiny import write_tokenizer
+from ..records.task import Message, Split, Task
+
+NUM_TASKS = 4
+"""How many tasks are looked at. Later ones may still be wrong."""
+GREETING = (Message("user", "Hello"),)
+
+
+class EnvFacts(Struct, frozen=True):
+    """What an environment will send to the model, as far as this is known before it runs."""
+
+    system_prompt: str
+    prompts: tuple[tuple[str, str], ...]
+    """Id and prompt of its first tasks. Empty if the environment decides itself what it says."""
+    tools: tuple[dict[str, Any], ...]
+    """The tools of its first task, in the shape of chat APIs."""
+
+
+class PromptFacts(Struct, frozen=True):
+    """How the renderer treats a prompt with tools."""
+
+    num_tokens: int
+    hidden_tools: tuple[str, ...] = ()
+    """Tools that are not in the text that the policy gets to see."""
+    reads_calls: bool = True
+    """The renderer finds tool calls in replies."""
+
+
+def examine_env(spec: EnvSpec, splits: Sequence[Split], may_be_empty: bool) -> EnvFacts:
+    """Import the environment, build it, take its first tasks and look at their tools."""
+    origin = f"environment '{spec.id}'"
+    with _explaining(f"{origin} cannot be loaded"):
+        env = spec.shared()
+    for split in splits:
+        method = "eval_tasks" if split == "eval" else "tasks"
+        with _explaining(f"{method}() of {origin} failed"):
+            tasks = take_tasks(spec, 0, NUM_TASKS, split)
+        if not tasks and not may_be_empty:
+            raise EnvironmentInvalid(f"{origin} has no tasks: {method}() yields none")
+    with _explaining(f"tools() of {origin} failed"):
+        tools = _tools(env, tasks[0], origin) if tasks else ()
+    says_prompt = type(env).rollout is Environment.rollout
+    prompts = tuple((task.id, task.prompt) for task in tasks) if says_prompt else ()
+    return EnvFacts(env.system_prompt, prompts, tools)
+
+
+def _tools(env: Environment, task: Task, origin: str) -> tuple[dict[str, Any], ...]:
+    toolsets = env.tools(task)
+    wrong = [value for value in toolsets if not isinstance(value, Toolset)]
+    if wrong:
+        raise EnvironmentInvalid(
+            f"tools() of {origin} returned a {type(wrong[0]).__name__}, not an rw.Toolset"
+        )
+
+    async def never_called(name: str, arguments: dict[str, Any]) -> None: ...
+
+    return Toolbox(toolsets, never_called, 1.0).schemas
+
+
+@contextmanager
+def _explaining(problem: str) -> Iterator[None]:
+    """Turn what user code raises into one line with the place where it was raised."""
+    try:
+        yield
+    except RollwayError:
+        raise
+    except (Exception, SystemExit) as error:
+        place = stacks.where_raised(error)
+        text = f"{problem}: {type(error).__name__}: {error}"
+        raise EnvironmentInvalid(f"{text}, at {place}" if place else text) from None
+
+
+def examine_model(model: bytes, is_built: bool, is_loaded: bool) -> None:
+    """Open the tokenizer, and render a greeting with the model's renderer or chat template. A model
+    that transformers will load must be of a family that transformers knows."""
+    config = msgspec.json.decode(model, type=ModelConfig)
+    if is_built and is_loaded:
+        _check_family(config)
+    renderer = _renderer(model, is_built)
+    try:
+        renderer.prompt(GREETING)
+    except RollwayError:
+        raise
+    except Exception as error:  # of a chat template, which is code
+        raise ModelError(_explain_rendering(config, error)) from None
+
+
+def _explain_rendering(model: ModelConfig, error: Exception) -> str:
+    text = str(error).partition("\n")[0]
+    if "chat_template is not set" in text or "chat template" in text.lower():
+        return (
+            f"the model in '{model.path}' has no chat template, and renderer '{model.renderer}' needs "
+            "one: name the model's family in 'model.renderer' (docs/models.md lists them), or add "
+            "chat_template.jinja to the folder"
+        )
+    return (
+        f"the chat template of the model in '{model.path}' cannot render a message: "
+        f"{type(error).__name__}: {text}"
+    )
+
+
+def _check_family(model: ModelConfig) -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    config = read_config(model.path)
+    family = config["model_type"]
+    if family not in CONFIG_MAPPING_NAMES and "auto_map" not in config:
+        hint = did_you_mean(family, CONFIG_MAPPING_NAMES)
+        raise ModelError(
+            f"{model.path}/config.json names the family '{family}' (model_type), which transformers "
+            f"{version('transformers')} does not know{hint}; a newer transformers may"
+        )
+
+
+def examine_prompt(
+    model: bytes, is_built: bool, messages: Sequence[Message], tools: Tools
+) -> PromptFacts:
+    """Render a prompt with its tools, and look for the tools in the result."""
+    renderer = _renderer(model, is_built)
+    ids = renderer.prompt(messages, tools)
+    text = renderer.decode(ids)
+    names = [tool["function"]["name"] for tool in tools]
+    hidden = tuple(name for name in names if name not in text)
+    return PromptFacts(len(ids), hidden, renderer.reads_tool_calls)
+
+
+@cache
+def _renderer(model: bytes, is_built: bool) -> SyncRenderer:
+    """A model that a warm-up has yet to build gets the tokenizer that the warm-up will write."""
+    config = msgspec.json.decode(model, type=ModelConfig)
+    if is_built:
+        return SyncRenderer(config)
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokenizer(Path(folder))
+        return SyncRenderer(msgspec.structs.replace(config, path=folder))
