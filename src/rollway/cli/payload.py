@@ -35,8 +35,16 @@ def show(
     The exit code is 1 if anything is broken. A broken end is called a torn tail: the process that wrote
     it was killed in the middle of a write.
     """
-    intact = [_show_segment(segment, verify=verify) for segment in _segments(path)]
-    if not all(intact):
+    shown = [_show_segment(segment, verify=verify) for segment in _segments(path)]
+    sums = [sum(column) for column in zip(*(totals for totals, _ in shown), strict=True)]
+    num_bytes, num_blobs, num_tokens = sums
+    num_damaged = sum(not is_intact for _, is_intact in shown)
+    damaged = f"{num_damaged} damaged" if num_damaged else "none damaged"
+    echo(
+        f"In all: {len(shown)} segments ({damaged}), {num_blobs} blobs, {num_tokens:,} tokens, "
+        f"{num_bytes / 1e6:,.1f} MB"
+    )
+    if num_damaged:
         raise Exit(DAMAGED)
 
 
@@ -104,8 +112,9 @@ def _segments(path: Path) -> list[Path]:
     return found
 
 
-def _show_segment(path: Path, *, verify: bool) -> bool:
-    """Print one segment. Return True if all of it is whole, apart from an end that is being written."""
+def _show_segment(path: Path, *, verify: bool) -> tuple[tuple[int, int, int], bool]:
+    """Print one segment. Return its bytes, blobs and tokens, and whether all of it is whole, apart from
+    an end that is being written."""
     in_use = is_in_use(path)
     data = map_segment(path)
     pieces = list(scan(data, path.name, verify=verify))
@@ -121,7 +130,14 @@ def _show_segment(path: Path, *, verify: bool) -> bool:
         kind, start = "unfinished" if in_use else "torn tail", rest[0].offset
         echo(f"  {kind} at {start}, {len(data) - start} bytes: {rest[0].why}")
     num_damaged = len(broken) - len(rest) if in_use else len(broken)
-    return num_damaged == 0
+    blobs = [piece for piece in pieces if isinstance(piece, WholeBlob)]
+    num_tokens = sum(_num_tokens(_rows(blob.entries)) for blob in blobs)
+    return (len(data), len(blobs), num_tokens), num_damaged == 0
+
+
+def _num_tokens(rows: dict[str, dict[str, ColumnEntry]]) -> int:
+    columns = [entries["token_ids"] for entries in rows.values() if "token_ids" in entries]
+    return sum(entry.shape[0] for entry in columns)
 
 
 def _lines(piece: Piece, *, verify: bool) -> Iterator[str]:
@@ -130,8 +146,7 @@ def _lines(piece: Piece, *, verify: bool) -> Iterator[str]:
         return
     rows = _rows(piece.entries)
     num_rows = len([name for name in rows if name])  # '' holds columns of the whole rollout
-    token_ids = [entries["token_ids"] for entries in rows.values() if "token_ids" in entries]
-    num_tokens = sum(entry.shape[0] for entry in token_ids)
+    num_tokens = _num_tokens(rows)
     checksum = ", checksum ok" if verify else ""
     head = f"at {piece.offset}, {piece.length} bytes"
     yield f"{head}: {num_rows} rows, {num_tokens} tokens{checksum}"

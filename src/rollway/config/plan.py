@@ -22,6 +22,8 @@ class Plan(Struct, frozen=True):
     num_workers: int
     worker_slots: int
     """Rollouts that all workers together run at the same time."""
+    slots_key: str
+    """The keys that decide how many rollouts workers and engine run at the same time."""
     engine: str
     binds: str
     """The bound that limits how many rollouts run at the same time."""
@@ -42,14 +44,16 @@ def plan(config: RunConfig) -> Plan:
     servers = [env.local for env in config.env if not env.external]
     outstanding = settings.batch_size * (1 + settings.max_off_policy_steps)
     slots = sum(server.workers * server.concurrency for server in servers)
+    slots_bounds = {}
+    if len(servers) == len(config.env):
+        slots_bounds["env.server.workers × env.server.concurrency"] = slots
+    if engine.is_embedded:
+        slots_bounds["engine.embedded.max_batch"] = engine.local.max_batch
     bounds = {
+        **slots_bounds,
         "orchestrator.max_in_flight": settings.max_in_flight,
         "orchestrator.batch_size × (1 + max_off_policy_steps)": outstanding,
     }
-    if len(servers) == len(config.env):
-        bounds["env.server.workers × env.server.concurrency"] = slots
-    if engine.is_embedded:
-        bounds["engine.embedded.max_batch"] = engine.local.max_batch
     return Plan(
         run_dir=str(Path(config.output_dir) / config.name),
         groups_per_batch=settings.batch_size // settings.group_size,
@@ -57,6 +61,7 @@ def plan(config: RunConfig) -> Plan:
         max_in_flight=settings.max_in_flight,
         num_workers=sum(server.workers for server in servers),
         worker_slots=slots,
+        slots_key=min(slots_bounds, key=slots_bounds.__getitem__, default="engine"),
         engine=", ".join(engine.urls) or ("vllm" if engine.vllm else "embedded"),
         binds=min(bounds, key=bounds.__getitem__),
     )

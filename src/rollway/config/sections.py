@@ -103,7 +103,7 @@ class EnvConfig(Section, frozen=True):
     id: str
     """Name of a registered environment, a module (`package.module`), or a file (`path/to/file.py`)."""
     args: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the environment's `load_environment`. A server elsewhere must have them too."""
+    """Keyword arguments of the environment's `load_environment`. A server elsewhere must have them."""
     ratio: Positive = 1.0
     """Share of the groups that this environment gets, relative to the other environments."""
     server: ServerConfig | None = None

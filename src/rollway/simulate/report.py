@@ -3,7 +3,7 @@
 from statistics import fmean
 
 from ..config.plan import Plan
-from .world import SimulationTally
+from .world import SLOTS, SimulationTally
 
 
 def report(
@@ -30,9 +30,28 @@ def report(
         f"trainer idle     {1 - tally.training_s / now_s:.0%}",
         f"staleness        {mean:.2f} mean, {max(tally.staleness, default=0)} at most",
         f"payload          {tally.most_bytes / 1e6:,.1f} MB at most",
-        f"in flight        {tally.most_in_flight} at most; bound by {plan.binds}",
+        f"in flight        {tally.most_in_flight} at most",
         f"steps wait for   {', '.join(waits)}",
+        f"limited by       {_limit(tally, plan)}",
     ]
+
+
+BUSY = 0.9
+"""A trainer that trains for this share of the time is what limits a run."""
+
+
+def _limit(tally: SimulationTally, plan: Plan) -> str:
+    """Name what would have to change for the run to be faster, from what the simulated run did."""
+    training = tally.training_s / tally.now_s
+    if training >= BUSY:
+        return f"the trainer, which trains {training:.0%} of the time"
+    bound, us = tally.binds_us.most_common(1)[0]
+    share = us / (sum(tally.binds_us.values()) or 1)
+    if bound == SLOTS:
+        return f"{plan.slots_key}: all slots are taken {share:.0%} of the time"
+    if bound == "nothing":
+        return "nothing but the time that rollouts take"
+    return f"{bound}, {share:.0%} of the time"
 
 
 def _compare(step_s: float, measured_s: float) -> str:

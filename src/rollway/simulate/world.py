@@ -21,7 +21,7 @@ from ..orchestrator.core.events import (
     VersionPublished,
     WeightsApplied,
 )
-from ..orchestrator.core.state import waits_for
+from ..orchestrator.core.state import bound_of, waits_for
 from ..records.engine import EngineLoad
 from ..records.ids import GroupId, PolicyVersion, RolloutId, WorkerName
 from ..records.payload import PayloadRef
@@ -31,6 +31,8 @@ from .durations import Durations, SampledRollout
 
 Action = Callable[[], Event | None]
 SIMULATED = WorkerName("simulated")
+SLOTS = "slots"
+"""All slots run a rollout, and others wait for one."""
 MAX_GROUPS = 10_000
 """Groups whose draws are kept: more than can be open at a time."""
 
@@ -45,7 +47,10 @@ class SimulationTally(Struct):
     """The sum over all slots of the seconds in which they were in use."""
     training_s: float = 0.0
     waits_us: Counter[str] = field(default_factory=Counter)
-    """Microseconds by what the next step waited for."""
+    """Microseconds by what the next step waited for: the trainer while it trains, else what the core
+    says."""
+    binds_us: Counter[str] = field(default_factory=Counter)
+    """Microseconds by what kept more rollouts from running."""
     most_bytes: int = 0
     most_in_flight: int = 0
     gave_up: str = ""
@@ -94,8 +99,17 @@ class SimulatedWorld:
         passed_s = at_s - tally.now_s
         tally.busy_s += passed_s * len(self._running)
         tally.training_s += passed_s * self._is_training
-        tally.waits_us[_cause(waits_for(self._core))] += round(passed_s * 1e6)
+        passed_us = round(passed_s * 1e6)
+        cause = "the trainer" if self._is_training else _cause(waits_for(self._core))
+        tally.waits_us[cause] += passed_us
+        tally.binds_us[self._bound()] += passed_us
         tally.now_s = at_s
+
+    def _bound(self) -> str:
+        """Name what keeps more rollouts from running right now."""
+        if self._queue:
+            return SLOTS
+        return bound_of(self._core) or "nothing"
 
     def _later(self, seconds: float, action: Action) -> None:
         at_s = self.tally.now_s + seconds

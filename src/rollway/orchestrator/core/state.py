@@ -50,6 +50,21 @@ def may_start_group(core: "Core", silent: Collection[str]) -> bool:
     )
 
 
+def bound_of(core: "Core") -> str:
+    """Name the key that keeps the next group from starting; empty if none does."""
+    settings, ready, groups = core.spec.orchestrator, core.shipping.ready, core.groups
+    if core.num_in_flight + settings.group_size > core.admission.concurrency.limit:
+        return "orchestrator.max_in_flight"
+    unshipped = groups.num_rollouts + core.closer.num_rollouts + ready.worth
+    num_training = core.shipping.next_step - 1 - core.weights.applied
+    most = core.spec.max_outstanding * ready.rollouts_a_batch / settings.batch_size
+    if unshipped + num_training * ready.rollouts_a_batch >= most:
+        return "orchestrator.batch_size × (1 + max_off_policy_steps)"
+    if not core.admission.rate.allows:
+        return "orchestrator.rollouts_a_minute"
+    return "payload.budget_mb" if core.admission.is_held_back else ""
+
+
 def needs_engine(core: "Core") -> bool:
     """Return whether the run samples again: for a batch, or for an evaluation after the last batch."""
     must_evaluate = core.evals.is_running or core.evals.is_due(core.spec.max_steps)
