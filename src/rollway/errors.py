@@ -151,7 +151,12 @@ class PartDied(RollwayError):
         return self.code < 0
 
 
-class LaneError(RollwayError): ...
+class LaneError(RollwayError):
+    def __init__(self, problem: str, *, where: str = "") -> None:
+        super().__init__(f"{problem}, at {where}" if where else problem)
+        self.problem = problem
+        self.where = where
+        """The line that the call was at, or that raised: `file:line in function`; empty if not known."""
 
 
 class LaneFull(LaneError): ...
@@ -168,7 +173,8 @@ class LaneCrashed(LaneError): ...
 
 class LaneRaised(LaneError):
     def __init__(self, kind: str, text: str, *, traceback: str = "", where: str = "") -> None:
-        super().__init__(f"{kind}: {text}" if kind else text)
+        RollwayError.__init__(self, f"{kind}: {text}" if kind else text)
+        self.problem = str(self)
         self.kind = kind
         """The name of the exception's class, which this process may not know."""
         self.text = text

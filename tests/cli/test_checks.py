@@ -27,7 +27,15 @@ from rollway.cli.main import main
 sys.argv = ["rollway", *sys.argv[2:]]
 main()
 """
-RUN = '[model]\npath = "{model}"\n[[env]]\nid = "reverse-text"\n'
+RUN = """
+[model]
+path = "{model}"
+renderer = "qwen3"
+[sampling]
+max_tokens = 12
+[[env]]
+id = "reverse-text"
+"""
 
 
 @pytest.mark.parametrize(
@@ -50,7 +58,7 @@ RUN = '[model]\npath = "{model}"\n[[env]]\nid = "reverse-text"\n'
 def test_a_missing_package_is_named_with_the_extra_that_has_it(
     tmp_path: Path, tiny_moe: Path, package: str, key: str, value: str, message: str
 ) -> None:
-    (tmp_path / "run.toml").write_text('name = "x"\n' + RUN.format(model=tiny_moe))
+    (tmp_path / "run.toml").write_text('name = "x"' + RUN.format(model=tiny_moe))
     (
         tmp_path / package
     ).mkdir()  # a folder of this name, such as an old log folder, is not the package

@@ -16,7 +16,7 @@ from rollway.config.sections import RunConfig
 
 COMMANDS = ("eval", "serve", "engine")
 """The commands with options that stand for keys. Others take a run file."""
-OF_THE_SERVER = {("serve", "--bind"), ("serve", "--keys")}
+OF_THE_SERVER = {("serve", "--bind"), ("serve", "--keys"), ("serve", "--env")}
 """Options that are called like keys of a run file, but describe the other side of a connection."""
 
 PLACEHOLDERS = {"section.key", "env.key"}

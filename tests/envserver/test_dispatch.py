@@ -135,7 +135,8 @@ def test_the_rollout_to_blame_fails_after_two_crashes_and_the_others_move() -> N
     assert end.outcome.boundary == "worker"
     (note,) = [command for command in lost if isinstance(command, LogNote)]
     assert "bad#1" in note.text
-    assert sent(lost, WorkerLost) == [WorkerLost(B, 1, 1)]
+    why = "exited with 9 while task '0' was running at env.py:3 in rollout"
+    assert sent(lost, WorkerLost) == [WorkerLost(B, 1, 1, why)]
 
 
 def test_a_cancel_reaches_waiting_running_and_moving_rollouts() -> None:

@@ -80,9 +80,8 @@ async def test_a_rollout_that_holds_the_loop_fails_alone(
     async with unruly(tmp_path, tiny_moe, kind, lease_s=3.0) as server:
         bad = the_bad_one(await outcomes(server, 6))
         assert bad.boundary == "env"
-        assert "task '1'" in bad.error
         assert "unruly.w0.0" in bad.error
-        assert re.search(rf"for \d s at {UNRULY}:\d+ in hold_on", bad.error), bad.error
+        assert re.search(rf"for \d s, .*, at {UNRULY}:\d+ in hold_on", bad.text), bad.text
         assert [lost.num_failed for lost in server.lost] == [1]
     assert "held the event loop" in (tmp_path / "router.log").read_text()
 
@@ -96,7 +95,7 @@ async def test_a_rollout_that_ends_its_worker_is_blamed_and_the_others_succeed(
     async with unruly(tmp_path, tiny_moe, kind) as server:
         bad = the_bad_one(await outcomes(server, 6))
         assert bad.boundary == "worker"
-        assert "task '1': its code was running when its worker died, 2 times" in bad.error
+        assert "its code was running when its worker died, 2 times" in bad.error
         assert how in bad.error
         assert server.settled["r1"][0].attempt == 2
 
@@ -110,17 +109,15 @@ async def test_errors_name_the_rewards_that_spin_hoard_or_exit(
     ) as server:
         ends = await outcomes(server, 8)
         expected = {
-            1: f"longer than 10 s and was killed; it was at {UNRULY}:.* in spin",
-            2: f"MemoryError: .* 256 MB more than at its start; it was at {UNRULY}:.* in hoard",
+            1: f"longer than 10 s and was killed, at {UNRULY}:.* in spin",
+            2: f"MemoryError: .* 256 MB more than at its start, at {UNRULY}:.* in hoard",
             3: "exit code 7",
         }
         for number, end in enumerate(ends):
             if number in expected:
                 assert isinstance(end, Failed), end
                 assert end.boundary == "scorer"
-                assert re.search(f"task '{number}': .*{expected[number]}", end.error), (
-                    end.error
-                )
+                assert re.search(expected[number], end.text), end.text
             else:
                 assert isinstance(end, Scored), end
         assert not server.lost

@@ -75,8 +75,10 @@ def test_a_silent_worker_is_killed_and_only_the_rollout_that_held_it_fails() -> 
     (end,) = ends_sent(lost)
     assert isinstance(end.outcome, Failed)
     assert end.outcome.boundary == "env"
-    assert "env.py:3" in end.outcome.error
-    assert sent(lost, WorkerLost) == [WorkerLost(A, 1, 1)]
+    assert end.outcome.where == "env.py:3 in rollout"
+    (news,) = sent(lost, WorkerLost)
+    assert (news.worker, news.num_moved, news.num_failed) == (A, 1, 1)
+    assert news.why.endswith("held its event loop at env.py:3 in rollout")
     assert router.on(WorkerDied(A)) == [], "a worker is lost once"
     assert router.settle(given[1], A) == [], "what it still sends comes too late"
     assert router.core.num_late == 1

@@ -104,7 +104,7 @@ async def test_failures_name_their_boundary(tmp_path: Path, tiny_moe: Path) -> N
         "says_nothing": ("env", "never spoke"),
         "cancels_itself": ("env", "CancelledError"),
         "sleeps": ("deadline", "longer than 6 s"),
-        "spins": ("scorer", f"longer than 5 s and was killed; it was at {ENVS}:"),
+        "spins": ("scorer", f"longer than 5 s and was killed, at {ENVS}:"),
         "dies": ("scorer", "exit code 3"),
         "cannot_judge": ("scorer", "cannot judge"),
         "nan": ("scorer", "right returned nan"),
@@ -117,7 +117,7 @@ async def test_failures_name_their_boundary(tmp_path: Path, tiny_moe: Path) -> N
             outcome = await server.outcome(how)
             assert isinstance(outcome, Failed), (how, outcome)
             assert outcome.boundary == boundary, (how, outcome)
-            assert error in outcome.error, (how, outcome)
+            assert error in outcome.text, (how, outcome)
             if how == "raises":
                 assert "chat" not in outcome.traceback.splitlines()[1]
                 assert "envs.py" in outcome.traceback

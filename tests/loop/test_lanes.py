@@ -186,7 +186,7 @@ async def test_an_exception_carries_its_class_and_traceback_and_the_process_live
             await lane.call(fail, "no good", deadline_s=30)
         assert (raised.value.kind, raised.value.text) == ("ValueError", "no good")
         assert "in fail" in raised.value.traceback
-        assert raised.value.where == line_of(fail, "raise")
+        assert raised.value.where == f"{line_of(fail, 'raise')} in fail"
         with pytest.raises(LaneRaised, match="lambda"):
             await lane.call(unpicklable, deadline_s=30)
         with pytest.raises(
@@ -222,9 +222,7 @@ async def test_a_deadline_kills_the_call_names_its_line_and_the_next_call_works(
             await lane.call(stuck, deadline_s=0.2)
         name = stuck.__name__
         message = str(raised.value)
-        assert (
-            f"{name} ran longer than 0.2 s and was killed; it was at {__file__}:" in message
-        )
+        assert f"{name} ran longer than 0.2 s and was killed, at {__file__}:" in message
         assert message.endswith(f" in {name}")
         assert not psutil.pid_exists(before)
         assert await lane.call(double, [1], deadline_s=30) == [2]

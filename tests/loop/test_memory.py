@@ -35,11 +35,10 @@ async def test_a_process_that_passes_its_limit_fails_the_call_and_is_replaced() 
     warm = (load_and_limit, 64, nothing)
     async with ProcessLane("m", 1, warm=warm) as lane:
         first = await lane.call(take, 16, deadline_s=60)
-        with pytest.raises(
-            LaneRaised, match=r"64 MB more.*test_memory.py:\d+ in take"
-        ) as raised:
+        with pytest.raises(LaneRaised, match="64 MB more") as raised:
             await lane.call(take, 60, deadline_s=60)
         assert raised.value.kind == "MemoryError"
+        assert raised.value.where.endswith(" in take")
         second = await lane.call(take, 60, deadline_s=60)
         assert second != first, "a process that ran out of memory is replaced"
         assert await lane.call(take_or_do_without, 60, deadline_s=60) == "made do with less"

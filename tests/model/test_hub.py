@@ -143,6 +143,7 @@ def test_what_cannot_be_a_name_is_a_folder_that_does_not_exist() -> None:
 def test_code_that_comes_with_a_model_runs_only_if_allowed(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "strange", "auto_map": {"AutoConfig": "code.Config"}}')
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
     with pytest.raises(
         ModelError, match=r"family 'strange'.*set model\.trust_remote_code = true"
     ):

@@ -180,7 +180,7 @@ def test_stalls_of_a_step_are_counted_by_kind_and_listed() -> None:
     slow, held = stall_records(stalls)
     assert held == {
         "process": "w0", "kind": "loop", "where": "env.py:9", "function": "rollout", "call": "",
-        "count": 6, "total_s": 1.5, "longest_s": 0.375,
+        "count": 6, "total_s": 1.5, "longest_s": 0.375, "was_killed": False,
     }  # fmt: skip
     assert (slow["kind"], slow["call"], slow["where"]) == (
         "lane",

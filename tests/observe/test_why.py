@@ -94,7 +94,7 @@ def test_an_engine_that_does_not_answer_is_named(
 
 def test_the_oldest_rollouts_come_first_and_the_rest_is_counted() -> None:
     shown = lines(NOW)
-    assert "environment 'dead': 20 in flight, 0 settled, the last 61 s ago" in shown[1]
+    assert "environment 'dead': 20 in flight, 0 scored, 0 failed" in shown[1]
     assert "g0.0" in shown[3]
     assert shown[-1] == "  … and 25 younger rollouts"
 

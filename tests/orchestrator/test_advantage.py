@@ -50,10 +50,10 @@ async def test_functions_get_rewards_and_the_counts_they_ask_for() -> None:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        ("raises", f"failed at {line_in(doubles.raises)}: KeyError: 'no baseline'"),
+        ("raises", f"failed at {line_in(doubles.raises)} in raises: KeyError: 'no baseline'"),
         (
             "sticks",
-            f"ran longer than 10 s and was killed; it was at {line_in(doubles.sticks)} in sticks",
+            f"ran longer than 10 s and was killed, at {line_in(doubles.sticks)} in sticks",
         ),
         ("dies", "ended its process with exit code 4"),
         ("too_short", "returned 2 advantages for 3 rollouts"),

@@ -298,8 +298,8 @@ def test_retries_stay_within_a_tenth_of_the_rollouts() -> None:
     assert len(orders) == 400
     again = [
         retry
-        for order in orders
-        for retry in orders_in(settle(core, order, Failed("engine", "x")))
+        for index, order in enumerate(orders)
+        for retry in orders_in(settle(core, order, Failed("engine", "xy"[index % 2])))
     ]
     num_first = len(orders) + sum("+" not in order.rollout_id for order in again)
     assert 40 <= core.retries.num_retries <= num_first / 10 + 1

@@ -415,7 +415,8 @@ class World(RuleBasedStateMachine):
             self.held - self.kept_refs
         ), "live bytes are counted exactly"
         evals = sum(order.split == "eval" for order in self.running.values())
-        assert evals <= max(EVALS.num_rollouts, EVAL_SHARE * self.settings.max_in_flight)
+        share = EVAL_SHARE if self.settings.max_off_policy_steps else 1.0
+        assert evals <= max(EVALS.num_rollouts, share * self.settings.max_in_flight)
 
     def teardown(self) -> None:
         """When everybody keeps working the run finishes: nothing waits for what cannot happen."""

@@ -47,7 +47,16 @@ def test_a_new_run_starts_from_its_model(tmp_path: Path, config: RunConfig) -> N
     assert (start.first_step, start.weights) == (1, str(tmp_path / "model"))
 
 
+def test_a_run_that_ended_before_its_first_rollout_may_be_started_again(
+    run: RunDir, config: RunConfig, tmp_path: Path
+) -> None:
+    for resume in (False, True):
+        start = find_start_point(config, run, resume=resume)
+        assert (start.first_step, start.weights) == (1, str(tmp_path / "model"))
+
+
 def test_an_existing_run_is_not_overwritten(run: RunDir, config: RunConfig) -> None:
+    run.ledger.touch()
     with pytest.raises(RunDirError, match="already holds a run: --resume continues it"):
         find_start_point(config, run, resume=False)
 

@@ -27,7 +27,7 @@ LINES = [
      "last_version": 1, "messages": json.loads(TRANSCRIPT),
      "timing": {"engine_s": 1.0, "env_s": 2.0, "scoring_s": 3.0, "total_s": 6.0, "queue_s": 0.0}},
     {**HEAD, "rollout": "g7.1", "outcome": "failed", "type": "failed", "boundary": "env",
-     "error": "KeyError('x')", "traceback": ""},
+     "error": "KeyError('x')", "traceback": "", "where": ""},
     {**HEAD, "rollout": "g7.2", "outcome": "cancelled", "reason": "too old"},
 ]  # fmt: skip
 

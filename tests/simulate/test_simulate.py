@@ -91,7 +91,7 @@ def test_the_command_says_what_limits_the_run(tmp_path: Path) -> None:
         "trainer idle",
         "staleness",
         "payload",
-        "bound by",
+        "limited by",
         "wait for",
     ):
         assert word in result.output

@@ -25,7 +25,9 @@ Env = Annotated[
     Argument(help="The environment: a name of 'rollway envs', a module, or path/to/env.py."),
 ]
 ARGS_HELP = """Arguments of the environment, as a JSON object: '{"level": "hard"}'."""
-RENDERER_HELP = "How messages become tokens: auto, default, or a family such as qwen3 (see docs/models.md)."
+RENDERER_HELP = (
+    "How messages become tokens: auto, default, or a family such as qwen3 (docs/models.md)."
+)
 TEMPLATE_HELP = """Options of the renderer, as JSON: '{"enable_thinking": false}'."""
 Args = Annotated[str, Option(help=ARGS_HELP)]
 RendererName = Annotated[str, Option(help=RENDERER_HELP)]

@@ -162,18 +162,10 @@ def evaluate(
         sampling=Sampling(max_tokens, temperature, top_p),
         seed=seed,
     )
-    if key_var and not os.environ.get(key_var):
-        raise ConfigError(
-            f"--key-var {key_var}: this environment variable is not set; export it first"
-        )
     spec = complete(spec, max_context, trusts_code=trust_remote_code)
+    key_var = chosen_key_var(key_var)
     runtime = EvalRuntime(
-        concurrency,
-        workers,
-        rollout_deadline_s,
-        max_context,
-        key_var or DEFAULT_KEY_VAR,
-        trust_remote_code,
+        concurrency, workers, rollout_deadline_s, max_context, key_var, trust_remote_code
     )
     folder = choose_folder(spec, output, resume=resume)
     check_evaluation(spec, runtime, folder)
@@ -181,6 +173,15 @@ def evaluate(
         screen = Screen()
         progress = EvalProgress(spec, previous, screen, correct_at)
         run_and_show(Evaluation(spec, runtime, folder, previous, progress, screen))
+
+
+def chosen_key_var(key_var: str | None) -> str:
+    """Return the variable with the key. One that the user names must be set."""
+    if key_var and not os.environ.get(key_var):
+        raise ConfigError(
+            f"--key-var {key_var}: this environment variable is not set; export it first"
+        )
+    return key_var or DEFAULT_KEY_VAR
 
 
 def complete(spec: EvalSpec, max_context: int, *, trusts_code: bool) -> EvalSpec:

@@ -33,9 +33,10 @@ def why(
         echo(f"The run is complete: its {now.core.step - 1} steps were trained at {stamp}.")
         return
     old_s = time.time() - now.time_s
-    if old_s > FRESH_S:
+    is_alive = directory.is_locked
+    if old_s > FRESH_S or not is_alive:
         alive = "is starting or ending, or its orchestrator hangs"
-        state = alive if directory.is_locked else "has ended"
+        state = alive if is_alive else "has ended"
         echo(f"The run {state}. State at {stamp}, {old_s:.0f} s ago:")
     for line in lines(now):
         echo(line)

@@ -50,9 +50,9 @@ def plan(config: RunConfig) -> Plan:
     if engine.is_embedded:
         slots_bounds["engine.embedded.max_batch"] = engine.local.max_batch
     bounds = {
-        **slots_bounds,
         "orchestrator.max_in_flight": settings.max_in_flight,
         "orchestrator.batch_size × (1 + max_off_policy_steps)": outstanding,
+        **slots_bounds,
     }
     return Plan(
         run_dir=str(Path(config.output_dir) / config.name),

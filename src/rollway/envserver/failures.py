@@ -28,7 +28,7 @@ def failed(error: BaseException, boundary: Boundary) -> Failed:
         case LaneRaised():
             return Failed(boundary, text, error.traceback[-MAX_TRACEBACK:], error.where)
         case LaneError():
-            return Failed(boundary, text)
+            return Failed(boundary, cut(error.problem), where=error.where)
         case asyncio.CancelledError() if is_cancelled():
             raise error
     return Failed(boundary, text, user_traceback(error), stacks.where_raised(error))
@@ -37,7 +37,7 @@ def failed(error: BaseException, boundary: Boundary) -> Failed:
 def too_late(error: Exception, limit_s: float) -> Failed:
     """Return the failure of a rollout that passed its deadline, with the line it was at."""
     if isinstance(error, LaneTimeout):
-        return Failed("deadline", short(error))
+        return Failed("deadline", cut(error.problem), where=error.where)
     cut_short = error.__cause__ or error
     where = str(stacks.find_user_line(stacks.from_error(cut_short)))
     text = f"the rollout ran longer than {limit_s:g} s"
@@ -46,7 +46,10 @@ def too_late(error: Exception, limit_s: float) -> Failed:
 
 def short(error: BaseException) -> str:
     """Return what went wrong, cut to the size of a record."""
-    text = str(error) if isinstance(error, RollwayError) else _described(error)
+    return cut(str(error) if isinstance(error, RollwayError) else _described(error))
+
+
+def cut(text: str) -> str:
     return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}…"
 
 

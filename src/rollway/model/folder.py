@@ -24,13 +24,13 @@ def check_folder(
             f"the weights in '{folder}' are quantized ({method}): the embedded engine and trainer need "
             "the same model in bfloat16 or float32"
         )
-    if needs_weights:
-        check_weights(folder)
     if not trusts_code and needs_own_code(config):
         raise ModelError(
             f"the model in '{folder}' (family '{config['model_type']}') runs Python code that comes "
             "with it: read that code, and set model.trust_remote_code = true to allow it"
         )
+    if needs_weights:
+        check_weights(folder)
 
 
 def read_config(folder: str) -> dict[str, Any]:

@@ -179,9 +179,6 @@ def _explained(error: LaneError, origin: str, kind: type[RollwayError]) -> Rollw
         place = f", at {error.where}" if error.where else ""
         return kind(f"{origin} cannot be checked: {error}{place}")
     if isinstance(error, LaneTimeout):
-        place = str(error).partition("; it was at ")[2]
-        return kind(
-            f"{origin} was not ready within {DEADLINE_S:g} s"
-            + (f"; it was at {place}" * bool(place))
-        )
+        place = f"; it was at {error.where}" if error.where else ""
+        return kind(f"{origin} was not ready within {DEADLINE_S:g} s{place}")
     return kind(f"{origin} ended the process that checked it: {error}")

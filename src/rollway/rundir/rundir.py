@@ -53,7 +53,7 @@ class RunDir:
     def has_begun(self) -> bool:
         """Whether there may be anything to continue: the orchestrator opens the ledger before it starts
         the first rollout. A run that ended before may be started again as if it were new."""
-        return self.exists and self.ledger.exists()
+        return self.exists and (self.ledger.exists() or self.last_published() > 0)
 
     @contextmanager
     def lock(self) -> Iterator[None]:

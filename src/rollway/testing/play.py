@@ -190,9 +190,7 @@ class Stage:
         )
         for end in ends:
             if isinstance(end, Failed):
-                raise RolloutFailed(
-                    f"{end.boundary}: {end.error}", end.boundary, end.traceback
-                )
+                raise RolloutFailed(end.text, end.boundary, end.traceback)
         return [end for end in ends if isinstance(end, Played)]
 
     def _run(self, task: Task) -> Run:

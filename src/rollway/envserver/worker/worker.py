@@ -216,7 +216,7 @@ class Worker:
 
 
 def _explain_tasks(error: LaneError) -> str:
-    """Return why there are no tasks in one line. The traceback goes to the log of this process."""
+    """Return why no tasks came, in one line. The traceback goes to the log of this process."""
     if not isinstance(error, LaneRaised):
         return str(error)
     log.error("tasks() raised\n%s", error.traceback)

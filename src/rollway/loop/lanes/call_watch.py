@@ -68,12 +68,22 @@ LAST_LOOK_S = 0.2
 """How long a process that is about to be killed gets to show its stack."""
 
 
+UNNAMED = "call"
+"""The label of a lane that has calls of many kinds."""
+
+
 class CallBudget(Struct, frozen=True):
     """The label of a lane's calls, how long a call may take, and who hears of slower ones."""
 
     label: str
     budget_s: float = 300.0
     report: Callable[[Stall], None] = lambda stall: None
+
+    def name_of(self, function: Callable[..., object]) -> str:
+        """Return what errors call a call: by the lane's label, or by the function's name."""
+        if self.label != UNNAMED:
+            return f"the {self.label}"
+        return f"{function.__module__}.{function.__qualname__}"
 
 
 class CallWatch:

@@ -12,7 +12,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from ...errors import LaneClosed, LaneFull, LaneTimeout
 from ..watch.run import LoopWatch
-from .call_watch import CallBudget
+from .call_watch import UNNAMED, CallBudget
 from .slot import LaneCall, LaneSlot, Replier
 
 P = ParamSpec("P")
@@ -63,7 +63,7 @@ class ProcessLane:
     """
 
     def __init__(
-        self, name: str, size: int, *, warm: LaneCall | None = None, label: str = "call",
+        self, name: str, size: int, *, warm: LaneCall | None = None, label: str = UNNAMED,
         watch: LoopWatch | None = None, max_waiting: int = MAX_WAITING,
     ) -> None:  # fmt: skip
         """`warm` is called in each process before its first call. With it processes start at once, in

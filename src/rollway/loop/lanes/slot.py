@@ -159,7 +159,7 @@ async def _run(
 ) -> LaneAnswer:  # fmt: skip
     """Run one call and return its answer. If this raises, the process is of no more use."""
     child = process.child
-    name = f"{function.__module__}.{function.__qualname__}"
+    name = budget.name_of(function)
     with CallWatch(child.pid, process.stack_pipe, budget) as watch:
         try:
             async with asyncio.timeout(deadline_s):
@@ -167,14 +167,12 @@ async def _run(
                 answer = await _receive_answer(child, name, replier)
         except TimeoutError:
             problem = f"{name} ran longer than {deadline_s:g} s and was killed"
-            line = await watch.last_look()
-            raise LaneTimeout(f"{problem}; it was at {line}" if line else problem) from None
+            raise LaneTimeout(problem, where=await watch.last_look()) from None
         except ConnectionError:
             answer = None
         if answer is None:
             problem = f"{name} ended its process {await _how_it_ended(child)}"
-            line = watch.crash_line()
-            raise LaneCrashed(f"{problem}, at {line}" if line else problem)
+            raise LaneCrashed(problem, where=watch.crash_line())
     return answer
 
 

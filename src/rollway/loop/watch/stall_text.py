@@ -10,7 +10,8 @@ def stall_text(stall: Stall) -> str:
     if stall.kind == "lane":
         took = longest if stall.count == 1 else often
         if stall.was_killed:
-            return f"{stall.call} was killed at its deadline after {took}, at {place}"
+            times = f"after {longest}" if stall.count == 1 else often
+            return f"{stall.call} was killed at its deadline {times}, at {place}"
         return f"{stall.call} took {took} in its process, at {place} (no loop was held)"
     held = f"for {longest}" if stall.count == 1 else often
     return f"loop held {held} by {place}"

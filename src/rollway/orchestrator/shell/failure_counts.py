@@ -40,5 +40,5 @@ class FailureCounts:
 
 
 def is_worth_a_line(count: int) -> bool:
-    """Return whether the console hears of this repetition: the first, the tenth, the hundredth, …"""
+    """Return whether the console hears of this repetition: the first, the tenth, the hundredth."""
     return str(count).strip("0") == "1"
