@@ -51,14 +51,14 @@ def test_overrides_are_toml_values_or_bare_words() -> None:
             1,
             ["'trainer.max_grad_nrom'", "did you mean 'max_grad_norm'?"],
         ),
-        ("trainer", "lr", "fast", ["'trainer.lr' = 'fast'", "float"]),
-        ("trainer", "lr", -1.0, ["'trainer.lr' = -1.0", "> 0"]),
-        ("orchestrator", "group_size", 1, ["'orchestrator.group_size' = 1", ">= 2"]),
+        ("trainer", "lr", "fast", ["'trainer.lr' = 'fast'", "a number"]),
+        ("trainer", "lr", -1.0, ["'trainer.lr' = -1.0", "above 0"]),
+        ("orchestrator", "group_size", 1, ["'orchestrator.group_size' = 1", "at least 2"]),
         (
             "metrics",
             "prometheus",
             {"port": 70000},
-            ["'metrics.prometheus.port' = 70000", "<= 65535"],
+            ["'metrics.prometheus.port' = 70000", "at most 65535"],
         ),
     ],
 )
@@ -82,7 +82,7 @@ def test_wrong_keys_inside_lists_are_named() -> None:
     ):
         check(misspelt, "run.toml")
     too_few = {**MINIMAL, "env": [{"id": "x"}, {"id": "y", "server": {"workers": 0}}]}
-    with pytest.raises(ConfigError, match=r"'env.1.server.workers' = 0: .*>= 1"):
+    with pytest.raises(ConfigError, match=r"'env.1.server.workers' = 0: .*at least 1"):
         check(too_few, "run.toml")
 
 

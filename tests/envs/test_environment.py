@@ -57,8 +57,8 @@ class NoTokens(Good):
         (NotAsync(), "NotAsync.user must be 'async def'"),
         (NoTasks(), r"NoTasks has no method tasks\(\)"),
         (AsyncStop(), "AsyncStop.found is a stop condition and must be a plain 'def'"),
-        (NoTurns(), "NoTurns.max_turns is 0; use 1 or more, or None for no limit"),
-        (NoTokens(), "NoTokens.max_rollout_tokens is -1; use 1 or more"),
+        (NoTurns(), "NoTurns.max_turns is 0; use a number from 1 on, or None for no limit"),
+        (NoTokens(), "NoTokens.max_rollout_tokens is -1; use a number from 1 on"),
         (3, "test is a int, not an rw.Environment"),
     ],
 )

@@ -1,6 +1,5 @@
 """`rollway eval`: evaluates a model on an environment, without training."""
 
-import asyncio
 import os
 from datetime import datetime
 from enum import StrEnum
@@ -20,7 +19,7 @@ from ..evals.progress import EvalProgress
 from ..evals.run import evaluate as run_evaluation
 from ..evals.spec import EvalRuntime, EvalSpec
 from ..loop.processes.child import log_to
-from ..loop.watch.run import LoopWatch, run
+from ..loop.watch.run import LoopWatch, run, run_unwatched
 from ..model.hub import find_folder
 from ..observe.console import Screen
 from ..preflight.checks import EnvToCheck, ModelToCheck, check_model_and_envs
@@ -163,10 +162,8 @@ def evaluate(
         seed=seed,
     )
     spec = complete(spec, max_context, trusts_code=trust_remote_code)
-    key_var = chosen_key_var(key_var)
-    runtime = EvalRuntime(
-        concurrency, workers, rollout_deadline_s, max_context, key_var, trust_remote_code
-    )
+    limits = concurrency, workers, rollout_deadline_s, max_context
+    runtime = EvalRuntime(*limits, chosen_key_var(key_var), trust_remote_code)
     folder = choose_folder(spec, output, resume=resume)
     check_evaluation(spec, runtime, folder)
     with folder.opened(spec, resume=resume) as previous:
@@ -237,7 +234,7 @@ def check_evaluation(spec: EvalSpec, runtime: EvalRuntime, folder: EvalFolder) -
         )
         max_context = runtime.max_context if is_embedded else None
         model = ModelToCheck(config, max_context, is_loaded=is_embedded)
-    asyncio.run(
+    run_unwatched(
         check_model_and_envs(
             model, [EnvToCheck(env, (spec.split,))], lambda text: echo(text, err=True)
         )

@@ -4,7 +4,6 @@ None of them loads a model or writes a file. What they find is an error of a few
 after minutes.
 """
 
-import asyncio
 from pathlib import Path
 
 import msgspec
@@ -19,6 +18,7 @@ from ..envs.in_lane import EnvSpec
 from ..envs.registry import check_exists
 from ..errors import ConfigError
 from ..inference.vllm_server.command import check_startable
+from ..loop.watch.run import run_unwatched
 from ..model.folder import check_weights
 from ..model.hub import find_folder
 from ..model.shape import check_room, check_routes, read_shape
@@ -59,7 +59,7 @@ def check_run(config: RunConfig, planned: Plan, *, is_dry: bool = False) -> Chec
     for env in config.env:
         if not env.external:
             check_exists(env.id)
-    asyncio.run(_check_code(config, is_built=warmup is None, is_loaded=computes))
+    run_unwatched(_check_code(config, is_built=warmup is None, is_loaded=computes))
     check_ports(config)
     weights_bytes = 0
     if needs_weights and not warmup and not is_dry:

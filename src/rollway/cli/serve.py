@@ -19,7 +19,7 @@ from ..launch.run import ROUTER
 from ..launch.watch import STATUS_EVERY_S, ServerWatch
 from ..loop.processes.child import log_to
 from ..loop.processes.part import start_part
-from ..loop.watch.run import run
+from ..loop.watch.run import run, run_unwatched
 from ..model.hub import find_folder
 from ..model.shape import check_routes, read_shape
 from ..observe.console import Screen
@@ -186,7 +186,7 @@ def check_served(served: ServedEnv, keys: str, logs: Path) -> ServedEnv:
     limits = (served.engine.max_context, shape and shape.max_context)
     known = [limit for limit in limits if limit]
     checked_env = EnvToCheck(EnvSpec(env.id, msgspec.json.encode(env.args), served.seed))
-    asyncio.run(
+    run_unwatched(
         check_model_and_envs(
             ModelToCheck(model, min(known, default=None)),
             [checked_env],

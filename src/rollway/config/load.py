@@ -167,4 +167,49 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
     value: Any = tree
     for key in where.split("."):
         value = value[int(key)] if isinstance(value, list) else value[key]
-    return f"'{where}' = {value!r}: {what[0].lower()}{what[1:]}"
+    text = _in_words(what)
+    if "matching regex" in what:
+        text = "expected letters, digits, '.', '_' and '-', a letter or digit first"
+    if what.startswith("Invalid enum value"):
+        choices = _choices(where.split("."), inspect.type_info(RunConfig))
+        hint = did_you_mean(str(value), choices)
+        text = f"expected one of {', '.join(map(repr, choices))}{hint}"
+    return f"'{where}' = {value!r}: {text}"
+
+
+def _choices(keys: list[str], kind: inspect.Type) -> list[str]:
+    """Return the words that the key at the end of this path may have."""
+    match kind:
+        case inspect.LiteralType(values=values):
+            return [str(value) for value in values]
+        case inspect.UnionType(types=types):
+            return [choice for member in types for choice in _choices(keys, member)]
+        case inspect.VarTupleType(item_type=item) if keys:
+            return _choices(keys[1:], item)
+        case inspect.StructType(fields=fields) if keys:
+            known = {field.encode_name: field.type for field in fields}
+            return _choices(keys[1:], known[keys[0]]) if keys[0] in known else []
+    return []
+
+
+_TYPES = {
+    "int": "a whole number", "float": "a number", "str": "text", "bool": "true or false",
+    "array": "a list", "object": "a section",
+}  # fmt: skip
+_BOUNDS = {">=": "at least", ">": "above", "<=": "at most", "<": "below"}
+
+
+def _in_words(message: str) -> str:
+    """Say what msgspec expected in the words of docs/configuration.md: `int` >= 1 is a whole number, at
+    least 1."""
+    match = re.fullmatch(r"Expected `([^`]+)`(?: (.*?))?(?:, got `([^`]+)`)?", message)
+    if match is None:
+        return f"{message[0].lower()}{message[1:]}"
+    kinds = [_TYPES.get(kind, kind) for kind in match[1].split(" | ") if kind != "null"]
+    text = f"expected {' or '.join(dict.fromkeys(kinds))}"
+    if bound := re.fullmatch(r"(?:of length )?([<>]=?) (\S+)", match[2] or ""):
+        unit = " entries" if "length" in match[2] else ""
+        text += f", {_BOUNDS[bound[1]]} {bound[2].removesuffix('.0')}{unit}"
+    elif match[2]:
+        text += f" {match[2]}"
+    return f"{text}, got {_TYPES.get(match[3], match[3])}" if match[3] else text

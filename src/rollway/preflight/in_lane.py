@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +126,15 @@ def _explain_rendering(model: ModelConfig, error: Exception) -> str:
 
 
 def _check_family(model: ModelConfig) -> None:
+    """Refuse a family that transformers does not know. Most families have a folder of their name in
+    transformers, which is found in no time; only the import, which takes seconds, is exact."""
+    config = read_config(model.path)
+    family, installed = config["model_type"], find_spec("transformers")
+    assert installed is not None, "the command has checked that it is installed"
+    if Path(str(installed.origin)).with_name("models").joinpath(family).is_dir():
+        return
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    config = read_config(model.path)
-    family = config["model_type"]
     if family not in CONFIG_MAPPING_NAMES and "auto_map" not in config:
         hint = did_you_mean(family, CONFIG_MAPPING_NAMES)
         raise ModelError(

@@ -76,6 +76,12 @@ def run(name: str, config: WatchSpec, main: WatchedMain[T]) -> T:
         return runner.run(_watched(name, config, main))
 
 
+def run_unwatched(main: Coroutine[Any, Any, T]) -> T:
+    """Run a short piece of a command on a loop of its own, before anything is there to be watched."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(main)
+
+
 async def _watched(name: str, config: WatchSpec, main: WatchedMain[T]) -> T:
     threads = ThreadPoolExecutor(thread_name_prefix="lane", initializer=_lower_priority)
     asyncio.get_running_loop().set_default_executor(threads)
