@@ -182,7 +182,7 @@ class LaneRaised(LaneError):
         self.where = where
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
     """Return `; did you mean 'x'?` with the most similar of `names`, or nothing."""
-    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
     return f"; did you mean '{near[0]}'?" if near else ""

@@ -125,8 +125,8 @@ MISTAKES = (
           "you mean 'enforce'", "filters.gibberish=enforced"),
     train("read-only folder", "cannot be (written|created)|has 0 MB free", "output_dir=/proc/mine"),
     train("folder that is a file", "cannot be created: .*/run.toml is a file", "output_dir=run.toml"),
-    train("prompt that does not fit", "the first prompt of task '0' of environment 'shop.py' has .*, and "
-          "a conversation may have 20", "engine.max_context=20"),
+    train("prompt that does not fit", "the first prompt of task '0' of environment 'shop.py' has .*, "
+          "and a conversation may have 20", "engine.max_context=20"),
     Mistake("eval: unknown argument", ("eval", "shop.py", "-m", "{model}", "--renderer", "qwen3",
             "--args", '{{"levle": 1}}', "--max-tokens", "6", "--max-context", "128"),
             "environment 'shop.py' does not take these args: .*'levle'"),

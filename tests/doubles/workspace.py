@@ -98,7 +98,7 @@ class Workspace:
         return {**os.environ, MARK: self.mark}
 
     def train(self, *args: str) -> subprocess.CompletedProcess[str]:
-        with self._started(*args) as process:
+        with self.started(*args) as process:
             lines = self._read_until(process, WAITS_FOR_TRAINER) if self.trainer else []
             out, err = process.communicate(timeout=DEADLINE_S)
         return subprocess.CompletedProcess(
@@ -108,12 +108,12 @@ class Workspace:
     @contextmanager
     def training(self, *args: str) -> Iterator["subprocess.Popen[str]"]:
         """Start a run and yield its process once it has trained its first step."""
-        with self._started(*args) as process:
+        with self.started(*args) as process:
             self.wait_for_step(process, 1)
             yield process
 
     @contextmanager
-    def _started(self, *args: str) -> Iterator["subprocess.Popen[str]"]:
+    def started(self, *args: str) -> Iterator["subprocess.Popen[str]"]:
         with subprocess.Popen(
             self.command(*args), cwd=self.folder, env=self.env, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,

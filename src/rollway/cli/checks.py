@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 from typer import Argument, Option
 
+from ..config.load import in_words
 from ..config.sections import MetricsConfig
 from ..errors import UNREADABLE, ConfigError
 
@@ -50,10 +51,10 @@ def checked(config: S, **option_names: str) -> S:
     try:
         return msgspec.convert(msgspec.to_builtins(config), type(config))
     except msgspec.ValidationError as error:
-        text = str(error).replace(" - at `$.", " - for `--").replace("_", "-")
-        for key, option in option_names.items():
-            text = text.replace(f"`--{key}", f"`--{option}")
-        raise ConfigError(text) from None
+        what, _, key = str(error).partition(" - at `$.")
+        key = key.rstrip("`")
+        option = option_names.get(key, key).replace("_", "-")
+        raise ConfigError(f"--{option} {getattr(config, key)}: {in_words(what)}") from None
 
 
 def need_torch(purpose: str) -> None:

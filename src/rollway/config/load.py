@@ -167,7 +167,7 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
     value: Any = tree
     for key in where.split("."):
         value = value[int(key)] if isinstance(value, list) else value[key]
-    text = _in_words(what)
+    text = in_words(what)
     if "matching regex" in what:
         text = "expected letters, digits, '.', '_' and '-', a letter or digit first"
     if what.startswith("Invalid enum value"):
@@ -199,7 +199,7 @@ _TYPES = {
 _BOUNDS = {">=": "at least", ">": "above", "<=": "at most", "<": "below"}
 
 
-def _in_words(message: str) -> str:
+def in_words(message: str) -> str:
     """Say what msgspec expected in the words of docs/configuration.md: `int` >= 1 is a whole number, at
     least 1."""
     match = re.fullmatch(r"Expected `([^`]+)`(?: (.*?))?(?:, got `([^`]+)`)?", message)

@@ -3,6 +3,7 @@
 User code and the libraries of a model run there, so that neither can hold up or end the command.
 """
 
+import logging
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -99,6 +100,9 @@ def _explaining(problem: str) -> Iterator[None]:
 def examine_model(model: bytes, is_built: bool, is_loaded: bool) -> None:
     """Open the tokenizer, and render a greeting with the model's renderer or chat template. A model
     that transformers will load must be of a family that transformers knows."""
+    logging.disable(
+        logging.INFO
+    )  # libraries tell what they choose, which belongs in no error
     config = msgspec.json.decode(model, type=ModelConfig)
     if is_built and is_loaded:
         _check_family(config)
@@ -136,10 +140,10 @@ def _check_family(model: ModelConfig) -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     if family not in CONFIG_MAPPING_NAMES and "auto_map" not in config:
-        hint = did_you_mean(family, CONFIG_MAPPING_NAMES)
+        hint = did_you_mean(family, CONFIG_MAPPING_NAMES) or "; a newer version may"
         raise ModelError(
             f"{model.path}/config.json names the family '{family}' (model_type), which transformers "
-            f"{version('transformers')} does not know{hint}; a newer transformers may"
+            f"{version('transformers')} does not know{hint}"
         )
 
 

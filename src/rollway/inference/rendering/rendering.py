@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -240,13 +241,24 @@ def _renderer_config(model: ModelConfig) -> Any:
         name = model.renderer
         hint = did_you_mean(name, names) or f"; choose one of {', '.join(names)}"
         raise ConfigError(f"no renderer '{name}' for 'model.renderer'{hint}") from None
+    if default is None:
+        return None
+    options = [name for name in type(default).model_fields if name != "name"]
+    for key in model.template:
+        # the renderer `default` passes every option on to the chat template: only a slip is refused
+        if key not in options and (hint := did_you_mean(key, options, cutoff=0.8)):
+            raise ConfigError(f"unknown option 'model.template.{key}'{hint}")
     try:
-        return None if default is None else type(default)(**model.template)
+        return type(default)(**model.template)
     except pydantic.ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(str(part) for part in problem["loc"])
-        hint = did_you_mean(key, type(default).model_fields)
-        raise ConfigError(f"'model.template.{key}': {problem['msg'].lower()}{hint}") from None
+        text = problem["msg"].lower()
+        if problem["type"] == "extra_forbidden":
+            text = (
+                f"renderer '{model.renderer}' has no such option, only {', '.join(options)}"
+            )
+        raise ConfigError(f"'model.template.{key}': {text}") from None
 
 
 def _full_tokenizer(path: str) -> Any:
@@ -257,8 +269,13 @@ def _full_tokenizer(path: str) -> Any:
             f"model '{path}' is rendered by its chat template, which needs transformers: "
             "pip install 'rollway[local]', or name its family in 'model.renderer'"
         ) from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read the tokenizer of model '{path}': {error}") from None
+    except Exception as error:  # of transformers, whatever is wrong with the files
+        if not Path(path, "tokenizer.json").exists():
+            raise ModelError(
+                f"'{path}' has no tokenizer.json: copy it there from where the model comes from"
+            ) from None
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ModelError(f"cannot read the tokenizer of model '{path}': {text}") from None
 
 
 def _dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
