@@ -26,6 +26,10 @@ from tests.doubles.shared import build_once
 from tests.doubles.stand_ins import copying_trainer, drawing_engines
 from tests.doubles.workspace import DEADLINE_S, ENVS, Workspace
 
+from rollway.config.load import load
+from rollway.warmup.build import warmup_spec
+from rollway.warmup.recipe import RECIPE, recipe
+
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
 UNTIL_STOPPED = {"serve", "engine"}
@@ -86,7 +90,11 @@ def fill_folder(folder: Path, tiny_moe: Path) -> None:
         r"```python\n(# sort_letters.py.*?)```", (ROOT / "README.md").read_text(), re.S
     )
     (folder / "sort_letters.py").write_text(block)
-    shutil.copytree(tiny_moe, folder / "outputs" / "models" / "reverse-text-moe")
+    built = folder / "outputs" / "models" / "reverse-text-moe"
+    shutil.copytree(tiny_moe, built)
+    demo = warmup_spec(load(ROOT / "examples" / "reverse-text" / "run.toml"))
+    assert demo is not None
+    (built / RECIPE).write_bytes(recipe(demo))
     try:
         with work.training(*first_training().args[2:]) as process:
             work.wait_for_step(process, STOPPED_AFTER)

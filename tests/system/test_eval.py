@@ -36,6 +36,11 @@ def even_ones(said: str, nth: int) -> str:
     return str(n) if n % 2 == 0 or nth == 0 else "no"
 
 
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VAR, "sesame")
+
+
 class Command:
     """`rollway eval` and what it said."""
 
@@ -237,7 +242,10 @@ async def test_a_killed_worker_and_tasks_that_are_others_now(tmp_path: Path) -> 
             double.release.set()
             done = await command.end()
         assert done.code == 0, done.err
-        assert "envs.w0.0 died: 3 rollouts moved, 0 failed" in done.out
+        assert (
+            "envs.w0.0 was killed by SIGKILL: 3 of its rollouts run again, 0 failed"
+            in done.out
+        )
         results = tmp_path / "here" / "results.jsonl"
         kept = results.read_text().splitlines(keepends=True)[:2]
         results.write_text("".join(kept).replace('"task":"', '"task":"another '))

@@ -118,10 +118,10 @@ def test_an_advantage_function_that_fails_ends_the_run_with_its_line(
     assert done.returncode == 1
     where = place(CREDIT, "raise KeyError", "def raises")
     assert (
-        f"orchestrator.advantage '{CREDIT}:raises' failed at {where}: KeyError: 'no baseline'"
+        f"orchestrator.advantage '{CREDIT}:raises' failed at {where} in raises: KeyError: 'no baseline'"
         in (done.stderr)
     )
-    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.count("\n") == 2, done.stderr
     light.assert_nothing_is_left()
 
 

@@ -110,7 +110,8 @@ async def test_a_server_on_its_own_from_start_to_signal(
             assert not psutil.wait_procs(everyone, timeout=60)[1], "nothing outlives it"
             assert process.stderr is not None
             assert process.stderr.read() == "Stopped.\n"
-    assert {path.name for path in (tmp_path / "logs").iterdir()} >= {
+    logs = tmp_path / "outputs" / "serve" / "envs" / "logs"
+    assert {path.name for path in logs.iterdir()} >= {
         "envs.router.log",
         "envs.w0.log",
     }
@@ -151,9 +152,10 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, tiny_moe: Path) -> None:
         with serving(tmp_path, tiny_moe, "http://127.0.0.1:9", "--bind", bind) as process:
             _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
-    assert (
-        errors
-        == f"rollway: {bind} cannot be bound: Address already in use; choose another address\n"
+    port = bind.rpartition(":")[2]
+    assert errors == (
+        f"rollway: '--bind' = {port} cannot be bound at 127.0.0.1: Address already in use; choose "
+        "another port\n"
     )
 
 

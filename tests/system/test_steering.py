@@ -147,7 +147,7 @@ def test_training_continues_without_an_environment_that_never_answers(
         process.terminate()
         process.wait(60)
     assert "no rollout of" in reason
-    assert "never.py" in reason.splitlines()[0]
+    assert "'never'" in reason.splitlines()[0]
 
 
 def test_a_synchronous_run_trains_on_policy_only(light: Workspace) -> None:

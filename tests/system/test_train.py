@@ -204,7 +204,7 @@ def test_a_killed_env_worker_costs_nothing_but_time(
     trainer.hold_at(3)
     with light.training("--set", "max_steps=8", *TWO_WORKERS) as process:
         light.find("rollway.envserver.worker.worker:main")[0].kill()
-        light.wait_for_line(process, "died:")
+        light.wait_for_line(process, "was killed by SIGKILL: .* of its rollouts run again")
         trainer.release()
         out, err = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, err
@@ -335,7 +335,7 @@ def test_mistakes_that_a_part_finds_are_one_line(work: Workspace) -> None:
         port = busy.getsockname()[1]
         mistakes = {
             f"engine.embedded.port={port}": f"'engine.embedded.port' = {port} cannot be bound",
-            "engine.external.url=http://127.0.0.1:9": "no engine at http://127.0.0.1:9",
+            "engine.external.url=http://127.0.0.1:9": "nothing listens at http://127.0.0.1:9",
         }
         for mistake, said in mistakes.items():
             failed = work.train("--clean", "--set", mistake, "--set", "external_trainer={}")

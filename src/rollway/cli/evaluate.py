@@ -12,6 +12,7 @@ from typer import Exit, Option, echo
 
 from ..config.sections import ModelConfig
 from ..envs.in_lane import EnvSpec
+from ..envs.registry import check_exists
 from ..errors import ConfigError, ModelError
 from ..evals.driver import Evaluation
 from ..evals.folder import EvalFolder, latest_folder, new_folder, root_of
@@ -165,6 +166,7 @@ def evaluate(
     limits = concurrency, workers, rollout_deadline_s, max_context
     runtime = EvalRuntime(*limits, chosen_key_var(key_var), trust_remote_code)
     folder = choose_folder(spec, output, resume=resume)
+    folder.check(spec, resume=resume)
     check_evaluation(spec, runtime, folder)
     with folder.opened(spec, resume=resume) as previous:
         screen = Screen()
@@ -223,6 +225,7 @@ def check_embedded(spec: EvalSpec, max_context: int) -> None:
 
 def check_evaluation(spec: EvalSpec, runtime: EvalRuntime, folder: EvalFolder) -> None:
     """Find mistakes before an engine is started or a file written."""
+    check_exists(spec.env)
     env = EnvSpec(spec.env, msgspec.json.encode(spec.args), spec.seed)
     model, is_embedded = None, not spec.engine_url
     if spec.speaks == "tokens":

@@ -26,6 +26,7 @@ from ..orchestrator.shell.advantage import check as check_advantage
 from ..preflight.checks import EnvToCheck, ModelToCheck, check_model_and_envs
 from ..preflight.machine import (
     check_engine_key,
+    check_engines,
     check_ports,
     check_room_on_disk,
     check_urls,
@@ -68,6 +69,8 @@ def check_run(config: RunConfig, planned: Plan, *, is_dry: bool = False) -> Chec
     check_room_on_disk(Path(planned.run_dir), weights_bytes, trains=trains)
     check_keys(config)
     check_engine_key(config.engine)
+    if not is_dry:
+        check_engines(config.engine.urls)
     need_sinks(config.metrics)
     return CheckedRun(config, warmup)
 

@@ -27,6 +27,7 @@ from ..preflight.checks import EnvToCheck, ModelToCheck, check_model_and_envs
 from ..preflight.machine import (
     check_bind_port,
     check_engine_key,
+    check_engines,
     check_urls,
     check_writable,
 )
@@ -198,6 +199,7 @@ def check_served(served: ServedEnv, keys: str, logs: Path) -> ServedEnv:
     if keys:
         read_server_keys(Path(keys))
     check_engine_key(served.engine, "--key-var")
+    check_engines(external.urls)
     return replace(served, model=model)
 
 

@@ -131,10 +131,8 @@ class EvalDriver:
                     self._page.set_result(tasks)
                 case ServerStats(stats=stats):
                     self._progress.health.hear(stats)
-                case WorkerLost(worker=worker, num_moved=moved, num_failed=failed):
-                    self._screen.line(
-                        f"{worker} died: {moved} rollouts moved, {failed} failed"
-                    )
+                case WorkerLost() as lost:
+                    self._screen.line(lost.text)
 
     async def _on_settled(self, settled: Settled) -> None:
         key, task = self._running.pop(settled.rollout_id)

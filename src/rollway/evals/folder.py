@@ -32,10 +32,7 @@ class EvalFolder:
     @contextmanager
     def opened(self, spec: EvalSpec, *, resume: bool) -> Iterator[RolloutResults]:
         """Lock the folder and yield the results of a resumed evaluation; drop the payload at the end."""
-        if resume:
-            self._check_same(spec)
-        else:
-            self._check_unused()
+        self.check(spec, resume=resume)
         for folder in (self.logs, self.payload):
             folder.mkdir(parents=True, exist_ok=True)
         with lock_folder(self.logs, f"evaluates in {self.path}"):
@@ -47,6 +44,13 @@ class EvalFolder:
                 yield read_results(self.results)
             finally:
                 remove_segments(self.payload)
+
+    def check(self, spec: EvalSpec, *, resume: bool) -> None:
+        """Refuse a folder that another evaluation has, or that has none to resume."""
+        if resume:
+            self._check_same(spec)
+        else:
+            self._check_unused()
 
     def _check_same(self, spec: EvalSpec) -> None:
         if changes := differences(self.read_spec(), spec):

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,6 +12,7 @@ from ..errors import ConfigError, RunDirError
 from ..loop.processes.port import bind_port
 
 LOOPBACK = "127.0.0.1"
+CONNECT_S = 5.0
 LEAST_PAYLOAD_BYTES = 64 << 20
 """Room for the first rollouts, logs and metrics."""
 VERSIONS, STATE_SIZES = 2, 6
@@ -88,6 +90,20 @@ def check_engine_key(engine: EngineConfig, option: str = "engine.external.key_va
             f"'{option}' = '{name}', but the environment variable {name} is not set: export it before "
             "you start rollway"
         )
+
+
+def check_engines(urls: tuple[str, ...]) -> None:
+    """Refuse an address at which nothing listens."""
+    for url in urls:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            socket.create_connection((parts.hostname, port), CONNECT_S).close()
+        except OSError as error:
+            raise ConfigError(
+                f"nothing listens at {url} ({error.strerror or error}): start the engine, or correct "
+                "the address ('engine.external.url', --engine-url)"
+            ) from None
 
 
 def check_urls(urls: tuple[str, ...], option: str) -> None:

@@ -184,6 +184,11 @@ class WorkerLost(Struct, frozen=True, tag="worker_lost"):
     num_failed: int
     why: str = "died"
 
+    @property
+    def text(self) -> str:
+        moved = f"{self.num_moved} of its rollouts run again, {self.num_failed} failed"
+        return f"{self.worker} {self.why}: {moved}"
+
 
 class _PassedTask(Task, frozen=True, omit_defaults=True):
     """A task on its way through the router, which does not decode what only workers need."""
