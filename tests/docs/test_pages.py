@@ -143,3 +143,16 @@ def test_every_page_has_a_place_in_the_readme_and_starts_with_a_task() -> None:
         )
         assert first is not None, page.name
         assert first <= 20, f"{page.name} has its first block or table in line {first + 1}"
+
+
+def test_the_page_of_models_lists_all_renderers_and_parsers_of_tool_calls() -> None:
+    import renderers
+    from renderers.parsers import TOOL_PARSERS
+
+    with pytest.raises(ValueError, match="Known:") as unknown:
+        renderers.config_from_name("no such renderer")
+    known = set(re.findall(r"'([^']+)'", str(unknown.value).partition("Known:")[2]))
+    page = (ROOT / "docs" / "models.md").read_text()
+    listed = page.partition("<!-- renderers")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`([^`]+)`", listed)) == known - {"auto", "default"}
+    assert all(f"`{name}`" in page for name in TOOL_PARSERS)

@@ -1,6 +1,7 @@
 """Simulated runs keep the bounds of real ones, and take as long as their durations say."""
 
 import random
+import re
 from pathlib import Path
 from statistics import fmean
 
@@ -98,3 +99,35 @@ def test_the_command_says_what_limits_the_run(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("")
     bad = CliRunner().invoke(app, ["simulate", str(example), "--from", str(tmp_path)])
     assert "has no metrics.jsonl" in str(bad.exception)
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        (["--train-s", "60"], "the trainer, which trains"),
+        (
+            ["--train-s", "0.01", "--set", "engine.embedded.max_batch=8"],
+            "engine.embedded.max_batch: ",
+        ),
+        (
+            ["--train-s", "0.01", "--set", "orchestrator.max_in_flight=16"],
+            "orchestrator.max_in_flight, ",
+        ),
+    ],
+)
+def test_the_report_names_what_limits_the_simulated_run(
+    options: list[str], limit: str
+) -> None:
+    example = Path(__file__).parents[2] / "examples" / "reverse-text" / "run.toml"
+    said = CliRunner().invoke(app, ["simulate", str(example), "--rollouts", "3000", *options])
+    lines = dict(
+        re.split(r" {2,}", line, maxsplit=1)
+        for line in said.output.splitlines()
+        if "  " in line
+    )
+    assert lines["limited by"].startswith(limit), said.output
+    idle = int(lines["trainer idle"].rstrip("%"))
+    waits = dict(re.findall(r"([a-z ]+?) (\d+)%", lines["steps wait for"]))
+    assert abs(int(waits.get("the trainer", "0")) - (100 - idle)) <= 1, (
+        "they do not contradict"
+    )

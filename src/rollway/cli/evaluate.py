@@ -166,8 +166,7 @@ def evaluate(
     limits = concurrency, workers, rollout_deadline_s, max_context
     runtime = EvalRuntime(*limits, chosen_key_var(key_var), trust_remote_code)
     folder = choose_folder(spec, output, resume=resume)
-    folder.check(spec, resume=resume)
-    check_evaluation(spec, runtime, folder)
+    check_evaluation(spec, runtime, folder, resume=resume)
     with folder.opened(spec, resume=resume) as previous:
         screen = Screen()
         progress = EvalProgress(spec, previous, screen, correct_at)
@@ -223,8 +222,11 @@ def check_embedded(spec: EvalSpec, max_context: int) -> None:
         )
 
 
-def check_evaluation(spec: EvalSpec, runtime: EvalRuntime, folder: EvalFolder) -> None:
+def check_evaluation(
+    spec: EvalSpec, runtime: EvalRuntime, folder: EvalFolder, *, resume: bool
+) -> None:
     """Find mistakes before an engine is started or a file written."""
+    folder.check(spec, resume=resume)
     check_exists(spec.env)
     env = EnvSpec(spec.env, msgspec.json.encode(spec.args), spec.seed)
     model, is_embedded = None, not spec.engine_url

@@ -56,16 +56,19 @@ class EvalProgress:
         self._reward_sum += result.reward or 0.0
         self._num_turns += result.num_turns
         if result.error:
-            self._on_failed(result.error)
+            self._on_failed(result.task, result.error)
         if self.num_done * NUM_LINES // self._spec.total > lines_before:
             self._screen.line(self.status())
 
-    def _on_failed(self, failure: EvalFailure) -> None:
+    def _on_failed(self, task: str, failure: EvalFailure) -> None:
         """Print the failure; if a boundary fails often, only its 1st, 2nd, 4th, 8th time and so on."""
         boundary = failure.boundary
         errors = self._errors.setdefault(boundary, Rarely())
         if errors.add():
-            self._screen.line(f"failed ({boundary} number {errors.count}): {failure.error}")
+            place = f", at {failure.where}" if failure.where else ""
+            self._screen.line(
+                f"task '{task}' failed ({boundary} number {errors.count}): {failure.error}{place}"
+            )
 
     def status(self) -> str:
         if self._start_s is None:

@@ -13,6 +13,7 @@ class EvalFailure(Struct, frozen=True, omit_defaults=True):
     boundary: str
     error: str
     traceback: str = ""
+    where: str = ""
 
 
 class RolloutResult(Struct, frozen=True, kw_only=True):
@@ -55,8 +56,8 @@ def rollout_result(key: ResultKey, task: Task, outcome: Outcome) -> RolloutResul
                 num_tokens=scored.num_sampled,
                 timing=scored.timing,
             )
-        case Failed(boundary=boundary, error=error, traceback=traceback):
-            reason = EvalFailure(boundary, error, traceback)
+        case Failed(boundary=boundary, error=error, traceback=traceback, where=where):
+            reason = EvalFailure(boundary, error, traceback, where)
         case Cancelled(reason=text):
             reason = EvalFailure("cancelled", text)
     return RolloutResult(position=position, task=task.id, rollout=rollout, error=reason)

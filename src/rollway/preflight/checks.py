@@ -22,7 +22,6 @@ from ..errors import (
     ModelError,
     RollwayError,
 )
-from ..inference.rendering.rendering import TOOL_PARSERS
 from ..loop.lanes.lanes import ProcessLane
 from ..records.task import Message, Split
 from .in_lane import EnvFacts, PromptFacts, examine_env, examine_model, examine_prompt
@@ -157,6 +156,7 @@ def _check_tools(
     model: ModelConfig, env_id: str, facts: EnvFacts, rendered: PromptFacts
 ) -> None:
     names = ", ".join(tool["function"]["name"] for tool in facts.tools)
+    parsers = ", ".join(rendered.tool_parsers)
     if rendered.hidden_tools:
         raise ConfigError(
             f"environment '{env_id}' has the tools {names}, but the chat template of the model in "
@@ -167,7 +167,7 @@ def _check_tools(
         raise ConfigError(
             f"environment '{env_id}' has the tools {names}, but renderer '{model.renderer}' finds no "
             "tool calls in replies: name the model's family in 'model.renderer', or set "
-            f"'model.template.tool_parser' to the syntax of its calls ({', '.join(TOOL_PARSERS)})"
+            f"'model.template.tool_parser' to the syntax of its calls ({parsers})"
         )
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
@@ -22,11 +22,13 @@ from ..envs.in_lane import EnvSpec, take_tasks
 from ..envs.toolbox import Toolbox
 from ..envs.tools import Toolset
 from ..errors import EnvironmentInvalid, ModelError, RollwayError, did_you_mean
-from ..inference.rendering.rendering import SyncRenderer, Tools
 from ..loop.watch import stacks
 from ..model.folder import read_config
 from ..model.tiny import write_tokenizer
 from ..records.task import Message, Split, Task
+
+if TYPE_CHECKING:
+    from ..inference.rendering.rendering import SyncRenderer, Tools
 
 NUM_TASKS = 4
 """How many tasks are looked at. Later ones may still be wrong."""
@@ -51,6 +53,8 @@ class PromptFacts(Struct, frozen=True):
     """Tools that are not in the text that the policy gets to see."""
     reads_calls: bool = True
     """The renderer finds tool calls in replies."""
+    tool_parsers: tuple[str, ...] = ()
+    """The syntaxes of tool calls that the renderer `default` can be told to read."""
 
 
 def examine_env(spec: EnvSpec, splits: Sequence[Split], may_be_empty: bool) -> EnvFacts:
@@ -148,7 +152,7 @@ def _check_family(model: ModelConfig) -> None:
 
 
 def examine_prompt(
-    model: bytes, is_built: bool, messages: Sequence[Message], tools: Tools
+    model: bytes, is_built: bool, messages: Sequence[Message], tools: "Tools"
 ) -> PromptFacts:
     """Render a prompt with its tools, and look for the tools in the result."""
     renderer = _renderer(model, is_built)
@@ -156,12 +160,15 @@ def examine_prompt(
     text = renderer.decode(ids)
     names = [tool["function"]["name"] for tool in tools]
     hidden = tuple(name for name in names if name not in text)
-    return PromptFacts(len(ids), hidden, renderer.reads_tool_calls)
+    return PromptFacts(len(ids), hidden, renderer.reads_tool_calls, renderer.tool_parsers)
 
 
 @cache
-def _renderer(model: bytes, is_built: bool) -> SyncRenderer:
+def _renderer(model: bytes, is_built: bool) -> "SyncRenderer":
     """A model that a warm-up has yet to build gets the tokenizer that the warm-up will write."""
+    # only this process needs the renderers, whose import takes most of a second
+    from ..inference.rendering.rendering import SyncRenderer
+
     config = msgspec.json.decode(model, type=ModelConfig)
     if is_built:
         return SyncRenderer(config)

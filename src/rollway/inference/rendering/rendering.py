@@ -28,8 +28,6 @@ LANE_DEADLINE_S = 60.0
 OK = renderers.base.ToolCallParseStatus.OK
 WITH_CHAT_TEMPLATE = ("auto", "default")
 """Renderers that may run the model's chat template, which needs transformers."""
-TOOL_PARSERS = tuple(sorted(renderers.parsers.TOOL_PARSERS))
-"""Syntaxes of tool calls that the renderer `default` can be told to read."""
 T = TypeVar("T")
 Tools = Sequence[dict[str, Any]]
 """The tools that the policy may call, in the shape of chat APIs."""
@@ -63,6 +61,11 @@ class SyncRenderer:
         self.stop_ids: list[int] = list(self._renderer.get_stop_token_ids())
         self.reads_tool_calls: bool = getattr(self._renderer, "supports_tools", True)
         """Whether it finds tool calls in replies. Renderers of model families always do."""
+
+    @property
+    def tool_parsers(self) -> tuple[str, ...]:
+        """The syntaxes of tool calls that the renderer `default` can be told to read."""
+        return tuple(sorted(renderers.parsers.TOOL_PARSERS))
 
     def decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))

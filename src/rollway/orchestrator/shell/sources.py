@@ -64,12 +64,8 @@ async def from_env(
             case ServerStats(stats=stats):
                 await parent.on_stats(stats)
                 await events.put(WorkerLag(stats.lag.p90))
-            case WorkerLost(worker=worker, num_moved=moved, num_failed=failed, why=why):
-                await parent.send(
-                    Notice(
-                        f"{worker} {why}: {moved} of its rollouts run again, {failed} failed"
-                    )
-                )
+            case WorkerLost() as lost:
+                await parent.send(Notice(lost.text))
 
 
 async def _tell(

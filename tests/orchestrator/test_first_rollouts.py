@@ -1,0 +1,62 @@
+"""A run whose first rollouts nearly all fail in the same way has no chance."""
+
+from tests.orchestrator.builders import scored
+
+from rollway.orchestrator.core.rollouts.patience import FIRST_ROLLOUTS, FirstRollouts
+from rollway.orchestrator.shell.failure_counts import FailureCounts, is_worth_a_line
+from rollway.records.rollout import Cancelled, Failed, Outcome
+
+
+def watch(outcomes: list[Outcome]) -> str:
+    first = FirstRollouts()
+    for outcome in outcomes:
+        first.settled(outcome)
+    return first.reason
+
+
+def raised(task: int) -> Failed:
+    return Failed("scorer", f"KeyError: 'task {task}'", where="shop.py:3 in Shop.exact")
+
+
+def test_failures_at_one_line_are_summed_up_whatever_they_say() -> None:
+    failures: list[Outcome] = [raised(task) for task in range(FIRST_ROLLOUTS)]
+    assert watch(failures[:-1]) == "", "not before there are enough"
+    assert watch(failures) == (
+        f"{FIRST_ROLLOUTS} of the first {FIRST_ROLLOUTS} rollouts failed in the same way: scorer: "
+        "KeyError: 'task 0', at shop.py:3 in Shop.exact"
+    )
+    assert watch([Cancelled("too old"), *failures[:-1]]) == "", "cancelled ones do not count"
+
+
+def test_failures_without_a_line_are_told_apart_by_their_words() -> None:
+    late: list[Outcome] = [
+        Failed("engine", f"no answer for {n} s") for n in range(FIRST_ROLLOUTS)
+    ]
+    assert "no answer for 0 s" in watch(late)
+    mixed: list[Outcome] = [
+        Failed("engine", "x" * (n % 2 + 1)) for n in range(FIRST_ROLLOUTS)
+    ]
+    assert watch(mixed) == ""
+
+
+def test_a_run_with_some_good_rollouts_goes_on() -> None:
+    good: list[Outcome] = [scored(0.5, 0) for _ in range(FIRST_ROLLOUTS // 8)]
+    bad: list[Outcome] = [raised(task) for task in range(FIRST_ROLLOUTS)]
+    assert watch([*good, *bad]) == ""
+    assert watch([*good, *bad, *bad, *bad]) == "", "only the first ones are looked at"
+
+
+def test_failures_are_counted_by_environment_and_cause() -> None:
+    counts = FailureCounts()
+    told = []
+    for task in range(120):
+        if is_worth_a_line(count := counts.next_count("shop", raised(task))):
+            told.append(count)
+        counts.add("shop", raised(task))
+    counts.add("shop", Failed("engine", "gone"))
+    assert told == [1, 10, 100]
+    assert (counts.total("shop"), counts.total("other")) == (121, 0)
+    assert counts.commonest("shop").startswith(
+        "120 × scorer: KeyError: 'task 0', at shop.py:3"
+    )
+    assert counts.commonest("other") == ""
