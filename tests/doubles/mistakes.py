@@ -123,6 +123,8 @@ MISTAKES = (
           "metrics.prometheus.port={port}"),
     train("wrong choice", "'filters.gibberish' = 'enforced': expected one of 'enforce', 'monitor'; did "
           "you mean 'enforce'", "filters.gibberish=enforced"),
+    train("no login of W&B", "'metrics.wandb_project' = 'mine', but W&B has no login here: run "
+          "'wandb login'", "metrics.wandb_project=mine"),
     train("read-only folder", "cannot be (written|created)|has 0 MB free", "output_dir=/proc/mine"),
     train("folder that is a file", "cannot be created: .*/run.toml is a file", "output_dir=run.toml"),
     train("prompt that does not fit", "the first prompt of task '0' of environment 'shop.py' has .*, "

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import time
 
 import pytest
 from tests.doubles.workspace import DEADLINE_S, Workspace
@@ -31,6 +32,22 @@ def test_ctrl_c_while_models_load_and_the_same_command_again(work: Workspace) ->
     memory = {key: value for line in work.metrics() for key, value in line.items()}
     for name in ("engine-decoder", "trainer-rank", "envs.w0.score0"):
         assert memory[f"rss/{name}"] > 20e6, "processes that can run out of memory"
+
+
+def test_ctrl_c_while_an_environment_is_checked(light: Workspace) -> None:
+    (light.folder / "slow.py").write_text("import time\n\ntime.sleep(1000)\n")
+    with light.started("--set", "env.0.id=slow.py") as process:
+        while not light.find("check-slow.py0"):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    assert last_line(errors) == (
+        f"Stopped before anything was started. To start over: rollway train {light.file} --set "
+        "env.0.id=slow.py"
+    )
+    assert not light.processes()
+    assert not light.run.exists()
 
 
 def test_ctrl_c_after_a_resume_counts_the_steps_of_before(light: Workspace) -> None:

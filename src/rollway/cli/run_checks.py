@@ -23,7 +23,7 @@ from ..model.folder import check_weights
 from ..model.hub import find_folder
 from ..model.shape import check_room, check_routes, read_shape
 from ..orchestrator.shell.advantage import check as check_advantage
-from ..preflight.checks import EnvToCheck, ModelToCheck, check_model_and_envs
+from ..preflight.checks import EnvToCheck, ModelToCheck, check_model_and_envs, check_wandb
 from ..preflight.machine import (
     check_engine_key,
     check_engines,
@@ -72,6 +72,8 @@ def check_run(config: RunConfig, planned: Plan, *, is_dry: bool = False) -> Chec
     if not is_dry:
         check_engines(config.engine.urls)
     need_sinks(config.metrics)
+    if project := config.metrics.wandb_project:
+        run_unwatched(check_wandb(project))
     return CheckedRun(config, warmup)
 
 

@@ -66,7 +66,12 @@ def train(
         raise RunDirError(f"no run at {directory.path} to resume")
     if not (resume or clean or dry_run):
         refuse_to_overwrite(directory)
-    checked = check_run(config, planned, is_dry=dry_run)
+    command = train_command(run_file, overrides or ())
+    try:
+        checked = check_run(config, planned, is_dry=dry_run)
+    except KeyboardInterrupt as stopped:
+        echo(f"Stopped before anything was started. To start over: {command}", err=True)
+        raise exit_for(stopped) from None
     if dry_run:
         show(checked.config, planned)
         return
@@ -81,7 +86,6 @@ def train(
             )
             return
         directory.create(checked.config)
-        command = train_command(run_file, overrides or ())
         request = TrainRequest(
             checked.config, planned, directory, start, checked.warmup, command
         )

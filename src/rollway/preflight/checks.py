@@ -24,10 +24,18 @@ from ..errors import (
 )
 from ..loop.lanes.lanes import ProcessLane
 from ..records.task import Message, Split
-from .in_lane import EnvFacts, PromptFacts, examine_env, examine_model, examine_prompt
+from .in_lane import (
+    EnvFacts,
+    PromptFacts,
+    examine_env,
+    examine_model,
+    examine_prompt,
+    may_use_wandb,
+)
 
 DEADLINE_S = 300.0
 """An environment may load a large dataset before it gives its first task."""
+WANDB_DEADLINE_S = 60.0
 SAY_EVERY_S = 10.0
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -86,6 +94,20 @@ async def check_model_and_envs(
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+
+
+async def check_wandb(project: str) -> None:
+    """Refuse a project of W&B if there is no login for it. Its package is imported in a lane."""
+    async with ProcessLane("wandb-check", 1) as lane:
+        try:
+            may_use = await lane.call(may_use_wandb, deadline_s=WANDB_DEADLINE_S)
+        except LaneError as error:
+            raise ConfigError(f"W&B cannot be used: {error}") from None
+    if not may_use:
+        raise ConfigError(
+            f"'metrics.wandb_project' = '{project}', but W&B has no login here: run 'wandb login', set "
+            "WANDB_API_KEY, or set WANDB_MODE=offline to keep the steps on this machine"
+        )
 
 
 async def _watched(title: str, work: Coroutine[Any, Any, T], say: Say) -> T:

@@ -163,6 +163,14 @@ def examine_prompt(
     return PromptFacts(len(ids), hidden, renderer.reads_tool_calls, renderer.tool_parsers)
 
 
+def may_use_wandb() -> bool:
+    """Return whether W&B would take steps: it has a login, or is told to keep them on this machine."""
+    import wandb
+
+    is_online = wandb.setup().settings.mode == "online"
+    return not is_online or bool(wandb.login(prompt=False))
+
+
 @cache
 def _renderer(model: bytes, is_built: bool) -> "SyncRenderer":
     """A model that a warm-up has yet to build gets the tokenizer that the warm-up will write."""
