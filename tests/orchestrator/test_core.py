@@ -553,3 +553,14 @@ def test_an_environment_whose_groups_never_train_does_not_take_everything() -> N
         if env == "b":
             mix.did_not_train("b")
     assert taken.count("a") >= 190, "four times its share is the most"
+
+
+def test_a_synchronous_run_evaluates_one_version_while_nothing_trains() -> None:
+    core = new_core(eval=EVAL, max_off_policy_steps=0, max_outstanding=8)
+    play(core, Started())
+    assert orders_in(play(core, TasksArrived("env", 0, tasks(100)))) == [], "training waits"
+    evaluated = orders_in(play(core, TasksArrived("env", 0, tasks(3), split="eval")))
+    assert [order.split for order in evaluated] == ["eval"] * 6, "all of them at once"
+    for number, order in enumerate(evaluated):
+        commands = settle(core, order, scored(1.0, 0, number))
+    assert {order.split for order in orders_in(commands)} == {"train"}
