@@ -50,6 +50,9 @@ def test_show_lists_blobs_rows_and_columns(
         assert f"  at {at}, {length} bytes: 2 rows, 10 tokens, checksum ok" in lines
         assert "    row1: routes U8[5, 2, 2] token_ids I32[5]" in lines
         assert "    transcript U8[9]" in lines
+        assert lines[-1].startswith(
+            "In all: 1 segments (none damaged), 2 blobs, 16 tokens, 0.0 MB"
+        )
 
 
 def test_a_torn_tail_is_shown_and_recovered(

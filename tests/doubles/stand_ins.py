@@ -121,6 +121,8 @@ class CopyingTrainer:
         self._loop = loop
         self._training: Future[None] | None = None
         self._held_at: int | None = None
+        self.kl = 0.0
+        """The KL that it reports."""
 
     def hold_at(self, step: int) -> None:
         """Publish nothing from this step on until this is called with a later step, or `release`."""
@@ -156,7 +158,7 @@ class CopyingTrainer:
         assert num_tokens == manifest.num_tokens > 0
         while self._held_at is not None and batch.step >= self._held_at:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        metrics = {"loss": float(batch.step), "mismatch_kl": 0.0, "time/train": 0.01}
+        metrics = {"loss": float(batch.step), "mismatch_kl": self.kl, "time/train": 0.01}
         await batches.publish(Published(batch.version, str(self._model), metrics))
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.doubles.stand_ins import CopyingTrainer
 from tests.doubles.workspace import DEADLINE_S, Workspace
 
 pytestmark = pytest.mark.system
@@ -131,3 +132,12 @@ def test_what_was_killed_is_said_with_its_line(
         broken.wait_for_line(process, said)
         process.send_signal(signal.SIGINT)
         assert process.wait(DEADLINE_S) == 130
+
+
+def test_a_policy_that_changes_beyond_recognition_is_warned_about_at_once(
+    light: Workspace, trainer: CopyingTrainer
+) -> None:
+    trainer.kl = 4.1
+    done = light.train("--set", "max_steps=2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("changed beyond recognition in one step (KL above 1)") == 1

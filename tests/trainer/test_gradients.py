@@ -21,6 +21,7 @@ from rollway.payload.reader import SegmentReader
 from rollway.records.batch import BatchManifest, BatchRow
 from rollway.records.ids import PolicyVersion, Step
 from rollway.trainer.collective import Collective, join_ranks
+from rollway.trainer.loss import mismatch_kl
 from rollway.trainer.step import Learner
 
 pytestmark = pytest.mark.anyio
@@ -170,3 +171,11 @@ async def test_a_step_equals_plain_autograd(
             for name, value in results[replays].items():
                 error = float((value - expected[name]).abs().max())
                 assert error < TOLERANCE, f"{how}, {replays=}: {name} differs by {error:.2g}"
+
+
+def test_the_estimate_of_the_kl_is_never_negative() -> None:
+    small = torch.randn(100_000) * 10.0 ** torch.randint(-9, 1, (100_000,))
+    assert mismatch_kl(small, torch.zeros(100_000)).min() >= 0
+    assert float(mismatch_kl(torch.tensor([0.1]), torch.tensor([0.0]))) == pytest.approx(
+        0.0051709, rel=1e-3
+    )
