@@ -49,6 +49,7 @@ def test_a_mistake_is_said_at_once_and_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    children = set(psutil.Process().children(recursive=True))  # of other tests
     with desk(tmp_path, tiny_moe) as places, started_processes() as seen:
         before = {path.name for path in tmp_path.iterdir()}
         result = rollway(*[word.format(**places) for word in mistake.words])
@@ -61,4 +62,4 @@ def test_a_mistake_is_said_at_once_and_leaves_nothing_behind(
     heavy = [line for line in seen if any(word in line for word in HEAVY)]
     assert not heavy, "no process that loads a model was started"
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == before
-    assert not psutil.Process().children(recursive=True)
+    assert set(psutil.Process().children(recursive=True)) <= children
