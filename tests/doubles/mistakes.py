@@ -85,7 +85,7 @@ MISTAKES = (
     Mistake("misspelt command", ("trian", "run.toml"), "No such command 'trian'", code=2),
     train("wrong type", "'orchestrator.batch_size' = 'many': expected a whole number",
           "orchestrator.batch_size=many"),
-    train("out of range", "'sampling.temperature' = 0: expected a number above 0",
+    train("out of range", "'sampling.temperature' = 0: expected a number, above 0",
           "sampling.temperature=0"),
     Mistake("no run file", ("train", "gone.toml"), "no run file at gone.toml"),
     Mistake("bad TOML", ("train", "broken.toml"), "broken.toml is not valid TOML: .*line 1"),

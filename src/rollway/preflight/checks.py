@@ -97,7 +97,7 @@ async def check_model_and_envs(
 
 
 async def check_wandb(project: str) -> None:
-    """Refuse a project of W&B if there is no login for it. Its package is imported in a lane."""
+    """Refuse a project of W&B without a login for it. Its package is imported in a lane."""
     async with ProcessLane("wandb-check", 1) as lane:
         try:
             may_use = await lane.call(may_use_wandb, deadline_s=WANDB_DEADLINE_S)

@@ -64,7 +64,7 @@ class StackPipe:
             loop.remove_reader(self._socket)
 
 
-LAST_LOOK_S = 0.2
+LAST_LOOK_S = 1.0
 """How long a process that is about to be killed gets to show its stack."""
 
 
