@@ -27,10 +27,10 @@ def test_ctrl_c_while_models_load_and_the_same_command_again(work: Workspace) ->
         last_line(errors) == f"Stopped. No rollout was run yet. To start over: {begin_again}"
     )
     work.assert_nothing_is_left()
-    done = work.train("--set", "max_steps=20")
+    done = work.train("--set", "max_steps=4")
     assert done.returncode == 0, done.stderr
     memory = {key: value for line in work.metrics() for key, value in line.items()}
-    for name in ("engine-decoder", "trainer-rank", "envs.w0.score0"):
+    for name in ("engine-decoder", "trainer-rank"):
         assert memory[f"rss/{name}"] > 20e6, "processes that can run out of memory"
 
 

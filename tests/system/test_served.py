@@ -134,7 +134,7 @@ def test_a_served_environment_behaves_as_a_local_one(shop: Workspace) -> None:
 
 def test_what_a_run_and_its_server_disagree_on_is_refused_by_name(shop: Workspace) -> None:
     options = (
-        "--seed", "7", "--args", '{"price": 3}', "--rollout-deadline-s", "4", "--renderer", "default",
+        "--seed", "7", "--args", '{"price": 3}', "--rollout-deadline-s", "4", "--renderer", "prime-qwen3",
         "--template", "{}", "--no-routes",
     )  # fmt: skip
     with server(shop, *options) as address:
@@ -152,7 +152,7 @@ def test_what_a_run_and_its_server_disagree_on_is_refused_by_name(shop: Workspac
         "'seed' is 7 there and 0 in the run",
         """'env.args' is {"price":3} there and {"price":2} in the run""",
         "'env.server.rollout_deadline_s' is 4.0 there and 3.0 in the run",
-        """'model.renderer' is "default" there and "qwen3" in the run""",
+        """'model.renderer' is "prime-qwen3" there and "qwen3" in the run""",
         """'model.template' is {} there and {"enable_thinking":false} in the run""",
         "'engine.request_deadline_s' is 120.0 there and 50.0 in the run",
         """'payload.store' is "frames" there and "files" in the run""",
