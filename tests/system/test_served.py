@@ -134,8 +134,8 @@ def test_a_served_environment_behaves_as_a_local_one(shop: Workspace) -> None:
 
 def test_what_a_run_and_its_server_disagree_on_is_refused_by_name(shop: Workspace) -> None:
     options = (
-        "--seed", "7", "--args", '{"price": 3}', "--rollout-deadline-s", "4", "--renderer", "prime-qwen3",
-        "--template", "{}", "--no-routes",
+        "--seed", "7", "--args", '{"price": 3}', "--rollout-deadline-s", "4",
+        "--renderer", "prime-qwen3", "--template", "{}", "--no-routes",
     )  # fmt: skip
     with server(shop, *options) as address:
         done = shop.train(
