@@ -22,7 +22,8 @@ from loopback.report import arguments, finish, lag_figures, table
 from loopback.works import LETS_GO, WORKS, Material, work_there
 
 from rollway.config.specs import WatchSpec
-from rollway.loop.lanes.lanes import ProcessLane, thread
+from rollway.loop.lanes.lanes import ProcessLane
+from rollway.loop.lanes.threads import thread
 from rollway.loop.watch.run import LoopWatch, run
 
 COLUMNS = (

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from rollway.config.sections import ENGINE_KEY_VAR
 from tests.doubles.command import Rollway, command
 from tests.doubles.shared import build_once
 
@@ -20,6 +21,12 @@ signal.signal(
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def no_engine_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that ran in this process may have left the key of its engine."""
+    monkeypatch.delenv(ENGINE_KEY_VAR, raising=False)
 
 
 @pytest.fixture
@@ -64,3 +71,18 @@ def build_tiny(folder: Path, num_experts: int) -> None:
             std = 0.02 if "gate.weight" in name else 0.3 if "experts" in name else 0.09
             torch.nn.init.normal_(weight, std=std)
     save_weights(model, folder)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mix files that start whole systems evenly with the others: each of several processes gets a part
+    of the list, and all should have the same work."""
+    slow: dict[Path, bool] = {}
+    for item in items:
+        slow[item.path] = slow.get(item.path, False) or bool(
+            item.get_closest_marker("system")
+        )
+    place: dict[Path, float] = {}
+    for kind in (True, False):
+        paths = [path for path, is_slow in slow.items() if is_slow == kind]
+        place |= {path: number / len(paths) for number, path in enumerate(paths)}
+    items.sort(key=lambda item: place[item.path])

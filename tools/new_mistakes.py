@@ -8,6 +8,7 @@ does not fail, or leaves something behind.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -158,6 +159,15 @@ MISTAKES: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         {}, (*TRAIN, "--set", "env.0.external.address=tcp://10.0.0.1:5", "--set",
              "env.0.external.keys=keys", "--set", "payload.store=frames")),
     "batch that holds no whole groups": ({}, (*TRAIN, "--set", "orchestrator.batch_size=10")),
+    "template that ignores messages": (
+        changed_json("llama/tokenizer_config.json", chat_template="hello"), TRAIN),
+    "weights cut off": ({"llama/model.safetensors": ("cut", 500)}, TRAIN),
+    "more layers than config.json says": (changed_json("llama/config.json", num_hidden_layers=1), TRAIN),
+    "fewer tokens than the tokenizer has": (changed_json("llama/config.json", vocab_size=50), TRAIN),
+    "learning rate without end": ({}, (*TRAIN, "--set", "trainer.lr=inf")),
+    "seed that no message can hold": ({}, (*TRAIN, "--set", "seed=99999999999999999999")),
+    "advantage function of another kind": (
+        {}, (*TRAIN, "--set", "orchestrator.advantage=json:dumps")),
     "eval of a name that is not served": ({}, ("eval", "inventry", "-m", "llama")),
     "serve an environment that the file lacks": (
         {}, ("serve", "run.toml", "--env", "inventry", "--engine-url", "http://localhost:1")),
@@ -169,6 +179,8 @@ def prepare(folder: Path, changes: dict[str, object]) -> None:
         path = folder / name
         if change is None:
             path.unlink()
+        elif isinstance(change, tuple):
+            os.truncate(path, change[1])
         elif isinstance(change, dict):
             before = json.loads(path.read_text())
             after = {

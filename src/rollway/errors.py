@@ -115,11 +115,18 @@ class EngineError(RollwayError):
 
 class EngineAway(EngineError):
     def __init__(
-        self, message: str, *, status: int | None = None, request_was_sent: bool = False
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        request_was_sent: bool = False,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message, status=status)
         self.request_was_sent = request_was_sent
         """True if the engine went away while it had this request to answer."""
+        self.retry_after_s = retry_after_s
+        """How long the engine asks to be left alone; None if it does not say."""
 
 
 class EngineLate(EngineError): ...

@@ -129,7 +129,7 @@ def test_an_override_chooses_the_variant() -> None:
         "it says how 'rollway serve' runs the environment"
     )
     config = load(EXAMPLE, [external, "env.0.server.workers=3"])
-    assert config.env[0].external is None
+    assert config.env[0].external is not None, "a key of one does not remove the other"
 
 
 @pytest.mark.parametrize("word", ["nan", "inf", "-inf"])
@@ -218,8 +218,8 @@ def test_a_run_may_use_an_external_server() -> None:
     assert planned.num_workers == planned.worker_slots == 0
     assert planned.binds == "orchestrator.batch_size × (1 + max_off_policy_steps)"
     plan(check(served("files", shares_payload=True), "run.toml"))
-    plan(check(served(address="tcp://127.0.0.1:5555", keys=None), "run.toml"))
-    plan(check(served(address="tcp://[::1]:5555", keys=None), "run.toml"))
+    plan(check(served(address="ipc:///tmp/serve/shop/socket", keys=None), "run.toml"))
+    plan(check(served(address="tcp://[::1]:5555"), "run.toml"))
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,15 @@ def test_a_run_may_use_an_external_server() -> None:
     [
         (
             served(keys=None),
-            r"'env.0.external.address' = .* on another machine.* set 'env.0.external.keys'; run",
+            r"'env.0.external.address' = .* is a port, .* set 'env.0.external.keys'; run",
+        ),
+        (
+            served(address="tcp://127.0.0.1:5555", keys=None),
+            r"'env.0.external.address' = .* is a port, .* set 'env.0.external.keys'; run",
+        ),
+        (
+            served(address="ipc:///" + "x" * 120, keys=None),
+            r"the path of a unix socket has at most 100 bytes",
         ),
         (
             served("files"),
@@ -290,7 +298,7 @@ EXTERNAL = {"external_trainer": {}}
         (
             {"bind": "tcp://0.0.0.0:5599"},
             EXTERNAL,
-            r"'transport.zmq.bind' = tcp://0.0.0.0:5599 lets other machines connect.* "
+            r"'transport.zmq.bind' = tcp://0.0.0.0:5599 lets others connect.* "
             r"'transport.zmq.keys' is required; run 'rollway keys new keys'",
         ),
         ({"bind": "here"}, EXTERNAL, r"expected tcp://HOST:PORT"),

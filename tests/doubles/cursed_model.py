@@ -1,19 +1,14 @@
-"""A model with code of its own. Two curses are in it: token ids that kill the process, and ids that make
-the gradient infinite. Nothing outside of the model can know them."""
+"""A model with code of its own, and a curse in it: token ids that make the gradient infinite. Nothing
+outside of the model can know them."""
 
 import json
 from pathlib import Path
 
 from tools.model_table import tiny_model
 
-KILLS = [77, 77, 77]
-"""A row that contains these tokens, one after the other, kills the process that computes it."""
 BREAKS_GRADIENT = [88, 88, 88]
 
 CODE = """
-import os
-import signal
-
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -37,8 +32,6 @@ class CursedForCausalLM(Qwen3ForCausalLM):
 
     def forward(self, input_ids=None, **arguments):
         text = " ".join(str(token) for token in input_ids.flatten().tolist())
-        if "77 77 77" in text:
-            os.kill(os.getpid(), signal.SIGSEGV)
         output = super().forward(input_ids=input_ids, **arguments)
         if "88 88 88" in text:
             output.logits = Explosion.apply(output.logits)

@@ -33,7 +33,7 @@ def a_run(rollout_id: str) -> Run:
 
 
 def a_group(*rollout_ids: str) -> RunGroup:
-    return RunGroup(tuple(a_run(rollout_id) for rollout_id in rollout_ids))
+    return RunGroup.of([a_run(rollout_id) for rollout_id in rollout_ids])
 
 
 class CoreRouter:
@@ -89,8 +89,8 @@ def runs_sent(commands: list[RouterCommand]) -> dict[WorkerName, list[Run]]:
         match command:
             case SendToWorker(worker=worker, message=Run() as run):
                 runs.setdefault(worker, []).append(run)
-            case SendToWorker(worker=worker, message=RunGroup(runs=members)):
-                runs.setdefault(worker, []).extend(members)
+            case SendToWorker(worker=worker, message=RunGroup() as group):
+                runs.setdefault(worker, []).extend(group.runs)
     return runs
 
 

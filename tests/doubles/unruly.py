@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import rollway as rw
 
@@ -52,15 +53,75 @@ class Exits(Base):
         await asyncio.sleep(0.3)
 
 
-class Quits(Base):
+class Panic(BaseException):
+    """What some libraries raise: pytest.fail, gevent.Timeout, a panic of Rust code."""
+
+
+class Misbehaves(Base):
     async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
         await chat.say(task.prompt)
         if task.id == BAD:
-            await asyncio.ensure_future(self.quit())
+            await self.misbehave(chat)
         await asyncio.sleep(0.3)
+
+    async def misbehave(self, chat: rw.Chat) -> None: ...
+
+
+class Quits(Misbehaves):
+    async def misbehave(self, chat: rw.Chat) -> None:
+        sys.exit("enough")
+
+
+class QuitsInTask(Misbehaves):
+    async def misbehave(self, chat: rw.Chat) -> None:
+        await asyncio.ensure_future(self.quit())
 
     async def quit(self) -> None:
         sys.exit("enough")
+
+
+class Panics(Misbehaves):
+    async def misbehave(self, chat: rw.Chat) -> None:
+        raise Panic("of a library")
+
+
+class Surrogate(Misbehaves):
+    async def misbehave(self, chat: rw.Chat) -> None:
+        raise ValueError("caf\udce9")
+
+
+class SpeaksSurrogate(Misbehaves):
+    async def misbehave(self, chat: rw.Chat) -> None:
+        await chat.say("caf\udce9")
+
+
+class LeavesSurrogate(Misbehaves):
+    async def misbehave(self, chat: rw.Chat) -> None:
+        chat.messages.append(rw.Message("user", "caf\udce9"))
+
+
+class HugeNumber(Base):
+    @rw.metric
+    async def huge(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        return 10**400 if task.id == BAD else 1.0
+
+
+class StopsLoop(Misbehaves):
+    async def misbehave(self, chat: rw.Chat) -> None:
+        asyncio.get_running_loop().stop()
+
+
+class ClosesFiles(Misbehaves):
+    async def misbehave(self, chat: rw.Chat) -> None:
+        os.closerange(3, 256)
+
+
+class WritesToAllFiles(Misbehaves):
+    async def misbehave(self, chat: rw.Chat) -> None:
+        for fd in range(3, 256):
+            with suppress(OSError):
+                os.write(fd, b"garbage" * 10)
+        await asyncio.sleep(5)
 
 
 class Scorers(Base):

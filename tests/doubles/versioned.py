@@ -78,6 +78,12 @@ class VersionedEngine:
         """How many of the next replies are cut off."""
         self.is_failing = False
         """It answers completions with status 500."""
+        self.busy: list[tuple[int, str]] = []
+        """Status and Retry-After of its next answers."""
+        self.stalls = False
+        """It stops in the middle of a large reply."""
+        self.padding = 0
+        """Bytes that make its replies larger."""
         self.health_status = 200
         self.may_answer = asyncio.Event()
         """While it is not set, requests for metrics and models wait."""
@@ -186,6 +192,13 @@ class VersionedEngine:
             choices.append({**choice, "prompt_logprobs": [None, *found]})
         return web.json_response({"choices": choices})
 
+    async def _stall(self, request: web.Request) -> web.Response:
+        reply = web.StreamResponse(headers={"Content-Length": str(1 << 20)})
+        await reply.prepare(request)
+        await reply.write(b'{"choices": [{"text": "')
+        await asyncio.sleep(3600)
+        raise AssertionError("nobody waits that long")
+
     async def _complete(self, request: web.Request) -> web.Response:
         request_body: dict[str, Any] = await request.json()
         if isinstance(request_body["prompt"][0], list):
@@ -196,6 +209,12 @@ class VersionedEngine:
         if self.hangs_up_on(request_body["prompt"]):
             assert request.transport is not None
             request.transport.abort()
+        if self.busy:
+            status, after = self.busy.pop(0)
+            refusal = {"error": {"message": "busy"}}
+            return web.json_response(refusal, status=status, headers={"Retry-After": after})
+        if self.stalls:
+            return await self._stall(request)
         if self.is_failing:
             error = {"message": "EngineCore encountered an issue"}
             return web.json_response({"error": error}, status=500)
@@ -205,7 +224,10 @@ class VersionedEngine:
             "token_ids": [1],
             "logprobs": {"token_logprobs": [-0.5]},
         }
-        return web.json_response({"choices": [choice]})
+        reply: dict[str, Any] = {"choices": [choice]}
+        if self.padding:
+            reply["padding"] = "x" * self.padding
+        return web.json_response(reply)
 
 
 @asynccontextmanager

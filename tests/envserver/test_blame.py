@@ -2,7 +2,13 @@
 
 import pytest
 
-from rollway.envserver.core.blame import MAX_ATTEMPTS, Loss, describe_loss, is_marked, verdict
+from rollway.envserver.core.blame import (
+    MAX_ATTEMPTS,
+    Loss,
+    describe_loss,
+    is_marked,
+    verdict,
+)
 from rollway.envserver.core.events import RunningCode, WorkerDied, WorkerSilent
 from rollway.envserver.core.open_runs import OpenRun, OpenRuns
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
@@ -23,13 +29,14 @@ def open_run() -> OpenRun:
 def verdicts(run: OpenRun, losses: list[Loss]) -> list[Failed | None]:
     ends = []
     for loss in losses:
-        ends.append(verdict(run, loss))
+        ends.append(verdict(run, loss, [run] if is_marked(run, loss) else []))
         run.unassign()
     return ends
 
 
 def test_a_rollout_that_held_the_loop_fails_at_once_with_its_line() -> None:
-    failed = verdict(open_run(), WorkerSilent(W, 10.0, mark=HERE))
+    run = open_run()
+    failed = verdict(run, WorkerSilent(W, 10.0, mark=HERE), [run])
     assert failed is not None
     assert failed.boundary == "env"
     for text in ("env.w3.0", "for 9 s"):
@@ -51,7 +58,7 @@ def test_a_rollout_that_held_the_loop_fails_at_once_with_its_line() -> None:
 def test_a_rollout_whose_code_was_not_running_is_not_blamed(loss: Loss) -> None:
     run = open_run()
     assert verdicts(run, [loss] * (MAX_ATTEMPTS - 1)) == [None] * (MAX_ATTEMPTS - 1)
-    last = verdict(run, loss)
+    last = verdict(run, loss, [])
     assert last is not None, "after this many workers it fails all the same"
     assert last.boundary == "worker"
     assert str(MAX_ATTEMPTS) in last.error
@@ -95,4 +102,4 @@ def test_a_crash_is_believed_the_second_time_a_kill_the_third() -> None:
 )
 def test_the_loss_of_a_worker_is_told_with_its_reason(loss: Loss, why: str) -> None:
     run = open_run()
-    assert describe_loss(loss, run if is_marked(run, loss) else None) == why
+    assert describe_loss(loss, [run] if is_marked(run, loss) else []) == why

@@ -36,6 +36,7 @@ from rollway.wire.messages import (
     RolloutPhases,
     RolloutProgress,
     ServerStats,
+    Unknown,
     Welcome,
     WorkerLost,
 )
@@ -110,11 +111,17 @@ def test_another_protocol_is_refused() -> None:
     assert "99" in refused.reason
 
 
-@pytest.mark.parametrize("message", [a_run("r"), a_group("r"), NextTasks(0, 1), Ping()])
+@pytest.mark.parametrize("message", [a_run("r"), a_group("r"), NextTasks(0, 1)])
 def test_strangers_get_no_answer(message: Any) -> None:
     router = CoreRouter("a")
     assert router.send(message, b"stranger") == []
     assert (router.core.num_open, router.core.num_dropped) == (0, 1)
+
+
+def test_a_stranger_that_pings_is_told_to_say_hello() -> None:
+    """It was greeted by a server that was here before."""
+    router = CoreRouter("a")
+    assert router.send(Ping(), b"stranger") == [SendToClient(b"stranger", Unknown())]
 
 
 def test_two_clients_may_use_the_same_ids() -> None:

@@ -31,6 +31,7 @@ from rollway.envserver.core.events import (
     SendToWorker,
     WorkerDied,
     WorkerMessage,
+    WorkerSilent,
 )
 from rollway.records.ids import RolloutId, WorkerName
 from rollway.records.rollout import Cancelled, Failed, Settled
@@ -38,6 +39,7 @@ from rollway.wire.messages import (
     Cancel,
     FrameTaken,
     Hello,
+    Run,
     RunGroup,
     WorkerLost,
 )
@@ -103,8 +105,42 @@ def test_a_dead_workers_rollouts_move_without_blame() -> None:
     router.send(a_run("s"))
     lost = router.on(WorkerDied(A))
     assert sent(lost, WorkerLost) == [WorkerLost(A, 2, 0)]
-    moved = runs_sent(router.on(WorkerMessage(B, Hello("b", 2))))[B]
+    moved = runs_sent(router.on(WorkerMessage(B, Hello("b", 4))))[B]
     assert [(run.rollout_id, run.attempt) for run in moved] == [("r#1", 2), ("s#2", 2)]
+
+
+def test_whoever_kills_its_worker_unseen_is_found_by_running_beside_ever_fewer_others() -> (
+    None
+):
+    """Task "bad" ends its worker, and no board shows it. All others are scored."""
+    names, router = [f"r{n}" for n in range(15)], CoreRouter("w0", credits=16)
+    running: dict[RolloutId, Run] = {}
+    ends: list[Settled] = []
+    worker, num_deaths = WorkerName("w0"), 0
+
+    def note(commands: list[RouterCommand]) -> None:
+        running.update({run.rollout_id: run for run in runs_sent(commands).get(worker, [])})
+        ends.extend(ends_sent(commands))
+
+    for name in [*names, "bad"]:
+        note(router.send(a_run(name)))
+    while router.core.num_open:
+        if any(key.startswith("bad#") for key in running):
+            num_deaths += 1
+            running.clear()
+            note(router.on(WorkerDied(worker, "exited with 1")))
+            worker = WorkerName(f"w{num_deaths}")
+            note(router.on(WorkerMessage(worker, Hello(worker, 16))))
+        else:
+            _, run = running.popitem()
+            ended = Settled(run.rollout_id, run.attempt, worker, Cancelled("well"))
+            note(router.on(WorkerMessage(worker, ended)))
+    wells = [end.rollout_id for end in ends if isinstance(end.outcome, Cancelled)]
+    assert sorted(wells) == sorted(names)
+    (outcome,) = [end.outcome for end in ends if end.rollout_id == "bad"]
+    assert isinstance(outcome, Failed)
+    assert "no other rollout was running when its worker died, 2 times" in outcome.error
+    assert num_deaths <= 7
 
 
 def test_a_rollout_that_loses_every_worker_fails_in_the_end() -> None:
@@ -114,7 +150,7 @@ def test_a_rollout_that_loses_every_worker_fails_in_the_end() -> None:
         worker = WorkerName(f"w{n}")
         (run,) = runs_sent(router.on(WorkerMessage(worker, Hello(worker, 1))))[worker]
         assert run.attempt == n + 1
-        lost = router.on(WorkerDied(worker))
+        lost = router.on(WorkerSilent(worker, 60.0, was_stopped=True))
     (end,) = ends_sent(lost)
     assert isinstance(end.outcome, Failed)
     assert end.outcome.boundary == "worker"

@@ -154,9 +154,12 @@ async def test_a_message_that_is_too_large_costs_its_sender_the_connection(
                 wire.disable_monitor()
         large = msgspec.structs.replace(RUN, task=Task("1", "x" * (MAX_CLIENT_BYTES + 1)))
         with pytest.raises(
-            ProtocolError, match=r"a Run of 16\.8 MB .* servers take up to 16 MB"
+            ProtocolError, match=r"its task has 16\.8 MB, .* an env server may have 16 MB"
         ):
             await server.client.send(large)
+        (unsent,) = await server.client.send_runs([large])
+        assert isinstance(unsent.outcome, Failed)
+        assert (unsent.rollout_id, unsent.outcome.boundary) == (large.rollout_id, "env")
         await server.run("r", "0")
         assert isinstance(await server.outcome("r"), Scored)
 

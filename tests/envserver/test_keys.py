@@ -56,7 +56,9 @@ async def keyed(folder: Path, model: Path, latency_s: float = 0.0) -> AsyncItera
     async with engine_double(model, plus_one, latency_s) as engine:
         env = env_config(ENVS, "Counting", concurrency=8)
         part = msgspec.structs.replace(
-            router_spec(env, model, engine.url, folder), keys=str(server)
+            router_spec(env, model, engine.url, folder),
+            keys=str(server),
+            bind="tcp://127.0.0.1:*",
         )
         started = serving_part("test.router", ROUTER, part, folder / "router.log")
         async with started as (router, address):

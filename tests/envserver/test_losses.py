@@ -3,13 +3,14 @@
 import asyncio
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from tests.doubles.env_server import UNRULY, Server, unruly
+from tests.doubles.env_server import UNRULY, Server, serving, unruly
 
 from rollway.config.specs import ServerLimits
 from rollway.records.rollout import Failed, Outcome, Scored, Settled
@@ -86,18 +87,38 @@ async def test_a_rollout_that_holds_the_loop_fails_alone(
     assert "held the event loop" in (tmp_path / "router.log").read_text()
 
 
-@pytest.mark.parametrize(
-    ("kind", "how"), [("Exits", "exited with 9"), ("Quits", "exited with 1")]
-)
 async def test_a_rollout_that_ends_its_worker_is_blamed_and_the_others_succeed(
-    kind: str, how: str, tmp_path: Path, tiny_moe: Path
+    tmp_path: Path, tiny_moe: Path
 ) -> None:
-    async with unruly(tmp_path, tiny_moe, kind) as server:
+    async with unruly(tmp_path, tiny_moe, "Exits") as server:
         bad = the_bad_one(await outcomes(server, 6))
         assert bad.boundary == "worker"
         assert "its code was running when its worker died, 2 times" in bad.error
-        assert how in bad.error
+        assert "exited with 9" in bad.error
         assert server.settled["r1"][0].attempt == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("Quits", "SystemExit: enough"),
+        ("QuitsInTask", "SystemExit: enough"),
+        ("Panics", "Panic: of a library"),
+        ("Surrogate", r"ValueError: caf\udce9"),
+        ("SpeaksSurrogate", "the text is not Unicode"),
+        ("LeavesSurrogate", "a message holds text that is not Unicode"),
+        ("HugeNumber", "OverflowError: int too large"),
+        ("StopsLoop", ""),
+        ("ClosesFiles", ""),
+        ("WritesToAllFiles", ""),
+    ],
+)
+async def test_whatever_a_rollout_does_to_its_worker_it_fails_alone(
+    kind: str, error: str, tmp_path: Path, tiny_moe: Path
+) -> None:
+    async with unruly(tmp_path, tiny_moe, kind) as server:
+        bad = the_bad_one(await outcomes(server, 6))
+        assert error in bad.error
 
 
 async def test_errors_name_the_rewards_that_spin_hoard_or_exit(
@@ -137,3 +158,16 @@ async def test_progress_says_where_rollouts_are(tmp_path: Path, tiny_moe: Path) 
         assert seen["quick"][0].phase == seen["slow"][0].phase == "engine"
         assert (seen["slow"][-1].num_turns, seen["slow"][-1].num_tokens > 0) == (1, True)
         assert seen["slow"][0].num_turns == 0
+
+
+async def test_a_worker_that_is_replaced_runs_the_code_of_the_start(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
+    file = tmp_path / "edited.py"
+    shutil.copyfile(UNRULY, file)
+    async with serving(tmp_path, tiny_moe, "Exits", file=str(file)) as server:
+        await server.until_up(1)
+        file.write_text("raise RuntimeError('half of an edit')")
+        bad = the_bad_one(await outcomes(server, 6))
+        assert "exited with 9" in bad.error
+        assert "was edited: all workers keep the code of the start" in server.lost[0].text

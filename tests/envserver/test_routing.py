@@ -40,6 +40,7 @@ from rollway.envserver.core.events import (
     WorkerSilent,
 )
 from rollway.envserver.core.routing import Routing
+from rollway.inference.engines.engine import Policies
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
 from rollway.records.lag import LagStats, ProcessStats
 from rollway.records.rollout import Cancelled, Failed, Settled
@@ -95,7 +96,21 @@ def test_a_new_worker_gets_the_current_policy_version() -> None:
     router = CoreRouter("a")
     assert len(router.send(NewPolicy(PolicyVersion(4)))) == 1
     commands = router.on(WorkerMessage(B, Hello("b", 1)))
-    assert SendToWorker(B, NewPolicy(PolicyVersion(4))) in commands
+    assert SendToWorker(B, NewPolicy(PolicyVersion(4), client=1)) in commands
+
+
+def test_a_client_sets_the_version_of_its_own_rollouts_only() -> None:
+    router = CoreRouter("a", credits=8)
+    other = b"other"
+    router.on(ClientMessage(other, Hello("other")))
+    (mine,) = runs_sent(router.send(a_run("r")))[A]
+    (theirs,) = runs_sent(router.send(a_run("r"), other))[A]
+    assert mine.client != theirs.client
+    (told,) = router.send(NewPolicy(PolicyVersion(999), client=mine.client), other)
+    assert told == SendToWorker(A, NewPolicy(PolicyVersion(999), client=theirs.client))
+    policies = Policies()
+    policies.of(theirs.client).version = 999
+    assert policies.of(mine.client).version == 0
 
 
 def test_the_routers_own_statistics_are_news_for_clients() -> None:
@@ -192,8 +207,8 @@ class AnyOrder(RuleBasedStateMachine):
             match command:
                 case SendToWorker(worker=worker, message=Run() as run):
                     self.start(worker, run)
-                case SendToWorker(worker=worker, message=RunGroup(runs=runs)):
-                    for run in runs:
+                case SendToWorker(worker=worker, message=RunGroup() as group):
+                    for run in group.runs:
                         self.start(worker, run)
                 case SendToWorker(worker=worker, message=Cancel(rollout_id=key)):
                     run = self.running[worker].pop(key)
@@ -278,8 +293,10 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def nothing_waits_while_there_is_room(self) -> None:
-        size = self.core._dispatch.waiting.next_size()
-        assert not size or self.core._pool.freest(size) is None
+        dispatch = self.core._dispatch
+        unit = [dispatch.open_runs[key] for key in dispatch.waiting.next_unit()]
+        num_losses = max((run.num_losses for run in unit), default=0)
+        assert not unit or self.core._pool.freest(len(unit), num_losses) is None
 
     @invariant()
     def each_is_answered_once_and_none_forgotten(self) -> None:

@@ -3,19 +3,33 @@
 import asyncio
 import os
 import signal
+import tempfile
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import psutil
 import pytest
-from tests.doubles.env_server import UNRULY, Server, env_config, router_spec, serving, unruly
+from msgspec.structs import replace
+from tests.doubles.engine import engine_double
+from tests.doubles.env_server import (
+    UNRULY,
+    Server,
+    env_config,
+    plus_one,
+    router_spec,
+    serving,
+    unruly,
+)
 from tests.doubles.parts import ROUTER, serving_part
 
 from rollway.config.specs import ServerLimits
 from rollway.envserver import client as envs
 from rollway.errors import ProtocolError
-from rollway.records.ids import RolloutId
-from rollway.records.rollout import Cancelled, Scored, Settled
-from rollway.wire.messages import Cancel, NextTasks, ServerStats, Tasks
+from rollway.records.ids import PolicyVersion, RolloutId
+from rollway.records.rollout import Cancelled, Failed, Scored, Settled
+from rollway.records.task import Task
+from rollway.records.turn import Sampling
+from rollway.wire.messages import Cancel, NextTasks, Run, ServerStats, Tasks
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
@@ -174,3 +188,38 @@ async def test_an_error_says_why_a_client_cannot_connect(
         with pytest.raises(ProtocolError, match="none of its workers has started within 3 s"):
             async with envs.connect(at, hello_s=3.0):
                 pass
+
+
+async def test_a_server_that_is_started_again_is_greeted_again(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
+    """What ran in the old one fails, what was asked of it is asked again, and new rollouts run."""
+    with tempfile.TemporaryDirectory() as short:
+        async with engine_double(tiny_moe, plus_one) as engine, AsyncExitStack() as stack:
+            env = env_config(UNRULY, "Patient", concurrency=8)
+            spec = replace(
+                router_spec(env, tiny_moe, engine.url, tmp_path), bind=f"ipc://{short}/socket"
+            )
+            async with serving_part("test.router", ROUTER, spec, tmp_path / "1.log") as (
+                part,
+                at,
+            ):
+                client = await stack.enter_async_context(envs.connect(at))
+                server = Server(client, engine, part.pid, tmp_path)
+                task = Task("1000", "5?")
+                run = Run(RolloutId("old"), 1, task, Sampling(8), PolicyVersion(0), 0)
+                assert await client.send_runs([run]) == []
+                await engine.until_running(0)
+                part.kill()
+            spec = replace(spec, generation=1)
+            async with serving_part("test.router", ROUTER, spec, tmp_path / "2.log") as (
+                part,
+                at,
+            ):
+                lost = await server.outcome("old")
+                assert isinstance(lost, Failed)
+                assert (lost.boundary, lost.error) == (
+                    "worker", f"the env server at {at} was started again",
+                )  # fmt: skip
+                await server.run("new", "0")
+                assert isinstance(await server.outcome("new"), Scored)

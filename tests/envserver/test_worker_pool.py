@@ -103,7 +103,7 @@ def test_the_chosen_worker_has_room_and_no_other_has_more(
         if drains:
             pool.drain(name)
     chosen = pool.freest(size)
-    rooms = {name: worker.room for name, worker in pool.open.items()}
+    rooms = {name: worker.room() for name, worker in pool.open.items()}
     if chosen is None:
         assert all(room < size for room in rooms.values())
     else:

@@ -12,8 +12,15 @@ from rollway.errors import ConfigError, EngineAway, EngineError, EngineLate
 from rollway.inference.engines.dialect import make_prompt
 from rollway.inference.engines.engine import ExpectedPolicy
 from rollway.inference.engines.link import EngineAccess
-from rollway.inference.engines.pool import EnginePool, PinnedEngine, PoolConfig, open_pool
+from rollway.inference.engines.pool import (
+    MAX_LOST,
+    EnginePool,
+    PinnedEngine,
+    PoolConfig,
+    open_pool,
+)
 from rollway.inference.replies.checks import ReplyRules
+from rollway.model.shape import ModelShape
 from rollway.records.turn import Sampling, Turn
 
 pytestmark = pytest.mark.anyio
@@ -27,10 +34,11 @@ async def pool_of(
     patience_s: float = 60.0,
     is_patient: bool = False,
     deadline_s: float = 30.0,
+    rules: ReplyRules = RULES,
 ) -> AsyncIterator[EnginePool]:
     config = PoolConfig(
         engines=tuple(EngineAccess(engine.url, deadline_s) for engine in engines),
-        rules=RULES,
+        rules=rules,
         patience_s=patience_s,
     )
     async with open_pool(config, ExpectedPolicy(), None, is_patient=is_patient) as pool:
@@ -183,6 +191,45 @@ async def test_status_500_of_an_engine_that_is_ending_counts_as_away() -> None:
         await engine.wait_until(lambda: prompts(engine).count(2) == 2)
         engine.is_failing = False
         await turn
+
+
+@pytest.mark.parametrize("status", [429, 503, 529])
+async def test_an_engine_that_is_busy_is_asked_until_patience_ends(status: int) -> None:
+    """It asked for pauses, and no request of it was lost: more of them than a lost one would survive."""
+    async with versioned_engine() as engine, pool_of(engine, patience_s=5.0) as pool:
+        engine.busy = [(status, "0.01")] * (MAX_LOST + 3)
+        await ask(pool.pin(0), 1)
+        assert not engine.busy
+        engine.busy = [(status, "60")]
+        with pytest.raises(
+            EngineError, match=rf"HTTP {status}: busy; waited .* \(engine.patience_s"
+        ):
+            await ask(pool.pin(0), 2)
+
+
+async def test_an_engine_that_stops_in_the_middle_of_a_reply_costs_only_itself() -> None:
+    """All places for large bodies of the first engine are taken. The second one answers."""
+    async with versioned_engine() as a, versioned_engine() as b, pool_of(a, b) as pool:
+        a.stalls = True
+        stuck = [asyncio.create_task(ask(pool.pin(0), n)) for n in range(4)]
+        await a.wait_until(lambda: len(prompts(a)) == 4)
+        for n in range(10, 20):
+            await ask(pool.pin(1), n)
+        assert not any(task.done() for task in stuck)
+        for task in stuck:
+            task.cancel()
+        await asyncio.gather(*stuck, return_exceptions=True)
+
+
+async def test_a_reply_that_is_larger_than_any_right_one_is_refused() -> None:
+    rules = ReplyRules(wants_routes=False, shape=ModelShape(num_layers=2, vocab_size=100))
+    assert rules.most_bytes(10) < 2 << 20
+    async with versioned_engine() as engine, pool_of(engine, rules=rules) as pool:
+        engine.padding = 3 << 20
+        with pytest.raises(EngineError, match=r"its reply has .* bytes"):
+            await ask(pool.pin(0), 1)
+        engine.padding = 0
+        await ask(pool.pin(0), 2)
 
 
 async def test_a_window_that_the_run_file_promises_and_the_engine_does_not_have() -> None:

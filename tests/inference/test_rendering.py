@@ -1,5 +1,7 @@
 """Rendering messages to ids. Ids that were drawn are never encoded a second time."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -154,3 +156,16 @@ def test_a_template_that_leaves_out_the_reasoning_is_refused(tiny_moe: Path) -> 
     reply = Message("assistant", "olleh", "backwards it is")
     with pytest.raises(ModelError, match="leaves out a part of the reply: 'backwards it is'"):
         sync.split([Message("user", "hi")], reply, is_whole=True)
+
+
+WITHOUT_CLIENT = """
+import sys
+import rollway.inference.rendering.rendering
+assert "openai" not in sys.modules
+import renderers.client
+assert renderers.client.AsyncOpenAI.__module__.startswith("openai")
+"""
+
+
+def test_renderers_are_imported_without_the_client_that_user_code_may_still_import() -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT_CLIENT], check=True)

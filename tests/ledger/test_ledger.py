@@ -1,5 +1,6 @@
 """The ledger commits everything that is written to it."""
 
+import asyncio
 import sqlite3
 from contextlib import closing
 from functools import partial
@@ -10,6 +11,7 @@ import pytest
 from rollway.errors import RunDirError
 from rollway.ledger.ledger import open_ledger
 from rollway.ledger.restore import read_reports, restore
+from rollway.records.ids import PolicyVersion
 
 INSERT = (
     "INSERT INTO rollouts (rollout_id, group_id, env, task_id, dispatched_version, dispatched_s, step) "
@@ -51,6 +53,32 @@ async def test_everything_queued_is_committed_when_the_run_fails(tmp_path: Path)
         await failing_run()
     with closing(sqlite3.connect(tmp_path / "run.db")) as db:
         assert db.execute("SELECT count(*) FROM rollouts").fetchone() == (200,)
+
+
+@pytest.mark.anyio
+async def test_a_ledger_that_is_locked_or_full_is_written_once_it_can_be(
+    tmp_path: Path,
+) -> None:
+    told: list[str] = []
+    heard = asyncio.Event()
+
+    async def on_failed(what: str, error: Exception) -> None:
+        told.append(f"{what}: {error}")
+        heard.set()
+
+    path = tmp_path / "run.db"
+    async with open_ledger(path, on_failed) as ledger:
+        ledger._db.execute("PRAGMA busy_timeout=1")
+        with closing(sqlite3.connect(path)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            await ledger.record_eval(PolicyVersion(3))
+            flushing = asyncio.create_task(ledger.flush())
+            await heard.wait()
+            assert not flushing.done()
+        await flushing
+    assert told[0] == "Writing the ledger: database is locked"
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT version FROM evals").fetchall() == [(3,)]
 
 
 @pytest.mark.anyio

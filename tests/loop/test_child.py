@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rollway.loop.lanes.lanes import thread
+from rollway.loop.lanes.threads import thread
 from rollway.loop.processes import child
 from rollway.loop.processes.part import describe_death
 

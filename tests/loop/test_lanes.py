@@ -28,8 +28,9 @@ from rollway.errors import (
     LaneRaised,
     LaneTimeout,
 )
-from rollway.loop.lanes.lanes import ProcessLane, thread
+from rollway.loop.lanes.lanes import ProcessLane
 from rollway.loop.lanes.server import find_caller
+from rollway.loop.lanes.threads import thread
 from rollway.loop.watch.lag import LagMonitor
 from rollway.loop.watch.run import LoopWatch
 from rollway.loop.watch.stalls import StallWatch

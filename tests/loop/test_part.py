@@ -1,9 +1,15 @@
 """Parts that die, and how their end is described."""
 
+import asyncio
+import json
+from pathlib import Path
+
+import psutil
 import pytest
 
 from rollway.errors import PartDied
-from rollway.loop.processes.part import describe_exit, start_part
+from rollway.loop.processes import child
+from rollway.loop.processes.part import cut_log, describe_exit, start_part
 
 pytestmark = pytest.mark.anyio
 
@@ -23,3 +29,47 @@ async def test_a_part_that_dies_before_it_reads_its_spec_is_reported_as_dead() -
 )
 def test_exit_codes_are_described_in_words(code: int, text: str) -> None:
     assert describe_exit(code) == text
+
+
+async def test_a_dead_process_is_noticed_and_what_it_left_is_ended() -> None:
+    """A forked process holds the pipe open, and both have left the session."""
+    async with child.start("leaver", "tests.doubles.leavers:leave_daemon") as process:
+        frame = await process.pipe.receive()
+        assert frame is not None
+        left = [psutil.Process(int(pid)) for pid in frame.split()]
+        async with asyncio.timeout(60):
+            assert await process.pipe.receive() is None
+    assert await process.wait() == -9
+    gone, alive = psutil.wait_procs(left, timeout=60)
+    assert (len(gone), alive) == (2, [])
+
+
+async def test_children_inherit_nothing() -> None:
+    async with child.start("lister", "tests.doubles.leavers:list_descriptors") as process:
+        frame = await process.pipe.receive()
+    assert frame is not None
+    assert json.loads(frame) == [0, 1, 2, 3], "3 is the listing itself"
+
+
+async def test_a_part_that_writes_garbage_into_its_pipe_dies_alone() -> None:
+    async with start_part("garbler", "tests.doubles.leavers:write_garbage", {}) as part:
+        with pytest.raises(
+            PartDied, match=r"garbler .*its pipe holds bytes that are not a message"
+        ):
+            await part.listen(lambda stats: None, lambda body: None)
+
+
+def test_a_log_keeps_its_beginning_and_what_is_written_later(tmp_path: Path) -> None:
+    log = tmp_path / "w0.log"
+    with log.open("ab") as file:
+        file.write(b"first error\n" + b"x" * 4_000)
+        file.flush()
+        cut_log(log, 5_000)
+        assert log.stat().st_size > 4_000, "small enough"
+        cut_log(log, 1_000)
+        file.write(b"last error\n")
+    text = log.read_text()
+    assert text.startswith("first error\n")
+    assert "cut here" in text
+    assert text.endswith("last error\n")
+    assert len(text) < 1_000

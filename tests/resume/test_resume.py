@@ -1,10 +1,13 @@
 """A run starts where its run directory says that it stopped."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from rollway.config.load import check
 from rollway.config.sections import RunConfig
@@ -110,3 +113,39 @@ def test_a_run_that_was_stopped_before_its_model_was_built_starts_with_the_warm_
     (tmp_path / "model").rmdir()
     start = find_start_point(config, run, resume=True)
     assert (start.first_step, start.weights) == (1, str(tmp_path / "model"))
+
+
+def write_weights(run: RunDir, step: int) -> Path:
+    folder = run.weights_of(PolicyVersion(step))
+    folder.mkdir()
+    path = folder / "model.safetensors"
+    save_file({"w": np.zeros(1000, np.float32)}, path)
+    publish(run, step, folder)
+    return path
+
+
+@pytest.mark.parametrize("size", [0, 50, 2000])
+def test_weights_that_a_power_failure_cut_off_cost_one_step(
+    run: RunDir, config: RunConfig, size: int
+) -> None:
+    kept, cut = write_weights(run, 3), write_weights(run, 4)
+    os.truncate(cut, size)
+    said: list[str] = []
+    start = find_start_point(config, run, resume=True, say=said.append)
+    assert (start.first_step, start.weights) == (4, str(kept.parent))
+    assert not cut.exists()
+    (told,) = said
+    assert told.startswith(f"{cut} is not a complete safetensors file: ")
+    assert told.endswith(": going on from step 3, whose weights are complete")
+
+
+def test_a_run_without_whole_weights_is_refused_and_loses_nothing(
+    run: RunDir, config: RunConfig
+) -> None:
+    cut = write_weights(run, 4)
+    os.truncate(cut, 100)
+    with pytest.raises(
+        RunDirError, match=r"is not a complete .*and no older version is left"
+    ):
+        find_start_point(config, run, resume=True)
+    assert cut.exists()

@@ -1,6 +1,10 @@
 """`metrics.jsonl` as it is after a crash: readers see complete lines only."""
 
+import resource
+import signal
 from pathlib import Path
+
+import pytest
 
 from rollway.records.ids import Step
 from rollway.rundir.metrics_file import MetricsFile
@@ -39,3 +43,20 @@ def test_a_resumed_run_drops_the_lines_of_steps_that_it_trains_again(tmp_path: P
     write(tmp_path, COMPLETE + b'{"step": 3, "lo')
     run.remove_steps_after(Step(1))
     assert run.metrics.read_bytes() == b'{"step": 1}\n'
+
+
+def test_a_line_that_cannot_be_written_whole_is_not_written_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path)
+    file.append(b'{"step": 1}')
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+        with pytest.raises(OSError, match="File too large"):
+            file.append(b'{"step": 2, "note": "' + b"x" * 200 + b'"}')
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    file.append(b'{"step": 2}')
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'

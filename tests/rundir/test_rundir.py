@@ -1,6 +1,7 @@
 """The run directory: which folders stay, which are removed, and that many may remove them at once."""
 
 import multiprocessing
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -185,6 +186,9 @@ def test_a_locked_run_keeps_a_second_process_out(run: RunDir) -> None:
     with run.lock():
         with pytest.raises(RunDirError, match="another process trains in"), run.lock():
             pytest.fail("two hold the lock")
+        shutil.rmtree(run.logs)
+        with pytest.raises(RunDirError, match="another process trains in"), run.lock():
+            pytest.fail("the lock went with the logs")
         with pytest.raises(RunDirError, match="another process trains in"):
             run.clean()
     run.clean()

@@ -66,7 +66,7 @@ def trains(
 def engine_url(tiny_moe: Path) -> Iterator[str]:
     """An embedded engine of its own."""
     command = [sys.executable, "-m", "rollway", "engine", str(tiny_moe), "--port", "0",
-               "--max-context", "128", "--max-batch", "16"]  # fmt: skip
+               "--max-context", "128", "--max-batch", "16", "--open"]  # fmt: skip
     with subprocess.Popen(command, text=True, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         for line in process.stdout:

@@ -149,7 +149,9 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, tiny_moe: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         bind = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        with serving(tmp_path, tiny_moe, "http://127.0.0.1:9", "--bind", bind) as process:
+        keys, _ = make_keys(tmp_path / "keys")
+        options = ("--bind", bind, "--keys", str(keys))
+        with serving(tmp_path, tiny_moe, "http://127.0.0.1:9", *options) as process:
             _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
     port = bind.rpartition(":")[2]
@@ -173,7 +175,7 @@ external = {{ address = "{address}", keys = "{keys}" }}
 max_tokens = 6
 [engine]
 max_context = 128
-external = {{ url = "{engine}" }}
+external = {{ url = "{engine}", key_var = "ROLLWAY_ENGINE_KEY" }}
 [orchestrator]
 batch_size = 8
 group_size = 4
@@ -183,11 +185,17 @@ store = "frames"
 """
 
 
-async def test_a_run_trains_on_a_served_environment(tmp_path: Path, tiny_moe: Path) -> None:
+async def test_a_run_trains_on_a_served_environment(
+    tmp_path: Path, tiny_moe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLWAY_ENGINE_KEY", "sesame")
     server, client = make_keys(tmp_path / "keys")
     with started(tmp_path, "engine", str(tiny_moe), "--port", "0") as engine:
         url = (await line_with(engine, r"at (http://\S+)/v1"))[1]
-        args = ("--keys", str(server), "--args", '{"kind": "Lengths"}')
+        args = (
+            "--keys", str(server), "--bind", "tcp://127.0.0.1:*", "--args", '{"kind": "Lengths"}',
+            "--key-var", "ROLLWAY_ENGINE_KEY",
+        )  # fmt: skip
         with serving(tmp_path, tiny_moe, url, *args) as process:
             address = (await line_with(process, r"at (tcp://127\.0\.0\.1:\d+) "))[1]
             told = RUN_FILE.format(

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,29 +44,42 @@ class Shop(rw.Environment):
 
 """
 KEY = "sesame"
+VOCAB_SIZE, RARE = 120_000, 110_000
+UNLIKELY = -20.0
 
 
 class GuardedEngine(DrawingEngine):
-    """Draws only for those who have the key."""
+    """Draws only for those who have the key. Its answers to some prompts begin with gibberish."""
 
     async def _complete(self, request: web.Request) -> web.Response:
         if request.headers.get("Authorization") != f"Bearer {KEY}":
             return web.json_response({"error": {"message": "wrong key"}}, status=401)
-        return await super()._complete(request)
+        reply = await super()._complete(request)
+        prompt = (await request.json())["prompt"]
+        if sum(prompt) % 3:
+            return reply
+        body = json.loads(reply.body)
+        choice = body["choices"][0]
+        choice["token_ids"][0] = RARE
+        choice["logprobs"]["token_logprobs"][0] = UNLIKELY
+        return web.json_response(body)
 
 
 @pytest.fixture
 def shop(
     tmp_path: Path, tiny_moe: Path, trainer: CopyingTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Workspace]:
-    """A run with an engine that demands a key, arguments, and a short deadline."""
+    """A run with an engine that demands a key, arguments, a short deadline, and a filter."""
+    model = shutil.copytree(tiny_moe, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "vocab_size": VOCAB_SIZE}))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SHOP_KEY", KEY)
     letters = Tokenizer(str(tiny_moe)).encode("abcdefghijkl")
     with background() as loop:
         engine = GuardedEngine(letters, loop)
         engine.open()
-        work = Workspace(tmp_path, tiny_moe, engines=[engine.url], trainer=trainer)
+        work = Workspace(tmp_path, model, engines=[engine.url], trainer=trainer)
         (tmp_path / "shop.py").write_text(ENV)
         text = work.file.read_text()
         env = '[[env]]\nid = "shop.py"\nargs = { price = 2 }\n'
@@ -74,7 +88,8 @@ def shop(
         text = text.replace(
             " }\n            routes", ', key_var = "SHOP_KEY" }\n            routes'
         )
-        work.file.write_text(text + '\n[payload]\nstore = "frames"\n')
+        text += '\n[payload]\nstore = "frames"\n[filters]\ngibberish = "enforce"\n'
+        work.file.write_text(text)
         yield work
         work.kill()
         engine.kill()
@@ -90,7 +105,7 @@ def server(work: Workspace, *args: str) -> Iterator[str]:
         try:
             assert process.stdout is not None
             lines = iter(process.stdout.readline, "")
-            found = (re.search(r"at (tcp://127\.0\.0\.1:\d+) ", line) for line in lines)
+            found = (re.search(r"at (ipc://\S+/socket) ", line) for line in lines)
             address = next(filter(None, found), None)
             assert address is not None, "the server did not start"
             yield address[1]
@@ -109,7 +124,7 @@ def saved(work: Workspace) -> list[dict[str, object]]:
 
 
 def check_run(work: Workspace, done: "subprocess.CompletedProcess[str]") -> None:
-    """Arguments reached the rewards, the key the engine, and the deadline the rollouts."""
+    """Arguments reached the rewards, the key the engine, the deadline and the filter the rollouts."""
     assert done.returncode == 0, done.stderr
     rollouts = saved(work)
     scored = [rollout for rollout in rollouts if rollout["outcome"] == "scored"]
@@ -120,6 +135,9 @@ def check_run(work: Workspace, done: "subprocess.CompletedProcess[str]") -> None
         ("deadline", "the rollout ran longer than 3 s")
     }
     assert {rollout["env"] for rollout in rollouts} == {"shop"}, "one name everywhere"
+    steps = work.metrics()
+    assert any(step["filters/gibberish"] > 0 for step in steps)
+    assert sum(step["filters/filtered"] for step in steps) > 0, "gibberish does not train"
 
 
 def test_a_served_environment_behaves_as_a_local_one(shop: Workspace) -> None:

@@ -4,7 +4,7 @@ import multiprocessing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -34,23 +34,31 @@ FAMILIES = ("qwen3", "mistral", "mixtral", "glm4_moe")
 Gradients = dict[str, Tensor]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp(request.param)
-    tiny_model(request.param).save_pretrained(folder)
-    return folder
+class Prepared(NamedTuple):
+    """A model, and rows drawn by an engine with slightly other weights, which sometimes chooses other
+    experts."""
+
+    folder: Path
+    payload: Path
+    rows: list[BatchRow]
 
 
 @pytest.fixture
-async def rows(folder: Path, tmp_path: Path) -> list[BatchRow]:
-    """Rows drawn by an engine with slightly other weights, which sometimes chooses other experts."""
-    model = load_model(str(folder))
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight += 0.02 * weight.std() * torch.randn_like(weight)
-    return await write(tmp_path, sample(model.eval(), 0.9), lambda n: (n % 3 - 0.7) / 2)
+async def families(tmp_path: Path) -> dict[str, Prepared]:
+    torch.set_num_threads(1)
+    prepared = {}
+    for family in FAMILIES:
+        folder, payload = tmp_path / family, tmp_path / f"{family}-payload"
+        payload.mkdir()
+        tiny_model(family).save_pretrained(folder)
+        model = load_model(str(folder))
+        torch.manual_seed(1)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight += 0.02 * weight.std() * torch.randn_like(weight)
+        rows = await write(payload, sample(model.eval(), 0.9), lambda n: (n % 3 - 0.7) / 2)
+        prepared[family] = Prepared(folder, payload, rows)
+    return prepared
 
 
 @contextmanager
@@ -129,18 +137,21 @@ def compute(
     return found
 
 
-def compute_in_rank(rank: int, folder: Path, payload: Path, rows: list[BatchRow]) -> None:
-    """Be one of two ranks, and write down what it has."""
-    ranks = join_ranks(rank, 2, str(payload / "meeting"))
-    torch.save(compute(folder, payload, rows, 60, ranks), payload / f"rank{rank}.pt")
+def compute_in_rank(rank: int, families: dict[str, Prepared], meetings: Path) -> None:
+    """Be one of two ranks, and write down what it has for each family."""
+    for family, prepared in families.items():
+        ranks = join_ranks(rank, 2, str(meetings / f"{family}.meeting"))
+        torch.save(compute(*prepared, 60, ranks), meetings / f"{family}.{rank}.pt")
+        torch.distributed.destroy_process_group()
 
 
 def compute_in_two_ranks(
-    folder: Path, payload: Path, rows: list[BatchRow]
-) -> dict[bool, Gradients]:
+    families: dict[str, Prepared], meetings: Path
+) -> dict[str, dict[bool, Gradients]]:
+    """Return the gradients of each family, which must be the same in both ranks."""
     spawn = multiprocessing.get_context("spawn")
     processes = [
-        spawn.Process(target=compute_in_rank, args=(rank, folder, payload, rows))
+        spawn.Process(target=compute_in_rank, args=(rank, families, meetings))
         for rank in range(2)
     ]
     for process in processes:
@@ -148,29 +159,36 @@ def compute_in_two_ranks(
     for process in processes:
         process.join()
         assert process.exitcode == 0
-    first, second = (torch.load(payload / f"rank{rank}.pt") for rank in range(2))
-    for replays, values in first.items():
-        for name, value in values.items():
-            assert torch.equal(value, second[replays][name]), "ranks differ"
-    return dict(first)
+    found = {}
+    for family in families:
+        first, second = (torch.load(meetings / f"{family}.{rank}.pt") for rank in range(2))
+        for replays, values in first.items():
+            for name, value in values.items():
+                assert torch.equal(value, second[replays][name]), f"{family}: ranks differ"
+        found[family] = dict(first)
+    return found
 
 
 async def test_a_step_equals_plain_autograd(
-    folder: Path, tmp_path: Path, rows: list[BatchRow]
+    families: dict[str, Prepared], tmp_path: Path
 ) -> None:
+    """For each family, whether its rows are packed, computed one by one, or shared by two ranks."""
     packed, one_by_one = 10_000, 1
-    found = {
-        "packed": compute(folder, tmp_path, rows, packed, Collective()),
-        "one by one": compute(folder, tmp_path, rows, one_by_one, Collective()),
-        "two ranks": compute_in_two_ranks(folder, tmp_path, rows),
-    }
-    for replays in (True, False):
-        expected = reference(folder, tmp_path, rows, replays=replays)
-        for how, results in found.items():
-            assert results[replays].keys() == expected.keys(), how
-            for name, value in results[replays].items():
-                error = float((value - expected[name]).abs().max())
-                assert error < TOLERANCE, f"{how}, {replays=}: {name} differs by {error:.2g}"
+    in_two_ranks = compute_in_two_ranks(families, tmp_path)
+    for family, prepared in families.items():
+        found = {
+            "packed": compute(*prepared, packed, Collective()),
+            "one by one": compute(*prepared, one_by_one, Collective()),
+            "two ranks": in_two_ranks[family],
+        }
+        for replays in (True, False):
+            expected = reference(*prepared, replays=replays)
+            for how, results in found.items():
+                case = f"{family}, {how}, {replays=}"
+                assert results[replays].keys() == expected.keys(), case
+                for name, value in results[replays].items():
+                    error = float((value - expected[name]).abs().max())
+                    assert error < TOLERANCE, f"{case}: {name} differs by {error:.2g}"
 
 
 def test_the_estimate_of_the_kl_is_never_negative() -> None:

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.doubles.cursed_model import BREAKS_GRADIENT, KILLS, write_cursed_model
+from tests.doubles.cursed_model import BREAKS_GRADIENT, write_cursed_model
+from tests.doubles.ranks import ENTRY as MORTAL
+from tests.doubles.ranks import KILLS
 from tests.trainer.test_rank_processes import batch_of, spec_of
 from tests.trainer.test_step import sample, write
 from tools.model_table import tiny_model
@@ -29,7 +31,7 @@ from rollway.records.engine import Published
 from rollway.records.ids import PolicyVersion, Step
 from rollway.records.turn import Turn
 from rollway.rundir.rundir import RunDir
-from rollway.trainer.rank_processes import RankDone, RankOrder, TrainedBatch
+from rollway.trainer.rank_processes import ENTRY, RankDone, RankOrder, TrainedBatch
 from rollway.trainer.rank_team import RankTeam, find_restart_point
 from rollway.transport.batch import Batch
 
@@ -55,13 +57,13 @@ class Team:
 
 
 @asynccontextmanager
-async def open_team(spec: TrainerSpec) -> AsyncIterator[Team]:
+async def open_team(spec: TrainerSpec, entry: str = ENTRY) -> AsyncIterator[Team]:
     said: list[str] = []
 
     async def say(text: str) -> None:
         said.append(text)
 
-    async with RankTeam(spec, say) as team:
+    async with RankTeam(spec, say, entry) as team:
         yield Team(team, said)
 
 
@@ -215,21 +217,21 @@ def _replace(turn: Turn, **changes: Any) -> Turn:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "count", "bad", "how"),
-    [(KILLS, 2, {1}, "the trainer's process was killed by SIGSEGV"),
-     (BREAKS_GRADIENT, 12, {3, 8}, "the gradient is not finite")],
+    ("tokens", "bad", "how", "entry"),
+    [(KILLS, {1, 6, 7}, "the trainer's process was killed by SIGSEGV", MORTAL),
+     (BREAKS_GRADIENT, {3, 8}, "the gradient is not finite", ENTRY)],
 )  # fmt: skip
 async def test_rows_that_no_check_can_find_are_searched_and_set_aside(
-    cursed: Path, tmp_path: Path, tokens: list[int], count: int, bad: set[int], how: str
+    cursed: Path, tmp_path: Path, tokens: list[int], bad: set[int], how: str, entry: str
 ) -> None:
     """Each wrong guess of the search costs a start of the trainer if it dies of it."""
-    rows = (await rows_with(cursed, tmp_path, tokens, bad))[:count]
+    rows = await rows_with(cursed, tmp_path, tokens, bad)
     spec = spec_of(RunDir(tmp_path / "run"), cursed, 1)
     spec = msgspec.structs.replace(
         spec, model=ModelConfig(str(cursed), trust_remote_code=True)
     )
     good = [row for index, row in enumerate(rows) if index not in bad]
-    async with open_team(spec) as team:
+    async with open_team(spec, entry) as team:
         published = await team.train(batch_of(1, rows, tmp_path, 1))
         summary = team.said[-1]
         await team.train(batch_of(2, good, tmp_path, 1))

@@ -71,8 +71,9 @@ def check_batch(batch: Batch, step: int, blobs: int = 3) -> None:
 async def orchestrator(
     run: RunDir, *, window_bytes: int = WINDOW_BYTES, **settings: Any
 ) -> AsyncIterator[BatchSender]:
-    """Serve batches as the orchestrator does. An error in there fails the test."""
-    config = TransportConfig(zmq=ZmqTransportConfig(**settings))
+    """Serve batches as the orchestrator does, at a port. An error in there fails the test."""
+    bound = {"bind": "tcp://127.0.0.1:*", **settings}
+    config = TransportConfig(zmq=ZmqTransportConfig(**bound))
     with open_sender(run, config, Step(1), LAST, window_bytes) as sender:
         serving = asyncio.ensure_future(sender.serve())
         try:

@@ -88,7 +88,7 @@ async def test_a_wrong_folder_and_a_wrong_argument_are_errors(
     with pytest.raises(RunDirError, match="no run at"):
         async with open_batches(tmp_path / "nowhere"):
             pass
-    with pytest.raises(ConfigError, match=r"landing and keys are for a tcp:// address"):
+    with pytest.raises(ConfigError, match=r"landing and keys are for the address of a run"):
         async with open_batches(run.path, landing=tmp_path):
             pass
 

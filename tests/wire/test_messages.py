@@ -38,8 +38,8 @@ from rollway.wire.messages import (
 TASK = Task("1", "say", answer={"a": [1, None, 2.5]}, info={"n": 1})
 RUN = Run(RolloutId("g1.2"), 1, TASK, Sampling(8), PolicyVersion(3), 0)
 SETTLED = Settled(RolloutId("r"), 1, WorkerName("w"), Cancelled(""))
-CLIENT = [Hello("c"), NextTasks(0, 5), RUN, RunGroup((RUN, RUN)), Cancel(RolloutId("r"), "why"), Ping(),
-          NewPolicy(PolicyVersion(1)), FrameTaken(WorkerName("w"), 5)]  # fmt: skip
+CLIENT = [Hello("c"), NextTasks(0, 5), RUN, RunGroup.of([RUN, RUN]), Cancel(RolloutId("r"), "why"),
+          Ping(), NewPolicy(PolicyVersion(1)), FrameTaken(WorkerName("w"), 5)]  # fmt: skip
 WORKER = [
     Tasks(0, (TASK,)),
     SETTLED,
@@ -113,7 +113,7 @@ NAN, INF = float("nan"), float("inf")
         changed(RUN, rollout_id="ü"),
         changed(RUN, rollout_id="x" * 201),
         changed(Cancel(RolloutId("r"), ""), reason="x" * 1001),
-        changed(RunGroup((RUN,)), runs=[]),
+        changed(RunGroup.of([RUN]), members=[]),
         changed(NewPolicy(PolicyVersion(1)), version=-1),
         changed(FrameTaken(WorkerName("w"), 1), num_bytes=-1),
         b"\x91" * 100_000,
@@ -153,9 +153,10 @@ def test_a_task_that_only_its_worker_can_judge_still_has_an_id(info: bytes) -> N
     with pytest.raises(ProtocolError):
         for_worker(passed)
     assert unread_runs(passed) == [("g1.2", 1)]
-    group = encode(
-        from_client(msgspec.msgpack.encode({"type": "run_group", "runs": [tree, tree]}))
-    )
+    together = msgspec.to_builtins(RunGroup.of([RUN, RUN])) | {"task": tree["task"]}
+    group = encode(from_client(msgspec.msgpack.encode(together)))
+    with pytest.raises(ProtocolError):
+        for_worker(group)
     assert unread_runs(group) == [("g1.2", 1), ("g1.2", 1)]
     assert unread_runs(b"noise") == []
 

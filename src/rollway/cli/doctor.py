@@ -5,6 +5,7 @@ from typing import Annotated
 
 from typer import Exit, Option, echo
 
+from ..config.credentials import without_credentials
 from ..config.specs import WatchSpec
 from ..inference.doctor.examine import examine
 from ..inference.doctor.finding import Finding
@@ -55,6 +56,7 @@ def doctor(
         need_torch("--model")
         folder = find_folder(model, trusts_code=trust_remote_code)
         shape, probe = read_shape(folder), make_probe(folder, trusts_code=trust_remote_code)
+    engine_url = without_credentials(engine_url)
     access = EngineAccess(engine_url, DEADLINE_S, name, os.environ.get(key_var, ""))
     found = run(
         "rollway-doctor",

@@ -1,15 +1,22 @@
 """`rollway engine`: serves a model with the embedded engine or vLLM, without a run."""
 
 import asyncio
+import os
 from typing import Annotated
 
 from typer import Argument, Context, Option, echo
 
-from ..config.sections import EmbeddedEngineConfig, EngineConfig, ModelConfig, VllmConfig
+from ..config.sections import (
+    ENGINE_KEY_VAR,
+    EmbeddedEngineConfig,
+    EngineConfig,
+    ModelConfig,
+    VllmConfig,
+)
 from ..config.specs import EngineSpec, VllmSpec, WatchSpec
 from ..errors import ConfigError
 from ..inference.vllm_server.command import find_program
-from ..launch.engine import ENGINE, HOST, VLLM
+from ..launch.engine import ENGINE, HOST, VLLM, make_engine_key
 from ..loop.processes.part import start_part
 from ..loop.processes.port import bind_port
 from ..loop.watch.run import run
@@ -18,6 +25,14 @@ from .checks import RendererName, TrustRemoteCode, checked, need_torch
 
 OF_EMBEDDED = ("max_batch", "renderer", "threads")
 OF_VLLM = ("vllm_command",)
+Threads = Annotated[int, Option(help="How many CPU threads the embedded engine uses.")]
+IsOpen = Annotated[
+    bool,
+    Option(
+        "--open",
+        help="Demand no key: every user of this machine can use the engine and change its weights.",
+    ),
+]
 
 
 def engine(
@@ -47,17 +62,18 @@ def engine(
         ),
     ] = None,
     renderer: RendererName = "auto",
-    threads: Annotated[
-        int, Option(help="How many CPU threads the embedded engine uses.")
-    ] = 1,
+    threads: Threads = 1,
     trust_remote_code: TrustRemoteCode = False,
+    is_open: IsOpen = False,
 ) -> None:
     """Serve a model over vLLM's version of the OpenAI API, until Ctrl-C.
 
-    The embedded engine is for small models and tests. With --vllm the environment variable
-    ROLLWAY_ENGINE_KEY, if it is set, holds the key that all requests must have.
+    The embedded engine is for small models and tests. All requests must have the key in the environment
+    variable ROLLWAY_ENGINE_KEY. If it is not set, a key is made up and printed. Runs, evaluations and
+    servers send it if they are told its name: engine.external.key_var, --key-var.
     """
     check_options(context, vllm=vllm)
+    choose_key(is_open=is_open)
     if vllm:
         find_program(vllm_command)
     else:
@@ -74,6 +90,14 @@ def engine(
     embedded = EmbeddedEngineConfig(port=port or None, max_batch=max_batch, threads=threads)
     config = checked(EngineConfig(max_context=max_context, embedded=checked(embedded)))
     _run(EngineSpec(source, config, folder, version=0, seed=0, watch=WatchSpec()))
+
+
+def choose_key(*, is_open: bool) -> None:
+    """Demand the key that is set, or one that is made up and printed."""
+    if is_open:
+        os.environ.pop(ENGINE_KEY_VAR, None)
+    elif not os.environ.get(ENGINE_KEY_VAR):
+        echo(f"The key of this engine: export {ENGINE_KEY_VAR}={make_engine_key()}")
 
 
 def check_options(context: Context, *, vllm: bool) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 from typer import Exit, Option, echo
 
+from ..config.credentials import without_credentials
 from ..config.sections import ModelConfig
 from ..envs.in_lane import EnvSpec
 from ..envs.registry import check_exists
@@ -21,10 +22,11 @@ from ..evals.run import evaluate as run_evaluation
 from ..evals.spec import EvalRuntime, EvalSpec
 from ..loop.processes.child import log_to
 from ..loop.watch.run import LoopWatch, run, run_unwatched
+from ..model.folder import check_loadable
 from ..model.hub import find_folder
 from ..observe.console import Screen
 from ..preflight.checks import EnvToCheck, ModelToCheck, check_model_and_envs
-from ..preflight.machine import check_room_on_disk, check_urls
+from ..preflight.machine import check_engines, check_room_on_disk, check_urls
 from ..records.turn import Sampling
 from .checks import (
     Args,
@@ -154,7 +156,7 @@ def evaluate(
         num_tasks=num_tasks,
         num_rollouts=rollouts,
         model=model,
-        engine_url=engine_url,
+        engine_url=without_credentials(engine_url),
         speaks="messages" if engine_url and not tokens else "tokens",
         tokenizer=tokenizer,
         renderer=renderer,
@@ -228,6 +230,8 @@ def check_evaluation(
     """Find mistakes before an engine is started or a file written."""
     folder.check(spec, resume=resume)
     check_exists(spec.env)
+    if not spec.engine_url:
+        check_loadable(spec.tokenizer)
     env = EnvSpec(spec.env, msgspec.json.encode(spec.args), spec.seed)
     model, is_embedded = None, not spec.engine_url
     if spec.speaks == "tokens":
@@ -245,6 +249,8 @@ def check_evaluation(
         )
     )
     check_room_on_disk(folder.path, 0, trains=False)
+    if spec.engine_url:
+        check_engines((spec.engine_url,))
 
 
 def choose_folder(spec: EvalSpec, output: Path | None, *, resume: bool) -> EvalFolder:

@@ -1,12 +1,15 @@
 """Parses the command line. An error that the user can fix is printed as one line, no traceback."""
 
+import os
 import sys
 from collections.abc import Sequence
 
 import typer
 
 from ..errors import RollwayError
+from ..loop.processes.child import OWNER_ONLY, raise_file_limit
 from ..loop.processes.part import first_cause
+from ..records.text import visible
 from . import (
     doctor,
     engine,
@@ -47,6 +50,8 @@ app.add_typer(payload.app)
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line, or `args` if they are given. Always ends with SystemExit."""
+    os.umask(OWNER_ONLY)
+    raise_file_limit()
     if "" not in sys.path:
         sys.path.insert(0, "")  # find modules in the current folder, as `python -m` does
     try:
@@ -57,5 +62,5 @@ def main(args: Sequence[str] | None = None) -> None:
         cause = first_cause(error)
         if not isinstance(cause, RollwayError):
             raise
-        print(f"rollway: {cause}", file=sys.stderr)
+        print(f"rollway: {visible(str(cause))}", file=sys.stderr)
         sys.exit(1)

@@ -11,6 +11,7 @@ from ..payload.blob import ColumnEntry, check_data
 from ..payload.lock import is_in_use
 from ..payload.scan import BrokenPiece, Piece, WholeBlob, map_segment, scan, tail_offset
 from ..payload.scan import recover as recover_segment
+from ..records.text import visible
 
 DAMAGED = 1
 
@@ -105,6 +106,8 @@ def recover(
 
 def _segments(path: Path) -> list[Path]:
     if not path.is_dir():
+        if path.exists() and path.suffix != ".seg":
+            raise PayloadError(f"{path} is not a segment: their names end in .seg")
         return [path]
     found = sorted(path.glob("*.seg"))
     if not found:
@@ -125,7 +128,7 @@ def _show_segment(path: Path, *, verify: bool) -> tuple[tuple[int, int, int], bo
     rest = [piece for piece in broken if piece.offset >= tail]
     for piece in pieces[: len(pieces) - len(rest)]:
         for line in _lines(piece, verify=verify):
-            echo(f"  {line}")
+            echo(f"  {visible(line)}")
     if rest:
         kind, start = "unfinished" if in_use else "torn tail", rest[0].offset
         echo(f"  {kind} at {start}, {len(data) - start} bytes: {rest[0].why}")

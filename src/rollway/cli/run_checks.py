@@ -19,7 +19,7 @@ from ..envs.registry import check_exists
 from ..errors import ConfigError
 from ..inference.vllm_server.command import check_startable
 from ..loop.watch.run import run_unwatched
-from ..model.folder import check_weights
+from ..model.folder import check_loadable, check_weights
 from ..model.hub import find_folder
 from ..model.shape import check_room, check_routes, read_shape
 from ..orchestrator.shell.advantage import check as check_advantage
@@ -27,6 +27,7 @@ from ..preflight.checks import EnvToCheck, ModelToCheck, check_model_and_envs, c
 from ..preflight.machine import (
     check_engine_key,
     check_engines,
+    check_open_files,
     check_ports,
     check_room_on_disk,
     check_urls,
@@ -54,17 +55,23 @@ def check_run(config: RunConfig, planned: Plan, *, is_dry: bool = False) -> Chec
         check_startable(config.engine.vllm)
     check_urls(config.engine.urls, "'engine.external.url'")
     warmup = needed_warmup(config)
-    needs_weights = computes or bool(config.engine.vllm)
+    # a dry run downloads nothing but a model's small files
+    is_here = not is_dry or Path(config.model.path).is_dir()
+    needs_weights = is_here and (computes or bool(config.engine.vllm))
     if not warmup:
-        config = with_model_folder(config, needs_weights=needs_weights and not is_dry)
+        config = with_model_folder(config, needs_weights=needs_weights)
     for env in config.env:
         if not env.external:
             check_exists(env.id)
     run_unwatched(_check_code(config, is_built=warmup is None, is_loaded=computes))
+    for index, env in enumerate(config.env):
+        if not env.external:
+            check_open_files(f"env.{index}.server.concurrency", env.local.concurrency)
     check_ports(config)
     weights_bytes = 0
-    if needs_weights and not warmup and not is_dry:
+    if needs_weights and not warmup:
         weights_bytes = check_weights(config.model.path)
+        check_loadable(config.model.path)
     trains = config.trainer is not None
     check_room_on_disk(Path(planned.run_dir), weights_bytes, trains=trains)
     check_keys(config)

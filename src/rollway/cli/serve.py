@@ -9,9 +9,10 @@ from msgspec.structs import replace
 from typer import Argument, Option, echo
 
 from ..config.address import check_bind
+from ..config.credentials import without_credentials
 from ..config.plan import env_name
 from ..config.specs import RouterSpec, WatchSpec
-from ..config.terms import terms_of_server
+from ..config.terms import UNSET, terms_of_server
 from ..envs.in_lane import EnvSpec
 from ..envs.registry import check_exists
 from ..launch.engine import choose_speech
@@ -28,6 +29,7 @@ from ..preflight.machine import (
     check_bind_port,
     check_engine_key,
     check_engines,
+    check_open_files,
     check_urls,
     check_writable,
 )
@@ -72,8 +74,9 @@ KeyVar = Annotated[
 Bind = Annotated[
     str | None,
     Option(
-        help="Where clients connect: tcp://127.0.0.1:PORT for this machine only, tcp://0.0.0.0:PORT for "
-        "others too, which needs --keys. The port * takes any free one: the default without a run file."
+        help="Where clients connect. Default: a unix socket in outputs/serve/ENV, which only this user "
+        "can reach. tcp://127.0.0.1:PORT is for clients on this machine, tcp://0.0.0.0:PORT for others "
+        "too; both need --keys. The port * takes any free one."
     ),
 ]
 Keys = Annotated[
@@ -146,12 +149,12 @@ def serve(
 
     With a run file, the environment is served as the run would run it: its arguments, deadlines and
     processes, the engine and its key, the renderer. Options override the file. A run uses this server if
-    its run file has 'external = { address = "tcp://…" }' in the section of the environment. The
-    environment's code then runs only here, and what run and server disagree on is refused when the run
-    connects. Clients on other machines need keys: see 'rollway keys'.
+    its run file has 'external = { address = "…" }' in the section of the environment, with the address
+    that this command prints. The environment's code then runs only here. What run and server disagree on
+    is refused when the run connects. A port needs keys: see 'rollway keys'.
     """
     options = ServeOptions(
-        engine_url=tuple(engine_url) if engine_url else None,
+        engine_url=tuple(map(without_credentials, engine_url)) if engine_url else None,
         key_var=key_var,
         fill_ids=fill_ids,
         routes=routes,
@@ -168,7 +171,7 @@ def serve(
         seed=seed,
     )
     served = find_served(env, name, overrides or [], options)
-    logs = log_dir or served.logs
+    logs = log_dir or served.folder / "logs"
     served = check_served(served, keys, logs)
     run_server(router_spec(served, keys, logs))
 
@@ -177,7 +180,7 @@ def check_served(served: ServedEnv, keys: str, logs: Path) -> ServedEnv:
     """Find mistakes before a process is started or a file written. Return the model as a folder."""
     external, env = served.engine.external, served.env
     assert external is not None
-    check_bind(served.bind, keys)
+    check_bind(served.address, keys)
     check_urls(external.urls, "--engine-url")
     folder = find_folder(served.model.path, needs_weights=False)
     check_routes(folder, served.engine.routes)
@@ -194,7 +197,8 @@ def check_served(served: ServedEnv, keys: str, logs: Path) -> ServedEnv:
             lambda text: echo(text, err=True),
         )
     )
-    check_bind_port("--bind", served.bind)
+    check_bind_port("--bind", served.address)
+    check_open_files("env.server.concurrency", env.local.concurrency)
     check_writable(logs)
     if keys:
         read_server_keys(Path(keys))
@@ -216,10 +220,11 @@ def router_spec(served: ServedEnv, keys: str, logs: Path) -> RouterSpec:
         log_dir=str(logs),
         seed=served.seed,
         watch=WatchSpec(),
-        bind=served.bind,
+        bind=served.address,
         keys=keys or None,
         reports_to_parent=True,
-        terms=terms_of_server(env, model, engine, served.seed, stored),
+        terms=(UNSET if served.is_from_file else {})
+        | terms_of_server(env, model, engine, served.seed, stored),
     )
 
 

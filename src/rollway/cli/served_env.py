@@ -6,7 +6,7 @@ from typing import Any, Literal, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..config.address import ANY_LOOPBACK_PORT, is_loopback
+from ..config.address import IPC, socket_in
 from ..config.load import load
 from ..config.plan import env_name
 from ..config.sections import (
@@ -32,13 +32,19 @@ class ServedEnv(Struct, frozen=True, kw_only=True):
     engine: EngineConfig
     payload: PayloadConfig = PayloadConfig(store="frames")
     payload_dir: str = ""
-    bind: str = ANY_LOOPBACK_PORT
+    bind: str | None = None
     seed: int = 0
     output_dir: str = "outputs"
+    is_from_file: bool = False
 
     @property
-    def logs(self) -> Path:
-        return Path(self.output_dir) / "serve" / env_name(self.env.id) / "logs"
+    def folder(self) -> Path:
+        return Path(self.output_dir) / "serve" / env_name(self.env.id)
+
+    @property
+    def address(self) -> str:
+        """Where clients connect: at a unix socket in the server's folder, if nothing else is given."""
+        return self.bind or socket_in(self.folder)
 
 
 class ServeOptions(Struct, frozen=True, kw_only=True):
@@ -73,9 +79,10 @@ def from_run_file(config: RunConfig, name: str | None) -> ServedEnv:
         engine=_running_engine(config.engine),
         payload=replace(config.payload, store="files" if shares else "frames"),
         payload_dir=str(run_dir / "payload") if shares else "",
-        bind=_bind_of(external.address) if external else ANY_LOOPBACK_PORT,
+        bind=_bind_of(external.address) if external else None,
         seed=config.seed,
         output_dir=config.output_dir,
+        is_from_file=True,
     )
 
 
@@ -111,7 +118,8 @@ def _running_engine(engine: EngineConfig) -> EngineConfig:
 
 def _bind_of(address: str) -> str:
     """Return where to bind so that a run that connects to `address` finds the server."""
-    if is_loopback(address, "'env.external.address'"):
+    host = address.removeprefix("tcp://").rpartition(":")[0]
+    if address.startswith(IPC) or host in ("127.0.0.1", "localhost", "[::1]"):
         return address
     return f"tcp://0.0.0.0:{address.rpartition(':')[2]}"
 

@@ -1,11 +1,12 @@
 """`rollway show`: lists saved rollouts, or shows one with its tokens while its payload exists."""
 
 import sqlite3
+import sys
 import tomllib
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -15,9 +16,13 @@ from typer import Argument, Option
 from ..errors import PayloadError, RunDirError, did_you_mean
 from ..payload.reader import SegmentReader
 from ..records.payload import PayloadRef
+from ..records.rollout import Boundary, Failed
+from ..records.text import one_line, visible
 from ..rundir.rundir import RunDir
 from ..rundir.saved_rollouts import SavedRollout, saved_rollouts, saved_steps
 
+WIDE = 200
+"""Columns of a table that goes to a file or another program."""
 ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
@@ -39,7 +44,8 @@ def show(
         raise RunDirError(
             f"{directory.path} has no saved rollouts (orchestrator.save_rollouts)"
         )
-    console = Console(markup=False)  # ids and texts may hold [brackets]
+    # ids and texts may hold [brackets]; in a pipe, lines are not wrapped to a terminal's width
+    console = Console(markup=False, width=None if sys.stdout.isatty() else WIDE)
     if rollout is not None:
         _show_rollout(directory, rollout, console)
         return
@@ -51,7 +57,7 @@ def show(
         )
     rollouts = list(saved_rollouts(directory, chosen))
     console.print(_table(chosen, rollouts))
-    console.print(_summary(rollouts))
+    console.print(one_line(_summary(rollouts)))
 
 
 def _table(step: int, rollouts: list[SavedRollout]) -> Table:
@@ -65,7 +71,8 @@ def _table(step: int, rollouts: list[SavedRollout]) -> Table:
             end += f" ({saved.fate})"
         scores = _number(saved.reward), _number(saved.advantage)
         counts = str(saved.num_turns or 0), str(saved.num_tokens or 0)
-        table.add_row(saved.rollout, saved.env, saved.task, *scores, *counts, end)
+        cells = saved.rollout, saved.env, saved.task, *scores, *counts, end
+        table.add_row(*map(one_line, cells))
     return table
 
 
@@ -73,15 +80,16 @@ def _summary(rollouts: list[SavedRollout]) -> str:
     """Count the ends of rollouts, and name the commonest failure."""
     outcomes = Counter(saved.outcome for saved in rollouts)
     text = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
-    failures = Counter(_failure(saved) for saved in rollouts if saved.outcome == "failed")
-    for failure, count in failures.most_common(1):
-        text += f"; commonest failure: {count} × {failure}"
+    failures = [_failure(saved) for saved in rollouts if saved.outcome == "failed"]
+    for kind, count in Counter(failed.kind for failed in failures).most_common(1):
+        first = next(failed for failed in failures if failed.kind == kind)
+        text += f"; commonest failure: {count} × {first.text}"
     return text
 
 
-def _failure(saved: SavedRollout) -> str:
-    place = f", at {saved.where}" if saved.where else ""
-    return f"{saved.boundary}: {saved.error}{place}"
+def _failure(saved: SavedRollout) -> Failed:
+    boundary = cast(Boundary, saved.boundary or "env")
+    return Failed(boundary, saved.error or "", where=saved.where or "")
 
 
 def _number(value: float | None) -> str:
@@ -95,15 +103,15 @@ def _show_rollout(run: RunDir, rollout_id: str, console: Console) -> None:
         hint = did_you_mean(rollout_id, by_id)
         raise RunDirError(f"no saved rollout '{rollout_id}' in {run.path}{hint}")
     place = f"'{saved.env}', task '{saved.task}', step {saved.step}"
-    console.print(f"{saved.rollout} of {place}: {saved.outcome}")
+    console.print(one_line(f"{saved.rollout} of {place}: {saved.outcome}"))
     if saved.outcome == "scored":
         _show_scores(saved, console)
     for message in saved.read_messages():
-        console.print(Text(f"── {message.role}", ROLES.get(message.role, "white")))
-        console.print(message.content, highlight=False)
+        console.print(Text(f"── {one_line(message.role)}", ROLES.get(message.role, "white")))
+        console.print(visible(message.content), highlight=False)
     if saved.error or saved.reason:
         reason = saved.traceback or saved.error or saved.reason
-        console.print(Text(f"{saved.boundary or ''} {reason}".strip(), "red"))
+        console.print(Text(visible(f"{saved.boundary or ''} {reason}".strip()), "red"))
     for row in _rows(run, rollout_id):
         console.print(row)
 
@@ -116,7 +124,7 @@ def _show_scores(saved: SavedRollout, console: Console) -> None:
     advantage = _number(saved.advantage)
     versions = f"{saved.first_version} to {saved.last_version}"
     console.print(f"reward {saved.reward:g} ({rewards}), advantage {advantage}, {saved.fate}")
-    console.print(f"versions {versions}; {times}; stop: {saved.stop}")
+    console.print(one_line(f"versions {versions}; {times}; stop: {saved.stop}"))
 
 
 def _rows(run: RunDir, rollout_id: str) -> list[Text]:
@@ -144,7 +152,7 @@ def _coloured(row: str, columns: Any, tokenizer: Any) -> Text:
     tokens = zip(*(columns[f"{row}.{name}"].tolist() for name in names), strict=True)
     for token_id, is_sampled, logprob in tokens:
         colour = _colour(logprob) if is_sampled else "dim"
-        text.append(tokenizer.decode([token_id]), colour)
+        text.append(visible(tokenizer.decode([token_id])), colour)
     return text
 
 

@@ -12,11 +12,12 @@ import tomli_w
 from msgspec import Struct
 from typer import Exit, Option, echo
 
+from ..config.credentials import hide_credentials
 from ..config.load import load
 from ..config.plan import Plan, plan
 from ..config.sections import RunConfig
 from ..config.specs import WarmupSpec, watch_spec
-from ..errors import RollwayError, RunDirError
+from ..errors import ConfigError, RollwayError, RunDirError
 from ..launch.run import run_all
 from ..launch.sinks import feed_sinks
 from ..launch.watch import RunWatch
@@ -25,7 +26,9 @@ from ..loop.processes.part import first_cause
 from ..loop.watch.run import LoopWatch, run
 from ..observe.console import Screen
 from ..observe.prometheus import serve_metrics
+from ..preflight.machine import check_engines
 from ..records.restored import StartPoint
+from ..records.text import visible
 from ..resume.resume import find_start_point, refuse_to_overwrite
 from ..rundir.rundir import RunDir, without_none
 from ..warmup.build import build_model
@@ -74,11 +77,12 @@ def train(
         raise exit_for(stopped) from None
     if dry_run:
         show(checked.config, planned)
+        say_dry_run(checked.config, directory, may_exist=resume or clean)
         return
     if clean:
         directory.clean()
     with directory.lock():
-        start = find_start_point(checked.config, directory, resume=resume)
+        start = find_start_point(checked.config, directory, resume=resume, say=echo)
         if is_complete(config, start):
             echo(
                 f"Nothing to do: {directory.path} has trained {config.max_steps} steps. To train more, "
@@ -90,6 +94,20 @@ def train(
             checked.config, planned, directory, start, checked.warmup, command
         )
         run_and_show(request)
+
+
+def say_dry_run(config: RunConfig, directory: RunDir, *, may_exist: bool) -> None:
+    """Say what would keep the run from starting now, and may be different when it is started."""
+    if directory.has_begun and not may_exist:
+        echo(
+            f"Before you start: {directory.path} holds a run: add --resume or --clean",
+            err=True,
+        )
+    try:
+        check_engines(config.engine.urls)
+    except ConfigError as error:
+        echo(f"Before you start: {error}", err=True)
+    echo("No mistake was found. This was a dry run: nothing was started", err=True)
 
 
 def is_complete(config: RunConfig, start: StartPoint) -> bool:
@@ -111,7 +129,8 @@ class TrainRequest(Struct, frozen=True):
 
 
 def train_command(run_file: Path, overrides: Sequence[str]) -> str:
-    settings = [word for override in overrides for word in ("--set", override)]
+    shown = map(hide_credentials, overrides)
+    settings = [word for override in shown for word in ("--set", override)]
     return shlex.join(["rollway", "train", str(run_file), *settings])
 
 
@@ -152,7 +171,7 @@ def show_error(error: Exception) -> None:
     """Print an error that the user can fix as one line, and a bug with its traceback."""
     cause = first_cause(error)
     if isinstance(cause, RollwayError):
-        echo(f"rollway: {cause}", err=True)
+        echo(f"rollway: {visible(str(cause))}", err=True)
     else:
         traceback.print_exception(error)
 

@@ -10,6 +10,7 @@ from typer import Argument, Option, echo
 from ..errors import UNREADABLE, RunDirError
 from ..observe.why import lines
 from ..records.situation import Situation
+from ..records.text import visible
 from ..rundir.rundir import RunDir
 
 FRESH_S = 10.0
@@ -39,7 +40,7 @@ def why(
         state = alive if is_alive else "has ended"
         echo(f"The run {state}. State at {stamp}, {old_s:.0f} s ago:")
     for line in lines(now):
-        echo(line)
+        echo(visible(line))
 
 
 def read(run: RunDir) -> Situation:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import inspect
 
 from ..errors import ConfigError, did_you_mean
+from .credentials import without_credentials
 from .sections import RunConfig, TrainerConfig
 
 
@@ -37,7 +38,23 @@ def check(tree: dict[str, Any], source: str) -> RunConfig:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source}: {_explain(str(error), tree)}") from None
     _refuse_both_variants(config, source)
-    return _with_default_variants(config)
+    return _with_default_variants(_without_passwords(config))
+
+
+def _without_passwords(config: RunConfig) -> RunConfig:
+    """Keep passwords in URLs apart from the config, which is written down and shown."""
+    external, replace = config.engine.external, msgspec.structs.replace
+    if external is None:
+        return config
+    url: Any = external.url
+    hidden = (
+        without_credentials(url)
+        if isinstance(url, str)
+        else tuple(map(without_credentials, url))
+    )
+    return replace(
+        config, engine=replace(config.engine, external=replace(external, url=hidden))
+    )
 
 
 def _refuse_both_variants(config: RunConfig, source: str) -> None:
@@ -99,8 +116,6 @@ def _choose_variant(tree: dict[str, Any], keys: list[str]) -> None:
         case ["engine", "embedded" | "vllm" | "external" as variant, *_]:
             for other in {"embedded", "vllm", "external"} - {variant}:
                 tree["engine"].pop(other, None)
-        case ["env", index, "server", *_]:
-            tree["env"][int(index)].pop("external", None)
 
 
 def _place(tree: Any, keys: list[str], value: Any, override: str) -> None:

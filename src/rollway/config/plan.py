@@ -40,6 +40,7 @@ def plan(config: RunConfig) -> Plan:
     _check_sizes(config)
     _check_envs(config)
     _check_transport(config)
+    _check_difficulty(config)
     settings, engine = config.orchestrator, config.engine
     servers = [env.local for env in config.env if not env.external]
     outstanding = settings.batch_size * (1 + settings.max_off_policy_steps)
@@ -146,6 +147,15 @@ def _check_env(config: RunConfig, env: EnvConfig, where: str) -> None:
             f"'payload.store' = 'files', but the server at '{where}.external.address' does not write "
             "into this run's folder: set 'payload.store' to 'frames', or start the server with "
             f"'--payload files --payload-dir {folder}' and set '{where}.external.shares_payload' = true"
+        )
+
+
+def _check_difficulty(config: RunConfig) -> None:
+    easy_at, hard_at = config.difficulty.easy_at, config.difficulty.hard_at
+    if easy_at is not None and hard_at is not None and hard_at >= easy_at:
+        raise ConfigError(
+            f"'difficulty.hard_at' = {hard_at:g} is not below 'difficulty.easy_at' = {easy_at:g}: tasks "
+            "would be hard and easy at once"
         )
 
 

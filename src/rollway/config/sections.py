@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from .address import ANY_LOOPBACK_PORT
-
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
+LearningRate = Annotated[float, Meta(gt=0, le=10)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -46,7 +45,8 @@ class ModelConfig(Section, frozen=True):
 
 class WarmupConfig(Section, frozen=True):
     """Builds a tiny model at `model.path` if that folder does not exist, and teaches it by imitation
-    until it solves some tasks of the first environment. Meant for demos and tests."""
+    until it solves some tasks of the first environment, which must have answers. Meant for demos and
+    tests."""
 
     experts: Natural = 8
     """Experts in each layer of the model. With 0 it is dense: no Mixture-of-Experts."""
@@ -57,7 +57,7 @@ class WarmupConfig(Section, frozen=True):
     """Give up after this many steps."""
     batch_size: Count = 64
     """Answers that one step imitates."""
-    lr: Positive = 2e-3
+    lr: LearningRate = 2e-3
     """Learning rate."""
 
 
@@ -89,9 +89,9 @@ class ExternalServerConfig(Section, frozen=True):
     """An env server that `rollway serve` runs elsewhere. Rollway connects to it and starts none."""
 
     address: str
-    """Address of the server: `tcp://host:port`."""
+    """Address of the server: `ipc://path` as `rollway serve` prints it, or `tcp://host:port`."""
     keys: str | None = None
-    """Folder with this client's keys (`rollway keys new`). Servers on other machines require keys."""
+    """Folder with this client's keys (`rollway keys new`). Every `tcp://` address requires them."""
     shares_payload: bool = False
     """The server writes into this run's `payload/` (`rollway serve --payload files`). If not, set
     `payload.store` to `frames`."""
@@ -228,10 +228,8 @@ class EngineConfig(Section, frozen=True):
 
     @property
     def key_var(self) -> str | None:
-        """The environment variable with the key of the engines. A run makes one up for its own vLLM."""
-        if self.vllm is not None:
-            return ENGINE_KEY_VAR
-        return self.external.key_var if self.external else None
+        """The environment variable with the key of the engines. A run makes one up for its own."""
+        return self.external.key_var if self.external else ENGINE_KEY_VAR
 
 
 class LengthPenaltyConfig(Section, frozen=True):
@@ -338,7 +336,7 @@ class FiltersConfig(Section, frozen=True):
 class TrainerConfig(Section, frozen=True):
     """The trainer that rollway starts. It needs `rollway[local]`."""
 
-    lr: Positive = 1e-6
+    lr: LearningRate = 1e-6
     """Learning rate of AdamW. The default suits models of a billion weights and more; the tiny models of
     the examples need about a thousand times as much."""
     lr_ramp_steps: Natural = 0
@@ -402,10 +400,11 @@ class ZmqTransportConfig(Section, frozen=True):
     payload: Literal["files", "frames"] = "files"
     """The trainer reads the payload in the run directory (`files`) or is sent its bytes (`frames`). A
     trainer of your own chooses when it connects."""
-    bind: str = ANY_LOOPBACK_PORT
-    """Address at which the orchestrator waits for the trainer; `*` takes any free port."""
+    bind: str | None = None
+    """Address at which the orchestrator waits for the trainer: `tcp://host:port`, where `*` takes any
+    free port. Without this key it is a unix socket that only this user can reach."""
     keys: str | None = None
-    """The orchestrator's keys (`keys/server`), required if other machines can reach `bind`."""
+    """The orchestrator's keys (`keys/server`), required with `bind`."""
     trainer_keys: str | None = None
     """Folder with the keys of the trainer that rollway starts (`keys/client`). Required with `keys`."""
 
@@ -449,7 +448,7 @@ class RunConfig(Section, frozen=True, kw_only=True):
     """Name of the run, and of its directory in `output_dir`."""
     output_dir: str = "outputs"
     """Folder that holds all runs."""
-    seed: Natural = 0
+    seed: Annotated[int, Meta(ge=0, lt=2**53)] = 0
     """Seed of the task order, of sampling and of the warm-up."""
     max_steps: Count = 100
     """Optimizer steps to train."""

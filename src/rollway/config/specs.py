@@ -7,7 +7,6 @@ from msgspec import Struct
 from ..records.ids import Step
 from ..records.restored import Restored
 from ..records.turn import Sampling
-from .address import ANY_LOOPBACK_PORT
 from .sections import (
     DifficultyConfig,
     EngineConfig,
@@ -108,9 +107,10 @@ class RouterSpec(Struct, frozen=True):
     """Grows when a run is resumed. Every generation names its segments differently."""
     is_training: bool = True
     """The engine samples from versions that a run publishes. An evaluation knows nothing of these."""
-    bind: str = ANY_LOOPBACK_PORT
+    bind: str | None = None
+    """Where clients connect. Without it, at a unix socket in a private folder."""
     keys: str | None = None
-    """Folder with the server's keys. Required where `bind` is reachable from other machines."""
+    """Folder with the server's keys. Required for a port."""
     reports_to_parent: bool = False
     """Send the statistics of all workers to the parent process, which has no other way to get them."""
     limits: ServerLimits = ServerLimits()
@@ -129,6 +129,8 @@ class WorkerSpec(Struct, frozen=True):
     board_fd: int
     """An inherited file in which the worker shows whose code is running."""
     server: RouterSpec
+    source: bytes | None = None
+    """The text of the environment's file when its server started. An edit does not mix two versions."""
     is_patient: bool = False
     """Wait for an engine that does not answer. The first worker does not: it reports the mistake."""
 

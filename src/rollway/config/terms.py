@@ -15,6 +15,8 @@ from .sections import EngineConfig, EnvConfig, ModelConfig, RunConfig, ServerCon
 
 Terms = dict[str, str]
 DEADLINES = ("rollout_deadline_s", "scoring_deadline_s", "tool_deadline_s")
+UNSET = {"engine.routes": "not set", "engine.max_context": "not set"}
+"""What a server has that was started from a run file without these keys."""
 TOKENIZER = "model.path (its tokenizer.json)"
 
 

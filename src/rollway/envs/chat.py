@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..records.task import Message
+from ..records.text import check_sendable
 from .rollout import Reply
 from .toolbox import Toolbox
 from .tools import Toolset
@@ -101,6 +102,7 @@ class Chat:
         """Say something as the user and return the policy's reply: one turn."""
         if not isinstance(content, str):
             raise TypeError(f"chat.say takes a string, not {type(content).__name__}")
+        check_sendable(content)
         self._stop_if_due()
         self.messages.append(Message("user", content))
         return await self._take_turn()

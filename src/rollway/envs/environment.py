@@ -65,6 +65,14 @@ def _faults(env: Environment) -> Iterator[str]:
     kind = type(env)
     if kind.tasks is Environment.tasks:
         yield " has no method tasks(); write one that returns rw.Task objects"
+    for method in ("tasks", "eval_tasks"):
+        function = getattr(kind, method)
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            yield f".{method} must be written without 'async': rollway runs it in a process of its own"
+    for scorer in scorers(kind):
+        function = getattr(kind, scorer.name)
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            yield f".{scorer.name} yields; a reward returns one number"
     if not inspect.iscoroutinefunction(kind.user):
         yield ".user must be 'async def'"
     if all(scorer.is_metric for scorer in scorers(kind)):

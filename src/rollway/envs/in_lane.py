@@ -13,7 +13,7 @@ from ..records.scores import finite_number, one_for_each
 from ..records.task import Task
 from .environment import Environment
 from .plain_chat import AskWorker, ChatState, EndPlainCode, PlainChat
-from .registry import load_environment
+from .registry import build_environment
 from .rewards import scorers
 from .rollout import Rollout
 from .tools import tool_specs
@@ -25,10 +25,12 @@ class EnvSpec(msgspec.Struct, frozen=True):
     id: str
     args: bytes
     seed: int
+    source: bytes | None = None
+    """The text of its file when the run began. None: what the file holds now."""
 
     def build(self) -> Environment:
         args: dict[str, Any] = msgspec.json.decode(self.args)
-        env = load_environment(self.id, **args)
+        env = build_environment(self.id, args, self.source)
         env.seed = self.seed
         return env
 
@@ -84,7 +86,10 @@ def _decoded(task: Task) -> Task:
     try:
         return msgspec.msgpack.decode(msgspec.msgpack.encode(task), type=Task)
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
-        raise TypeError(f"task {task.id!r} cannot be sent: {error}") from None
+        advice = (
+            "" if isinstance(task.id, str) else "; the id of a task is a text, such as '0'"
+        )
+        raise TypeError(f"task {task.id!r} cannot be sent: {error}{advice}") from None
 
 
 def score(spec: EnvSpec, task: Task, rollout: Rollout) -> dict[str, float]:

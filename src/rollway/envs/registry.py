@@ -23,7 +23,14 @@ def registered() -> dict[str, EntryPoint]:
 
 def load_environment(env_id: str, /, **args: Any) -> Environment:
     """Build the environment `env_id`: a registered name, `package.module`, or `path/to/file.py`."""
-    factory, origin = _find(env_id), f"environment '{env_id}'"
+    return build_environment(env_id, args)
+
+
+def build_environment(
+    env_id: str, args: dict[str, Any], source: bytes | None = None
+) -> Environment:
+    """Build an environment. `source` is the text of its file, if that may have been edited since."""
+    factory, origin = _find(env_id, source), f"environment '{env_id}'"
     try:
         inspect.signature(factory).bind(**args)
     except TypeError as error:
@@ -46,14 +53,21 @@ def check_exists(env_id: str) -> None:
         )
 
 
-def _find(env_id: str) -> Callable[..., Any]:
-    check_exists(env_id)
+def _find(env_id: str, source: bytes | None) -> Callable[..., Any]:
+    if source is None:
+        check_exists(env_id)
     if point := registered().get(env_id):
         factory: Callable[..., Any] = point.load()
         return factory
     if env_id.endswith(".py"):
-        return _factory(import_file(Path(env_id).resolve()), env_id)
+        return _factory(import_file(Path(env_id).resolve(), source), env_id)
     return _factory(import_module(_module_name(env_id)), env_id)
+
+
+def read_source(env_id: str) -> bytes | None:
+    """Return the text of an environment's file; None for other environments. Blocks."""
+    path = Path(env_id)
+    return path.read_bytes() if env_id.endswith(".py") and path.is_file() else None
 
 
 def _module_name(env_id: str) -> str:

@@ -24,6 +24,12 @@ class Scorer(Struct, frozen=True):
 _SCORERS: MethodMarks[Scorer] = MethodMarks("scorer")
 
 
+def _number(weight: float) -> float:
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise TypeError(f"the weight of a reward is a number, not {weight!r}")
+    return float(weight)
+
+
 @overload
 def reward(method: Method) -> Method: ...
 @overload
@@ -35,7 +41,7 @@ def reward(method: Any = None, *, weight: float = 1.0) -> Any:
     its deadline. An `async def` runs on the worker's event loop. If it has an argument `chat`, it can
     ask the policy to judge, or start children with the rollout's open tools. These turns do not train.
     """
-    return _mark(method, weight=float(weight), is_metric=False)
+    return _mark(method, weight=_number(weight), is_metric=False)
 
 
 @overload
@@ -47,7 +53,7 @@ def group_reward(method: Any = None, *, weight: float = 1.0) -> Any:
 
     `rollouts` are those of a group that did not fail. All rollouts of the group run in one worker.
     """
-    return _mark(method, weight=float(weight), is_metric=False, is_group=True)
+    return _mark(method, weight=_number(weight), is_metric=False, is_group=True)
 
 
 @overload

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from ..errors import LaneError, ToolFailed
 from ..records.task import Message, ToolCall
+from ..records.text import sendable
 from .background_tasks import outside_rollouts
 from .tools import Toolset, ToolSpec, as_text, tool_specs
 
@@ -58,7 +59,7 @@ class Toolbox:
         with self._within("tool"):
             results = await _run_all([self._call(call) for call in calls])
         answers = [
-            Message("tool", text, tool_call_id=call.id, name=call.function.name)
+            Message("tool", sendable(text), tool_call_id=call.id, name=call.function.name)
             for call, text in zip(calls, results, strict=True)
         ]
         hint = "this tool call cannot be read; write it again in the right format"
@@ -77,7 +78,9 @@ class Toolbox:
             return f"error: {error}"
         try:
             return as_text(await self._run(toolset, spec, arguments))
-        except Exception as error:  # the tool may raise anything
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # the tool may raise anything
             text = _describe(error)
             if toolset.errors == "fail":
                 raise ToolFailed(f"tool {name}: {text}") from error
@@ -102,7 +105,7 @@ def not_open(name: str) -> ValueError:
     return ValueError(f"{name} is not open in this chat: borrow from chat.tools")
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     """Return the error in one line. Errors of a lane already name the exception that the tool raised."""
     if isinstance(error, LaneError | TimeoutError):
         return str(error)

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -16,8 +17,10 @@ from ..errors import PayloadError, ProtocolError
 from ..loop.coroutines import FairLoop
 from ..loop.watch.rarely import Rarely
 from ..payload.writer import SegmentWriter
+from ..records.ids import RolloutId, WorkerName
 from ..records.payload import PayloadRef
 from ..records.rollout import Failed, Scored, Settled
+from ..records.task import Split
 from ..wire.handshake import Handshake
 from ..wire.keys import ClientKeys
 from ..wire.messages import (
@@ -25,9 +28,15 @@ from ..wire.messages import (
     FrameTaken,
     FromClient,
     Hello,
+    NewPolicy,
+    NextTasks,
     Ping,
     Refused,
+    Run,
+    RunGroup,
+    Tasks,
     ToClient,
+    Unknown,
     Welcome,
     encode,
     for_client,
@@ -70,37 +79,95 @@ class EnvClient:
         self._silent_s = silent_s
         self._fair = FairLoop()
         self.bad_frames = Rarely()
+        self._unanswered: dict[RolloutId, int] = {}
+        """The attempts of rollouts that have not settled."""
+        self._asked: dict[tuple[int, Split], NextTasks] = {}
+        self._policy: NewPolicy | None = None
+        self._ends: deque[Settled] = deque()
+        """Ends of rollouts that went with a server which was started again."""
 
     async def send(self, message: FromClient) -> None:
+        match message:
+            case NextTasks(start=start, split=split):
+                self._asked[start, split] = message
+            case NewPolicy():
+                self._policy = message
         frame = encode(message)
         if len(frame) > MAX_CLIENT_BYTES:
             raise ProtocolError(
-                f"a {type(message).__name__} of {len(frame) / 1e6:.1f} MB to '{self.env}' is too large: "
-                f"servers take up to {MAX_CLIENT_BYTES >> 20} MB; keep large data in files and put the "
-                "file names into tasks"
+                f"its task has {len(frame) / 1e6:.1f} MB, and a message to an env server may have "
+                f"{MAX_CLIENT_BYTES >> 20} MB: keep large data in files, and file names in tasks"
             )
         await self._wire.send(frame)
 
+    async def send_runs(self, runs: Sequence[Run]) -> list[Settled]:
+        """Send the rollouts of one task: together where the environment needs that, else one by one. A
+        task that is too large fails them. Their ends are returned, because no server will send them."""
+        messages = [RunGroup.of(runs)] if self.whole_groups else runs
+        try:
+            for message in messages:
+                await self.send(message)
+            self._unanswered |= {run.rollout_id: run.attempt for run in runs}
+        except ProtocolError as error:
+            failed = Failed("env", str(error))
+            return [
+                Settled(run.rollout_id, run.attempt, WorkerName(""), failed) for run in runs
+            ]
+        return []
+
     async def receive(self) -> ToClient:
         """Return the next message. Frames that do not decode are counted and dropped."""
-        while True:
+        while not self._ends:
             frames = await self._next_frames()
             try:
                 message, frame = split_frames(frames, for_client)
-                break
+                if not await self._greets_again(message):
+                    break
             except ProtocolError as error:
                 bad = self.bad_frames
                 if bad.add():
                     log.warning(
                         "dropped bad frame %d from '%s': %s", bad.count, self.env, error
                     )
+        if self._ends:
+            return self._ends.popleft()
+        if isinstance(message, Tasks):
+            self._asked.pop((message.start, message.split), None)
         if not isinstance(message, Settled):
             return message
+        self._unanswered.pop(message.rollout_id, None)
         try:
             return await land(message, None if frame is None else frame.buffer, self._landing)
         finally:
             if frame is not None:
                 await self.send(FrameTaken(message.worker, len(frame)))
+
+    async def _greets_again(self, message: ToClient) -> bool:
+        """Greet a server that was started again, and return whether this message was about that. What it
+        does not know any more fails, or is asked for again."""
+        match message:
+            case Unknown():
+                await self.send(Hello("client"))
+            case Welcome(terms=terms, env=env):
+                if (env, terms) != (self.env, self.terms):
+                    raise ProtocolError(
+                        f"the env server at {self._address} was started again with other settings: "
+                        "start it as before, and --resume"
+                    )
+                lost = Failed(
+                    "worker", f"the env server at {self._address} was started again"
+                )
+                self._ends += [
+                    Settled(rollout_id, attempt, WorkerName(""), lost)
+                    for rollout_id, attempt in self._unanswered.items()
+                ]
+                self._unanswered.clear()
+                for again in (self._policy, *self._asked.values()):
+                    if again is not None:
+                        await self.send(again)
+            case _:
+                return False
+        return True
 
     async def _next_frames(self) -> Any:
         """Wait for the next message. A wait that is cancelled takes no message off the socket."""
@@ -154,7 +221,12 @@ async def _say_hello(wire: Socket, handshake: Handshake, limit_s: float) -> Welc
         # This send never returns if the connection was refused before. The handshake then cancels it.
         await wire.send(encode(Hello("client")))
         while True:
-            match for_client(await wire.recv()):
+            frame = await wire.recv()
+            try:
+                message = for_client(frame)
+            except ProtocolError:
+                raise ProtocolError(handshake.stranger()) from None
+            match message:
                 case Welcome() as welcome:
                     return welcome
                 case Refused(reason):

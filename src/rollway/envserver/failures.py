@@ -12,6 +12,7 @@ from ..loop.watch import stacks
 from ..loop.watch.rarely import Rarely
 from ..records.ids import RolloutId
 from ..records.rollout import Boundary, Failed
+from ..records.text import sendable
 
 MAX_ERROR, MAX_TRACEBACK = 500, 8_000
 """Characters of an error that travel with its record."""
@@ -26,7 +27,8 @@ def failed(error: BaseException, boundary: Boundary) -> Failed:
         case EngineError() | TraceError():
             return Failed("engine", text)
         case LaneRaised():
-            return Failed(boundary, text, error.traceback[-MAX_TRACEBACK:], error.where)
+            traceback = sendable(error.traceback[-MAX_TRACEBACK:])
+            return Failed(boundary, text, traceback, sendable(error.where))
         case LaneError():
             return Failed(boundary, cut(error.problem), where=error.where)
         case asyncio.CancelledError() if is_cancelled():
@@ -34,7 +36,7 @@ def failed(error: BaseException, boundary: Boundary) -> Failed:
     return Failed(boundary, text, user_traceback(error), stacks.where_raised(error))
 
 
-def too_late(error: Exception, limit_s: float) -> Failed:
+def too_late(error: BaseException, limit_s: float) -> Failed:
     """Return the failure of a rollout that passed its deadline, with the line it was at."""
     if isinstance(error, LaneTimeout):
         return Failed("deadline", cut(error.problem), where=error.where)
@@ -50,12 +52,16 @@ def short(error: BaseException) -> str:
 
 
 def cut(text: str) -> str:
-    return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}…"
+    return sendable(text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}…")
 
 
 def _described(error: BaseException) -> str:
     name = type(error).__name__
-    return f"{name}: {error}" if str(error) else name
+    try:
+        text = str(error)
+    except Exception as failure:  # code of the user's class
+        text = f"(its text cannot be read: {type(failure).__name__})"
+    return f"{name}: {text}" if text else name
 
 
 def user_traceback(error: BaseException) -> str:
@@ -63,7 +69,8 @@ def user_traceback(error: BaseException) -> str:
     frame: TracebackType | None = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(OUR_CODE):
         frame = frame.tb_next
-    return "".join(traceback.format_exception(type(error), error, frame))[-MAX_TRACEBACK:]
+    lines = traceback.format_exception(type(error), error, frame)
+    return sendable("".join(lines)[-MAX_TRACEBACK:])
 
 
 log = logging.getLogger(__name__)

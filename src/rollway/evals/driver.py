@@ -11,7 +11,7 @@ from ..observe.console import Screen
 from ..records.ids import PolicyVersion, RolloutId
 from ..records.rollout import Scored, Settled
 from ..records.task import Task
-from ..wire.messages import NextTasks, Run, RunGroup, ServerStats, Tasks, WorkerLost
+from ..wire.messages import NextTasks, Run, ServerStats, Tasks, WorkerLost
 from .folder import EvalFolder
 from .progress import EvalProgress
 from .recorder import ResultRecorder
@@ -79,7 +79,8 @@ class EvalDriver:
             rollout_id = RolloutId(f"t{position}.{number}")
             self._running[rollout_id] = ((position, number), task)
             runs.append(Run(rollout_id, 1, task, sampling, PolicyVersion(0), position))
-        await client.send(RunGroup(tuple(runs)) if client.whole_groups else runs[0])
+        for settled in await client.send_runs(runs):
+            await self._on_settled(settled)
 
     def _check_same_task(self, position: int, task: Task) -> None:
         """Refuse to resume if the environment's tasks are not those that its results belong to."""

@@ -8,7 +8,7 @@ from io import FileIO
 import msgspec
 
 from ..errors import PayloadError, RunDirError
-from ..loop.lanes.lanes import thread_to_the_end
+from ..loop.lanes.threads import thread_to_the_end
 from ..payload.in_use import SegmentKeeper
 from ..payload.reader import SegmentReader
 from ..records.payload import PayloadRef

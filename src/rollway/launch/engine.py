@@ -27,10 +27,12 @@ SAY_EVERY_S = 30.0
 async def start_engine(
     parts: RunningParts, spec: EngineSpec, next_spec: Callable[[], Awaitable[EngineSpec]]
 ) -> Part:
-    """Start the engine; `next_spec` returns the spec of the one that follows when it dies.
+    """Start the engine; `next_spec` returns the spec of the one that follows when it dies. Only
+    processes of this run have its key.
 
     The launcher owns the listening socket. Requests that arrive while no engine runs wait there.
     """
+    make_engine_key()
     port = bind_port("engine.embedded.port", HOST, spec.engine.local.port)
     listen_fd = parts.keep_open(port).fileno()
     first = msgspec.structs.replace(spec, listen_fd=listen_fd)
@@ -41,10 +43,18 @@ async def start_engine(
     return await parts.start("engine", ENGINE, first, next_config, [listen_fd])
 
 
+def make_engine_key() -> str:
+    """Make up the key that engines demand, unless the user has chosen one. Processes that start from now
+    on inherit it. No command line shows it, and only this user can read the environment of a process."""
+    if not os.environ.get(ENGINE_KEY_VAR):
+        os.environ[ENGINE_KEY_VAR] = secrets.token_hex(16)
+    return os.environ[ENGINE_KEY_VAR]
+
+
 async def start_vllm(parts: RunningParts, config: VllmConfig, spec: VllmSpec) -> list[Part]:
     """Start all replicas. Only processes of this run have their key. The launcher binds their ports and
     does not listen there, so that a replica that starts again gets the same one."""
-    os.environ.setdefault(ENGINE_KEY_VAR, secrets.token_hex(16))
+    make_engine_key()
     started = []
     for replica in range(config.replicas):
         name = "engine" if config.replicas == 1 else f"engine.{replica}"

@@ -19,7 +19,7 @@ from ..config.specs import (
     watch_spec,
 )
 from ..config.terms import terms_of_run
-from ..loop.lanes.lanes import thread
+from ..loop.lanes.threads import thread
 from ..loop.processes.part import Part
 from ..records.ids import Step
 from ..records.restored import StartPoint

@@ -15,6 +15,8 @@ from ..records.lag import ProcessStats
 RELAYED = ("launcher", "engine", "trainer")
 """Processes that the orchestrator hears of through the launcher only."""
 MAX_CULPRITS = 10
+ENDS = 5
+"""Steps at both ends of a run whose rewards its last lines compare."""
 STATUS_EVERY_S = 10.0
 
 
@@ -62,14 +64,19 @@ class RunWatch:
         """Return the last lines of a run: its rewards, its lags, what held its processes longest."""
         if not self._rewards:
             return []
-        head, tail = self._rewards[:5], self._rewards[-5:]
-        count = len(head)
         return [
-            f"Reward: {sum(head) / count:.4f} (first {count} steps) → "
-            f"{sum(tail) / count:.4f} (last {count})",
+            self._reward_line(),
             f"Lag p99/max ms, whole run: {lag_line(self.health.whole_run)}",
             *self._culprit_lines(),
         ]
+
+    def _reward_line(self) -> str:
+        """Compare the first steps with the last, if there are enough for both."""
+        rewards, count = self._rewards, ENDS
+        if len(rewards) < 2 * count:
+            return f"Reward: {sum(rewards) / len(rewards):.4f} (mean of {len(rewards)} steps)"
+        first, last = sum(rewards[:count]) / count, sum(rewards[-count:]) / count
+        return f"Reward: {first:.4f} (first {count} steps) → {last:.4f} (last {count})"
 
     def _culprit_lines(self) -> list[str]:
         worst = self.health.worst()

@@ -3,19 +3,20 @@
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
 from msgspec.msgpack import encode
 
 from ..errors import RunDirError
-from ..loop.lanes.lanes import thread, thread_to_the_end
+from ..loop.lanes.threads import thread, thread_to_the_end
 from ..records.group import Fate
 from ..records.ids import GroupId, PolicyVersion, RolloutId, Step
 from ..records.rollout import Cancelled, Failed, Outcome, Scored, Settled
 from ..records.task import Pool, Split, Task
+from ..rundir.rundir import sync
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
@@ -74,6 +75,17 @@ TRAINED = (
     "WHERE group_id IN (SELECT group_id FROM rollouts WHERE step = ?)"
 )
 MAX_QUEUED = 50_000
+RETRY_S = 1.0
+PASSING = (
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN,
+)  # fmt: skip
+"""Codes of errors that somebody else can end: by making room, or by letting go of a lock."""
+OnFailed = Callable[[str, Exception], Awaitable[None]]
+
+
+async def _ignore(what: str, error: Exception) -> None: ...
+
 
 Statement = tuple[str, tuple[Any, ...]]
 LedgerEntry = Statement | asyncio.Future[None] | None
@@ -83,8 +95,12 @@ LedgerEntry = Statement | asyncio.Future[None] | None
 class Ledger:
     """Records what happens in a run. Calls queue statements, and return before these are committed."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: sqlite3.Connection, on_failed: OnFailed = _ignore) -> None:
+        """`on_failed` hears of each try to write that failed. The run waits until one succeeds."""
         self._db = db
+        self._on_failed = on_failed
+        (_, _, file), *_ = db.execute("PRAGMA database_list")
+        self._log = Path(f"{file}-wal")
         self._queue: asyncio.Queue[LedgerEntry] = asyncio.Queue(MAX_QUEUED)
         self._failed: sqlite3.Error | None = None
 
@@ -201,13 +217,35 @@ class Ledger:
                 entries = [await self._queue.get(), *self._take_queued()]
                 is_closed = None in entries
                 statements = [entry for entry in entries if isinstance(entry, tuple)]
+                has_flush = any(isinstance(entry, asyncio.Future) for entry in entries)
                 try:
-                    await thread_to_the_end(_commit, db, statements)
+                    await self._commit(db, statements, durable=has_flush)
                 except sqlite3.Error as error:
                     self._failed = error
                     _end_flushes(entries + self._take_queued(), error)
                     raise
                 _end_flushes(entries)
+
+    async def _commit(
+        self, db: sqlite3.Connection, statements: list[Statement], *, durable: bool
+    ) -> None:
+        """Commit statements, however long the disk is full or another process has locked the file. What
+        `flush` waits for is on the disk afterwards, also after a power failure."""
+        while True:
+            try:
+                await thread_to_the_end(_commit, db, statements)
+                if durable:
+                    await thread_to_the_end(self._sync_log)
+                return
+            except (sqlite3.Error, OSError) as error:
+                if isinstance(error, sqlite3.Error) and not _may_pass(error):
+                    raise
+                await self._on_failed("Writing the ledger", error)
+                await asyncio.sleep(RETRY_S)
+
+    def _sync_log(self) -> None:
+        with suppress(FileNotFoundError):  # removed by hand
+            sync(self._log)
 
     def _take_queued(self) -> list[LedgerEntry]:
         return [self._queue.get_nowait() for _ in range(self._queue.qsize())]
@@ -218,9 +256,9 @@ class Ledger:
 
 
 @asynccontextmanager
-async def open_ledger(path: Path) -> AsyncIterator[Ledger]:
+async def open_ledger(path: Path, on_failed: OnFailed = _ignore) -> AsyncIterator[Ledger]:
     """Open the ledger of a run. Leaving the block commits what is queued."""
-    ledger = Ledger(await thread(_open_database, path))
+    ledger = Ledger(await thread(_open_database, path), on_failed)
     committing = asyncio.create_task(ledger.commit_queued(), name="ledger")
     try:
         yield ledger
@@ -260,6 +298,11 @@ def _outcome_values(outcome: Outcome) -> tuple[Any, ...]:
             return None, boundary, error, None, None, None, None, None
         case Cancelled(reason=reason):
             return None, None, reason, None, None, None, None, None
+
+
+def _may_pass(error: sqlite3.Error) -> bool:
+    """Return whether the same statements may succeed later. A bug is none of these."""
+    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in PASSING
 
 
 def _end_flushes(entries: list[LedgerEntry], error: sqlite3.Error | None = None) -> None:

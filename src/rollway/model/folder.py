@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
+from .checkpoint import check_whole, tensor_names
 
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 INDEX = "model.safetensors.index.json"
 """The file that lists the parts of weights that do not fit into one file."""
@@ -74,6 +76,25 @@ def check_weights(folder: str) -> int:
     if empty := [path for path in files if not path.stat().st_size]:
         raise ModelError(f"{empty[0]} is empty: download the model again")
     return sum(path.stat().st_size for path in files)
+
+
+def check_loadable(folder: str) -> None:
+    """Refuse weights that are cut off, or that have more layers than config.json says, of which
+    transformers would load only some. Reads headers, no weights."""
+    check_whole(Path(folder))
+    config = read_config(folder)
+    num_layers = config.get("num_hidden_layers")
+    if not isinstance(num_layers, int) or any(
+        "nextn" in key or "mtp" in key for key in config
+    ):
+        return  # layers that predict further tokens are not counted there
+    found = [LAYER.match(name) for name in tensor_names(Path(folder))]
+    highest = max((int(match[1]) for match in found if match), default=-1)
+    if highest >= num_layers:
+        raise ModelError(
+            f"config.json in '{folder}' says that the model has {num_layers} layers, but its weights "
+            f"have {highest + 1}: they do not belong together (num_hidden_layers)"
+        )
 
 
 def needs_own_code(config: dict[str, Any]) -> bool:

@@ -8,6 +8,7 @@ from typing import TextIO
 from ..loop.watch.stall_text import ms, stall_text
 from ..records.lag import LagStats, Stall
 from ..records.situation import CoreView
+from ..records.text import visible
 from .report import EvalDone, StepDone
 
 CLEAR = "\r\x1b[2K"
@@ -100,13 +101,14 @@ class Screen:
         self._status = ""
 
     def line(self, text: str) -> None:
+        text = visible(text)
         self._write(f"{CLEAR}{text}\n{self._status}" if self._is_terminal else f"{text}\n")
 
     def status(self, text: str) -> None:
         """Replace the status line. Without a terminal, nothing is shown."""
         if self._is_terminal:
             # CLEAR removes one line, so the status must not wrap.
-            self._status = text[: shutil.get_terminal_size().columns - 1]
+            self._status = visible(text)[: shutil.get_terminal_size().columns - 1]
             self._write(CLEAR + self._status)
 
     def close(self) -> None:

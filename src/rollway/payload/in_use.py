@@ -1,9 +1,9 @@
 """Decides when a segment can be removed: its writer is done with it, and every ref in it is released."""
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from ..errors import PayloadError
-from ..loop.lanes.lanes import thread
+from ..loop.lanes.threads import thread
 from ..records.payload import PayloadRef, SegmentName
 from .reader import SegmentReader
 
@@ -70,18 +70,26 @@ def _split(segment: str) -> tuple[_Writer, _Order]:
     return (name.generation, name.writer), (name.incarnation, name.number)
 
 
-class SegmentKeeper:
-    """Keeps the segments of a payload directory whose refs are in use, and removes the others."""
+Remove = Callable[[str], Awaitable[object]]
 
-    def __init__(self, reader: SegmentReader) -> None:
+
+class SegmentKeeper:
+    """Keeps the segments of a payload directory whose refs are in use, and removes the others: by
+    `remove`, if it is given."""
+
+    def __init__(self, reader: SegmentReader, remove: Remove | None = None) -> None:
         self._reader = reader
+        self._remove = remove or self._remove_now
         self._live = LiveRefs()
+
+    async def _remove_now(self, segment: str) -> None:
+        await thread(self._reader.remove, segment)
 
     async def hold(self, ref: PayloadRef) -> None:
         """Take a ref in use. If it is the first of a new segment, remove older ones that are unused."""
         if self._live.hold(ref):
             for segment in self._live.unused(await thread(self._reader.segments)):
-                await thread(self._reader.remove, segment)
+                await self._remove(segment)
 
     def hold_old(self, ref: PayloadRef) -> None:
         """Take a ref in use whose writer is gone."""
@@ -90,4 +98,4 @@ class SegmentKeeper:
     async def release(self, refs: Iterable[PayloadRef]) -> None:
         for ref in refs:
             if self._live.release(ref):
-                await thread(self._reader.remove, ref.segment)
+                await self._remove(ref.segment)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from ..loop.lanes.lanes import thread_to_the_end
+from ..loop.lanes.threads import thread_to_the_end
 from ..records.payload import PayloadRef, frame_ref
 from .blob import Blob, join
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import PayloadError
-from ..loop.lanes.lanes import thread_to_the_end
+from ..loop.lanes.threads import thread_to_the_end
 from ..records.payload import PayloadRef, SegmentName
 from .blob import Blob, Buffer, check_data, relabel, seal
 from .segment import OpenSegment

@@ -115,7 +115,10 @@ async def _watched(title: str, work: Coroutine[Any, Any, T], say: Say) -> T:
     start_s, task = monotonic(), asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait([task], timeout=SAY_EVERY_S))[0]:
-            say(f"Still checking {title} after {monotonic() - start_s:.0f} s")
+            waited_s = monotonic() - start_s
+            say(
+                f"Still checking {title} after {waited_s:.0f} s (it may take {DEADLINE_S:g} s)"
+            )
         return task.result()
     finally:
         task.cancel()
@@ -178,18 +181,20 @@ def _check_tools(
     model: ModelConfig, env_id: str, facts: EnvFacts, rendered: PromptFacts
 ) -> None:
     names = ", ".join(tool["function"]["name"] for tool in facts.tools)
+    hidden = ", ".join(rendered.hidden_tools)
     parsers = ", ".join(rendered.tool_parsers)
     if rendered.hidden_tools:
         raise ConfigError(
-            f"environment '{env_id}' has the tools {names}, but the chat template of the model in "
-            f"'{model.path}' does not show them to the policy: name the model's family in "
-            "'model.renderer' (docs/models.md lists them), or use a template that renders tools"
+            f"environment '{env_id}' has the tools {hidden}, but the chat template of the model in "
+            f"'{model.path}' does not show the policy their names and parameters: name the model's "
+            "family in 'model.renderer' (docs/models.md lists them), or use a template that shows tools"
         )
     if facts.tools and not rendered.reads_calls:
         raise ConfigError(
             f"environment '{env_id}' has the tools {names}, but renderer '{model.renderer}' finds no "
-            "tool calls in replies: name the model's family in 'model.renderer', or set "
-            f"'model.template.tool_parser' to the syntax of its calls ({parsers})"
+            "tool calls in replies: name the model's family in 'model.renderer' (--renderer), or set "
+            "'model.renderer' to 'default' and 'model.template.tool_parser' (--template) to the syntax "
+            f"of its calls ({parsers})"
         )
 
 

@@ -5,7 +5,7 @@ User code and the libraries of a model run there, so that neither can hold up or
 
 import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
@@ -24,6 +24,7 @@ from ..envs.tools import Toolset
 from ..errors import EnvironmentInvalid, ModelError, RollwayError, did_you_mean
 from ..loop.watch import stacks
 from ..model.folder import read_config
+from ..model.shape import read_shape
 from ..model.tiny import write_tokenizer
 from ..records.task import Message, Split, Task
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 NUM_TASKS = 4
 """How many tasks are looked at. Later ones may still be wrong."""
 GREETING = (Message("user", "Hello"),)
+OTHER_GREETING = (Message("user", "Good morning"),)
 
 
 class EnvFacts(Struct, frozen=True):
@@ -50,7 +52,7 @@ class PromptFacts(Struct, frozen=True):
 
     num_tokens: int
     hidden_tools: tuple[str, ...] = ()
-    """Tools that are not in the text that the policy gets to see."""
+    """Tools whose name, or the name of a parameter, is not in the text that the policy gets to see."""
     reads_calls: bool = True
     """The renderer finds tool calls in replies."""
     tool_parsers: tuple[str, ...] = ()
@@ -63,16 +65,27 @@ def examine_env(spec: EnvSpec, splits: Sequence[Split], may_be_empty: bool) -> E
     with _explaining(f"{origin} cannot be loaded"):
         env = spec.shared()
     for split in splits:
-        method = "eval_tasks" if split == "eval" else "tasks"
+        has_own = type(env).eval_tasks is not Environment.eval_tasks
+        method = "eval_tasks" if split == "eval" and has_own else "tasks"
         with _explaining(f"{method}() of {origin} failed"):
             tasks = take_tasks(spec, 0, NUM_TASKS, split)
         if not tasks and not may_be_empty:
             raise EnvironmentInvalid(f"{origin} has no tasks: {method}() yields none")
+        _check_tasks(tasks, method, origin)
     with _explaining(f"tools() of {origin} failed"):
         tools = _tools(env, tasks[0], origin) if tasks else ()
     says_prompt = type(env).rollout is Environment.rollout
     prompts = tuple((task.id, task.prompt) for task in tasks) if says_prompt else ()
     return EnvFacts(env.system_prompt, prompts, tools)
+
+
+def _check_tasks(tasks: Sequence[Task], method: str, origin: str) -> None:
+    ids = [task.id for task in tasks]
+    if twice := next((name for name in ids if ids.count(name) > 1), None):
+        raise EnvironmentInvalid(
+            f"two of the first tasks of {origin} have the id '{twice}': {method}() must give each one "
+            "of its own"
+        )
 
 
 def _tools(env: Environment, task: Task, origin: str) -> tuple[dict[str, Any], ...]:
@@ -112,11 +125,30 @@ def examine_model(model: bytes, is_built: bool, is_loaded: bool) -> None:
         _check_family(config)
     renderer = _renderer(model, is_built)
     try:
-        renderer.prompt(GREETING)
+        prompt = renderer.prompt(GREETING)
+        if is_built:
+            _check_vocabulary(config, prompt)
+        if prompt == renderer.prompt(OTHER_GREETING):
+            raise ModelError(
+                f"the chat template of the model in '{config.path}' ignores messages: 'Hello' and 'Good "
+                "morning' give the same prompt; use the template that belongs to the model, or name its "
+                "family in 'model.renderer' (docs/models.md)"
+            )
     except RollwayError:
         raise
     except Exception as error:  # of a chat template, which is code
         raise ModelError(_explain_rendering(config, error)) from None
+
+
+def _check_vocabulary(model: ModelConfig, prompt: list[int]) -> None:
+    """Refuse a tokenizer that gives ids for which the model has no embedding."""
+    shape = read_shape(model.path)
+    if shape and shape.vocab_size and max(prompt, default=0) >= shape.vocab_size:
+        raise ModelError(
+            f"the tokenizer of the model in '{model.path}' gives 'Hello' the id {max(prompt)}, but "
+            f"config.json says that the model has {shape.vocab_size} tokens (vocab_size): they do not "
+            "belong together"
+        )
 
 
 def _explain_rendering(model: ModelConfig, error: Exception) -> str:
@@ -158,9 +190,17 @@ def examine_prompt(
     renderer = _renderer(model, is_built)
     ids = renderer.prompt(messages, tools)
     text = renderer.decode(ids)
-    names = [tool["function"]["name"] for tool in tools]
-    hidden = tuple(name for name in names if name not in text)
+    hidden = tuple(
+        tool["function"]["name"]
+        for tool in tools
+        if not all(word in text for word in _words_of(tool["function"]))
+    )
     return PromptFacts(len(ids), hidden, renderer.reads_tool_calls, renderer.tool_parsers)
+
+
+def _words_of(function: Mapping[str, Any]) -> list[str]:
+    """Return the words that a policy needs in order to call a tool."""
+    return [function["name"], *function["parameters"].get("properties", ())]
 
 
 def may_use_wandb() -> bool:

@@ -1,18 +1,22 @@
 """Checks this machine before a run starts: ports, folders, disk space, keys in the environment."""
 
 import os
+import resource
 import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ..config.address import IPC
 from ..config.sections import EngineConfig, RunConfig
-from ..errors import ConfigError, RunDirError
+from ..errors import ConfigError, PortError, RunDirError
 from ..loop.processes.port import bind_port
 
 LOOPBACK = "127.0.0.1"
 CONNECT_S = 5.0
+OTHER_FILES = 256
+"""Files of a worker besides its connections: libraries, lanes, segments, sockets of the environment."""
 LEAST_PAYLOAD_BYTES = 64 << 20
 """Room for the first rollouts, logs and metrics."""
 VERSIONS, STATE_SIZES = 2, 6
@@ -22,7 +26,13 @@ averages of each weight, is up to this many times as large as weights in bfloat1
 
 def check_ports(config: RunConfig) -> None:
     """Refuse a port that the run file names and that something else uses."""
+    taken: dict[int, str] = {}
     for key, host, port in _ports(config):
+        if other := taken.get(port):
+            raise PortError(
+                f"'{key}' and '{other}' are both {port}: choose another port for one"
+            )
+        taken[port] = key
         bind_port(key, host, port).close()
 
 
@@ -36,18 +46,20 @@ def _ports(config: RunConfig) -> Iterator[tuple[str, str, int]]:
     if prometheus:
         yield "metrics.prometheus.port", prometheus.host, prometheus.port
     if zmq:
-        yield from bind_address("transport.zmq.bind", zmq.bind)
+        yield from tcp_port("transport.zmq.bind", zmq.bind)
 
 
-def bind_address(key: str, address: str) -> Iterator[tuple[str, str, int]]:
+def tcp_port(key: str, address: str | None) -> Iterator[tuple[str, str, int]]:
     """Yield the port of `tcp://host:port`, unless it is `*`, which takes any."""
+    if address is None or address.startswith(IPC):
+        return
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     if port != "*":
         yield key, host.strip("[]").replace("*", "0.0.0.0"), int(port)
 
 
 def check_bind_port(key: str, address: str) -> None:
-    for named, host, port in bind_address(key, address):
+    for named, host, port in tcp_port(key, address):
         bind_port(named, host, port).close()
 
 
@@ -62,6 +74,17 @@ def check_room_on_disk(folder: Path, weights_bytes: int, *, trains: bool) -> Non
         raise RunDirError(
             f"the disk of {parent} has {free >> 20} MB free, and the run needs at least "
             f"{needed >> 20} MB for {parts}: make room, or set 'output_dir' to another disk"
+        )
+
+
+def check_open_files(key: str, concurrency: int) -> None:
+    """Refuse more rollouts in one worker than it may have connections."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    needed = concurrency + OTHER_FILES
+    if most != resource.RLIM_INFINITY and needed > most:
+        raise ConfigError(
+            f"'{key}' = {concurrency} needs up to {needed} open files in each worker, and this machine "
+            f"allows {most} (ulimit -Hn): use more workers that run fewer rollouts, or raise the limit"
         )
 
 

@@ -1,5 +1,6 @@
 """Finds where a run starts: from its model, or where an interrupted run stopped. Calls block."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,9 @@ import msgspec
 from msgspec.structs import replace
 
 from ..config.sections import RunConfig
-from ..errors import PayloadError, RunDirError
+from ..errors import ModelError, PayloadError, RunDirError
 from ..ledger.restore import read_reports, restore
+from ..model.checkpoint import check_whole
 from ..observe.step_metrics import speed
 from ..payload.reader import SegmentReader
 from ..payload.reuse import remove_spares
@@ -17,18 +19,22 @@ from ..records.ids import PolicyVersion, Step
 from ..records.payload import PayloadRef
 from ..records.restored import KeptPayload, Restored, StartPoint
 from ..rundir.metrics_file import MetricsFile
-from ..rundir.rundir import STABLE, RunDir
+from ..rundir.rundir import STABLE, RunDir, remove_folder
 from ..transport.files import read_manifest, read_published
 
+Say = Callable[[str], None]
 
-def find_start_point(config: RunConfig, run: RunDir, *, resume: bool) -> StartPoint:
+
+def find_start_point(
+    config: RunConfig, run: RunDir, *, resume: bool, say: Say = lambda text: None
+) -> StartPoint:
     """Return where the run starts. A run that has begun is resumed only on request, and never
-    overwritten."""
+    overwritten. `say` hears of versions that turn out to be damaged."""
     if not run.has_begun:
         return StartPoint(Step(1), str(Path(config.model.path).resolve()))
     if not resume:
         refuse_to_overwrite(run)
-    return find_resume_point(config, run)
+    return find_resume_point(config, run, say)
 
 
 def refuse_to_overwrite(run: RunDir) -> None:
@@ -39,14 +45,15 @@ def refuse_to_overwrite(run: RunDir) -> None:
         )
 
 
-def find_resume_point(config: RunConfig, run: RunDir) -> StartPoint:
+def find_resume_point(
+    config: RunConfig, run: RunDir, say: Say = lambda text: None
+) -> StartPoint:
     """Return the last published version and all that was not trained.
 
     Steps that were trained but not reported are reported now. Whatever the run will make again, or never
     read again, is removed: unfinished weights, batches that lost payload, unused payload.
     """
-    published = run.last_published()
-    weights = _find_weights(config, run, published)
+    published, weights = _find_last_whole(config, run, say)
     last = Step(published)
     run.remove_steps_after(last)
     report_unreported_steps(run, last)
@@ -69,6 +76,27 @@ def find_resume_point(config: RunConfig, run: RunDir) -> StartPoint:
         restored=restored,
         generation=run.next_generation(),
     )
+
+
+def _find_last_whole(config: RunConfig, run: RunDir, say: Say) -> tuple[PolicyVersion, Path]:
+    """Return the newest version whose weights are whole, and their folder. After a power failure, files
+    of the newest may be cut off although it is marked as complete. Then the one before is taken."""
+    version = run.last_published()
+    while True:
+        weights = _find_weights(config, run, version)
+        try:
+            check_whole(weights)
+            return version, weights
+        except ModelError as error:
+            damaged = run.weights_of(version)
+            if not version or not run.has_version(before := PolicyVersion(version - 1)):
+                raise RunDirError(
+                    f"{run.path} cannot be resumed: {error}, and no older version is left; "
+                    "--clean starts over"
+                ) from None
+            say(f"{error}: going on from step {before}, whose weights are complete")
+            remove_folder(damaged)
+            version = before
 
 
 def _find_weights(config: RunConfig, run: RunDir, version: PolicyVersion) -> Path:

@@ -3,6 +3,7 @@
 A crash may have torn the last line. Readers pass over torn lines.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,19 @@ class _LineHead(Struct):
     step: int
 
 
+def append_whole(path: Path, data: bytes) -> None:
+    """Append to a file. If not all of it can be written, as on a full disk, take back what was."""
+    unwritten = memoryview(data)
+    with path.open("ab", buffering=0) as file:
+        start = file.seek(0, os.SEEK_END)
+        try:
+            while unwritten:
+                unwritten = unwritten[file.write(unwritten) :]
+        except OSError:
+            file.truncate(start)
+            raise
+
+
 class MetricsFile:
     """A metrics file that is appended to while a run lasts, and read at the same time."""
 
@@ -24,10 +38,7 @@ class MetricsFile:
 
     def append(self, line: bytes) -> None:
         """Append a line in one write: a reader sees half of it only if this process dies meanwhile."""
-        unwritten = memoryview(line + b"\n")
-        with self.path.open("ab", buffering=0) as file:
-            while unwritten:
-                unwritten = unwritten[file.write(unwritten) :]
+        append_whole(self.path, line + b"\n")
 
     def lines(self, start: int = 0) -> Iterator[tuple[int, int, bytes]]:
         """Yield the step, the end and the text of every complete line from byte `start` on."""

@@ -49,6 +49,20 @@ class RunDir:
     def exists(self) -> bool:
         return self.config.exists()
 
+    def identify(self) -> tuple[int, int]:
+        """Return what stays the same as long as nobody removes the directory; zeros if it is gone."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return 0, 0
+        return found.st_dev, found.st_ino
+
+    def check_ledger(self) -> None:
+        if not self.ledger.exists():
+            raise RunDirError(
+                f"{self.ledger} was removed: --resume will not know what has been trained until now"
+            )
+
     @property
     def has_begun(self) -> bool:
         """Whether there may be anything to continue: the orchestrator opens the ledger before it starts
@@ -62,15 +76,16 @@ class RunDir:
             raise RunDirError(
                 f"{self.path} exists and is not a run directory; choose another name"
             )
-        self.logs.mkdir(parents=True, exist_ok=True)
-        with lock_folder(self.logs, f"trains in {self.path}"):
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with lock_folder(self.path, f"trains in {self.path}"):
+            self.logs.mkdir(exist_ok=True)
             yield
 
     @property
     def is_locked(self) -> bool:
         """Whether a process trains in this run."""
         try:
-            with lock_folder(self.logs, "trains"):
+            with lock_folder(self.path, "trains"):
                 return False
         except RunDirError:
             return True
@@ -139,6 +154,10 @@ class RunDir:
         folders = numbered(self.weights)
         complete = [number for number, folder in folders if (folder / STABLE).exists()]
         return PolicyVersion(max(complete, default=0))
+
+    def has_version(self, version: PolicyVersion) -> bool:
+        """Whether the weights of a version are marked as complete. Version 0 is the model itself."""
+        return not version or (self.weights_of(version) / STABLE).exists()
 
     def last_checkpoint(self) -> Step | None:
         """Return the step of the newest complete checkpoint. Half-written ones have another name."""
@@ -241,15 +260,34 @@ def link_files(source: Path, target: Path) -> None:
         try:
             os.link(path, linked)
         except OSError:  # a file system without hard links
-            shutil.copy(path, linked)
+            shutil.copyfile(path, linked)
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that readers see all of it or nothing."""
+def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Write a file so that readers see all of it or nothing. `durable`: also after a power failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(data)
+    if durable:
+        sync(partial)
     os.replace(partial, path)
+    if durable:
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until all files of a folder are on the disk, with their names and that of the folder."""
+    for path in [*folder.iterdir(), folder, folder.parent]:
+        sync(path)
 
 
 def numbered(parent: Path) -> list[tuple[int, Path]]:
@@ -277,6 +315,8 @@ def lock_folder(folder: Path, activity: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunDirError(f"another process {activity}") from None
+        if not folder.exists() or not os.path.samestat(os.fstat(descriptor), folder.stat()):
+            raise RunDirError(f"{folder} was removed at this very moment: try again")
         yield
     finally:
         os.close(descriptor)

@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 from ..envs.in_lane import EnvSpec
 from ..errors import LaneTimeout
-from ..loop.lanes.lanes import MAX_QUEUE_S, thread
+from ..loop.lanes.lanes import MAX_QUEUE_S
 from ..loop.lanes.server import LaneAnswer, LaneResult, ask_caller, describe, dumps
 from ..loop.lanes.slot import Replier
+from ..loop.lanes.threads import thread
 
 T = TypeVar("T")
 

@@ -93,7 +93,7 @@ class Played(Struct, frozen=True):
         )
 
 
-class _GivenEnv(EnvSpec, frozen=True):
+class _GivenEnv(EnvSpec, frozen=True, kw_only=True):
     """An environment that exists already, for code that asks for its process's copy."""
 
     env: Environment
@@ -157,7 +157,7 @@ class Stage:
         name = type(env).__name__
         check(env, name)
         config = msgspec.convert(limits, ServerConfig)
-        spec = _GivenEnv(name, b"{}", env.seed, _copy_for_plain_code(env))
+        spec = _GivenEnv(name, b"{}", env.seed, env=_copy_for_plain_code(env))
         lane = ThreadLane()
         self._sampling = Sampling(max_tokens)
         self._speakers = _StageSpeakers(Renderer(rendering(), model(), lane))

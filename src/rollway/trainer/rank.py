@@ -1,5 +1,6 @@
 """A rank: a process that computes its share of each step. The first rank writes the weights."""
 
+import math
 import shutil
 import socket
 import time
@@ -8,7 +9,7 @@ from pathlib import Path
 import torch
 from msgspec import msgpack
 
-from ..errors import GradientError, RollwayError, RunDirError, StateError
+from ..errors import GradientError, ModelError, RollwayError, RunDirError, StateError
 from ..loop.processes.child import receive_spec
 from ..model.load import load_model, save_weights
 from ..model.packing import RowModel
@@ -16,6 +17,7 @@ from ..model.proof import describe, open_rows, prove_rounded
 from ..model.routers import check_replay
 from ..records.engine import Published
 from ..records.ids import PolicyVersion
+from ..records.probe import Probe
 from ..rundir.rundir import RunDir, write_whole
 from .collective import Collective, join_ranks
 from .probes import ProbeMaker
@@ -101,9 +103,11 @@ class Rank:
             return RankDone(left_out=left_out, weights=weights)
         trained_s = time.monotonic()
         folder = self._run.weights_of(batch.version)
+        probe = self._probes.make(batch.version)
+        self._check_sanity(probe, batch.version)
         try:
             self._save_weights(folder)
-            self._save_probe(batch.version)
+            self._write_probe(probe)
             self._save_state(batch.version)
         except Exception as error:  # a full disk, or what transformers refuses to write
             raise RunDirError(
@@ -123,8 +127,20 @@ class Rank:
         return config.publish_dtype or config.dtype
 
     def _save_probe(self, version: PolicyVersion) -> None:
-        probe = msgpack.encode(self._probes.make(version))
-        write_whole(self._run.probe_of(version), probe)
+        self._write_probe(self._probes.make(version))
+
+    def _write_probe(self, probe: Probe) -> None:
+        write_whole(self._run.probe_of(probe.version), msgpack.encode(probe))
+
+    def _check_sanity(self, probe: Probe, version: PolicyVersion) -> None:
+        """Publish no weights with which the policy computes no numbers any more."""
+        values = [value for text in probe.texts for value in text.logprobs]
+        if not all(map(math.isfinite, values)):
+            raise ModelError(
+                f"step {version} has changed the model so much that its logprobs are not numbers: "
+                f"trainer.lr = {self._spec.trainer.lr:g} is too high. Version {version} was not "
+                f"published; --resume with a lower one continues from version {version - 1}"
+            )
 
     def _save_weights(self, folder: Path) -> None:
         dtype, masters = self._published_dtype, self._learner.weights
@@ -132,7 +148,7 @@ class Rank:
         for name in COPIED_FILES:
             source = Path(self._point.weights) / name
             if source.exists():
-                shutil.copy(source, folder / name)
+                shutil.copyfile(source, folder / name)
 
     def _save_state(self, version: PolicyVersion) -> None:
         """Save the state with every checkpoint, and whenever the batches since the last one have grown

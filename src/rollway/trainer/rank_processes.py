@@ -126,16 +126,16 @@ class RankProcesses:
 
 @asynccontextmanager
 async def start_ranks(
-    spec: TrainerSpec, point: RestartPoint, before: RankDone | None = None
+    spec: TrainerSpec, point: RestartPoint, before: RankDone | None = None, entry: str = ENTRY
 ) -> AsyncIterator[tuple[RankProcesses, RankDone]]:
     """Start all ranks, and wait until each has loaded the model and found the others. Yield them, and
-    the first answer of the first rank. `before` is that of an earlier start."""
+    the first answer of the first rank. `before` is that of an earlier start, `entry` what they run."""
     logs = RunDir(spec.run_dir).logs
     async with AsyncExitStack() as stack:
         processes = []
         for rank in range(spec.trainer.ranks):
             name = f"trainer-rank.{rank}" if rank else "trainer-rank"
-            started = child.start(name, ENTRY, log=logs / f"{name}.log", computes=True)
+            started = child.start(name, entry, log=logs / f"{name}.log", computes=True)
             processes.append(await stack.enter_async_context(started))
         with TemporaryDirectory(prefix="rollway-ranks-") as folder:
             starts = [

@@ -11,13 +11,14 @@ from msgspec.structs import replace
 from ..config.sections import TrainerConfig
 from ..config.specs import TrainerSpec
 from ..errors import UNREADABLE, GradientError, ModelError, PartDied, StateError
-from ..loop.lanes.lanes import thread
+from ..loop.lanes.threads import thread
 from ..loop.processes.part import describe_exit
 from ..records.engine import Published
 from ..records.ids import PolicyVersion, Step
 from ..rundir.rundir import RunDir, write_whole
 from ..transport.batch import Batch
 from .rank_processes import (
+    ENTRY,
     RankDone,
     RankOrder,
     RankProcesses,
@@ -43,8 +44,9 @@ class RankTeam:
     """Trains batches although ranks die. If they die twice in the same way of one batch, the team
     searches it for the rows that cause this, sets them aside, and trains the rest."""
 
-    def __init__(self, spec: TrainerSpec, say: Say) -> None:
+    def __init__(self, spec: TrainerSpec, say: Say, entry: str = ENTRY) -> None:
         self._spec = spec
+        self._entry = entry
         self._run = RunDir(spec.run_dir)
         self._say = say
         self._stack = AsyncExitStack()
@@ -122,7 +124,7 @@ class RankTeam:
                 f"The batches that led to version {point.version} cannot be trained again: training "
                 f"continues from its weights, and the optimizer has {averages}"
             )
-        starting = start_ranks(self._spec, point, self._loaded)
+        starting = start_ranks(self._spec, point, self._loaded, self._entry)
         self._ranks, loaded = await self._stack.enter_async_context(starting)
         if self._loaded is None:
             self._loaded = loaded

@@ -17,7 +17,7 @@ from torch.nn import Parameter
 
 from ..errors import StateError
 from ..records.ids import PolicyVersion
-from ..rundir.rundir import RunDir, partial_of, remove_folder
+from ..rundir.rundir import RunDir, partial_of, remove_folder, sync, sync_folder
 
 WEIGHT = "weight"
 """The name of a weight itself among the tensors that are saved of it. The others are the optimizer's."""
@@ -61,7 +61,9 @@ class TrainerState:
             writing.result()
             final = self._run.state_of(version)
             remove_folder(final)
+            sync_folder(partial_of(final))
             partial_of(final).rename(final)
+            sync(final.parent)
             self.saved = version
 
     def read(self, version: PolicyVersion, *, with_weights: bool) -> None:

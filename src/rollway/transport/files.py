@@ -1,20 +1,28 @@
 """The transport through files: manifests and versions appear in the run directory, each complete."""
 
+import asyncio
+import errno
+import logging
 import os
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from watchfiles._rust_notify import RustNotify
 
 from ..errors import UNREADABLE, PayloadError
-from ..loop.lanes.lanes import thread
+from ..loop.lanes.threads import thread
 from ..records.batch import BatchManifest
 from ..records.engine import Published
 from ..records.ids import PolicyVersion, Step
-from ..rundir.rundir import STABLE, RunDir, write_whole
+from ..rundir.rundir import STABLE, RunDir, sync_folder, write_whole
 from .batch import Batch, decode_manifest
 
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
 LOOK_AGAIN_MS = 1000
 """Look for a file this often even without a notification: some network file systems send none."""
 
@@ -34,7 +42,8 @@ class FileSender:
         await self.write_manifest(manifest.step, msgspec.json.encode(manifest))
 
     async def write_manifest(self, step: Step, encoded: bytes) -> None:
-        await thread(write_whole, self._run.manifest(step), encoded)
+        write = partial(write_whole, self._run.manifest(step), encoded, durable=True)
+        await when_there_is_room(f"the batch of step {step}", write)
 
     async def wait_for_version(self, version: PolicyVersion) -> Published:
         await wait_for_file(self._run.weights_of(version) / STABLE)
@@ -67,9 +76,29 @@ class FileBatches:
 
 
 async def record_published(run: RunDir, published: Published) -> None:
-    """Record in the run directory that a version is complete, wherever its weights are."""
-    marker = run.weights_of(published.version) / STABLE
-    await thread(write_whole, marker, msgspec.json.encode(published))
+    """Record in the run directory that a version is complete, wherever its weights are. What the record
+    promises is on the disk before the record is, also after a power failure."""
+    version, record = published.version, msgspec.json.encode(published)
+    write = partial(_record, run.weights_of(version), record)
+    await when_there_is_room(f"the record of version {version}", write)
+
+
+async def when_there_is_room(what: str, write: Callable[[], None]) -> None:
+    """Write a file. While its disk is full, wait for room: a run cannot do without this file."""
+    while True:
+        try:
+            return await thread(write)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            log.warning("cannot write %s (%s): waiting for room", what, error)
+            await asyncio.sleep(RETRY_S)
+
+
+def _record(folder: Path, record: bytes) -> None:
+    if folder.exists():
+        sync_folder(folder)
+    write_whole(folder / STABLE, record, durable=True)
 
 
 def read_published(run: RunDir, version: PolicyVersion) -> Published:

@@ -7,6 +7,7 @@ from pathlib import Path
 import zmq
 from zmq.asyncio import Context
 
+from ..config.address import IPC
 from ..config.load import load
 from ..config.sections import TransportConfig
 from ..errors import ConfigError, RunDirError
@@ -60,17 +61,17 @@ async def open_batches(
 ) -> AsyncIterator[Batches]:
     """Open the batches of a run, for a trainer. Iterate over the result, and `publish` each version.
 
-    `where` is the run directory, or the address (`tcp://host:port`) that a run with `[transport.zmq]`
-    prints. Batches begin at step `first`, or at the first step that is not trained yet. The other
-    arguments are for an address only:
+    `where` is the run directory, or the address (`ipc://path` or `tcp://host:port`) that a run with
+    `[transport.zmq]` prints. Batches begin at step `first`, or at the first that is not trained yet. The
+    other arguments are for an address only:
 
     `landing` is a folder of the trainer's machine to which payload is sent. Without it the trainer opens
     segments in the run directory, which must be on a file system that both machines share.
-    `keys` is the folder with the trainer's keys, which an address beyond this machine requires.
+    `keys` is the folder with the trainer's keys, which every `tcp://` address requires.
     `patience_s` is how long an orchestrator may be unreachable before ProtocolError is raised.
     """
     first_step = None if first is None else Step(first)
-    if str(where).startswith("tcp://"):
+    if str(where).startswith(("tcp://", IPC)):
         trainer_keys = read_client_keys(Path(keys)) if keys else None
         folder = Path(landing) if landing else None
         async with connect(
@@ -80,7 +81,7 @@ async def open_batches(
         return
     if landing or keys:
         raise ConfigError(
-            f"'{where}' is a run directory: landing and keys are for a tcp:// address"
+            f"'{where}' is a run directory: landing and keys are for the address of a run"
         )
     run = RunDir(where)
     if not run.exists:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from zmq.asyncio import Context
 
 from ..errors import ConfigError, ProtocolError
-from ..loop.lanes.lanes import thread
+from ..loop.lanes.threads import thread
 from ..payload.writer import SegmentWriter
 from ..records.engine import Published
 from ..records.ids import Step

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from ..errors import ProtocolError
 from ..loop.coroutines import FairLoop
-from ..loop.lanes.lanes import thread
+from ..loop.lanes.threads import thread
 from ..loop.watch.rarely import Rarely
 from ..payload.reader import SegmentReader
 from ..payload.store import ByteWindow

@@ -71,6 +71,12 @@ class Handshake:
     def refusal(self, reason: str) -> str:
         return f"the {self._server} at {self.address} refused: {reason}"
 
+    def stranger(self) -> str:
+        return (
+            f"what answers at {self.address} is not a rollway {self._server}: correct the address, or "
+            "start one there"
+        )
+
     def silence(self, waited_s: float) -> str:
         """Say why no answer came: something else answers at the address, or nothing listens there."""
         found = (

@@ -28,7 +28,7 @@ from ..records.rollout import Settled
 from ..records.task import Split, Task
 from ..records.turn import Sampling
 
-PROTOCOL = 6
+PROTOCOL = 7
 MAX_CLIENT_BYTES = 16 << 20
 """The largest message to a server. ZMQ closes the connection of a peer that sends more."""
 MAX_TASKS = 100_000
@@ -38,7 +38,7 @@ MAX_REASON = 200
 """Characters of the reason why a message is bad. The reason may quote the peer."""
 
 RolloutLabel = Annotated[RolloutId, Meta(pattern=ID_PATTERN)]
-Version = Annotated[PolicyVersion, Meta(ge=0, le=2**53)]
+Version = Annotated[PolicyVersion, Meta(ge=0, le=2**31 - 1)]
 Address = Annotated[str, Meta(max_length=1_000)]
 WorkerLabel = Annotated[WorkerName, Meta(max_length=1_000)]
 Seconds = Annotated[float, Meta(ge=0)]
@@ -76,6 +76,10 @@ class Refused(Struct, frozen=True, tag="refused"):
     reason: str
 
 
+class Unknown(Struct, frozen=True, tag="unknown"):
+    """The router does not know this client, which must say Hello again: the server was started again."""
+
+
 class NextTasks(Struct, frozen=True, tag="next_tasks"):
     """Send `count` tasks from position `start` of the environment's task order."""
 
@@ -97,7 +101,7 @@ class Tasks(Struct, frozen=True, tag="tasks"):
 class Run(Struct, frozen=True, tag="run"):
     """Run one rollout. The task travels along, so that any worker can run it. A client's ids differ from
     each other. Before the router passes a run on to a worker, it makes the id unique in the server and
-    sets `serial` and `queued_s`."""
+    sets `serial`, `queued_s` and `client`."""
 
     rollout_id: RolloutLabel
     attempt: Count
@@ -110,12 +114,55 @@ class Run(Struct, frozen=True, tag="run"):
     """The rollout's number in this server, from 1."""
     queued_s: Seconds = 0.0
     """How long the router has kept the rollout."""
+    client: Natural = 0
+    """The client's number in this server, from 1. Only its own versions apply to its rollouts."""
+
+
+class GroupMember(Struct, frozen=True):
+    """What differs between the runs of a group."""
+
+    rollout_id: RolloutLabel
+    attempt: Count
+    serial: Natural = 0
+    queued_s: Seconds = 0.0
 
 
 class RunGroup(Struct, frozen=True, tag="run_group"):
-    """Run these rollouts of one task in one worker. Each rollout still has its own Settled."""
+    """Run these rollouts of one task in one worker. Each rollout still has its own Settled. The task
+    travels once, however many rollouts there are."""
 
-    runs: Annotated[tuple[Run, ...], Meta(min_length=1, max_length=MAX_GROUP)]
+    task: Task
+    sampling: Sampling
+    version: Version
+    group: Natural
+    members: Annotated[tuple[GroupMember, ...], Meta(min_length=1, max_length=MAX_GROUP)]
+    client: Natural = 0
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> "RunGroup":
+        """Return the message for runs of one task, which share all but what GroupMember has."""
+        first = runs[0]
+        members = tuple(
+            GroupMember(run.rollout_id, run.attempt, run.serial, run.queued_s) for run in runs
+        )
+        return RunGroup(
+            first.task, first.sampling, first.version, first.group, members, first.client
+        )
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        shared = self.task, self.sampling, self.version, self.group
+        return tuple(
+            Run(
+                member.rollout_id,
+                member.attempt,
+                *shared,
+                member.serial,
+                member.queued_s,
+                self.client,
+            )
+            for member in self.members
+        )
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
@@ -156,10 +203,13 @@ class RolloutPhases(Struct, frozen=True, tag="progress"):
 
 
 class NewPolicy(Struct, frozen=True, tag="new_policy"):
-    """The engines now sample from `version`. Those in `refused` may not be asked."""
+    """For the rollouts of this client, the engines now sample from `version`, and those in `refused` may
+    not be asked."""
 
     version: Version
     refused: Annotated[tuple[Address, ...], Meta(max_length=MAX_ENGINES)] = ()
+    client: Natural = 0
+    """The client's number, which the router sets."""
 
 
 class FrameTaken(Struct, frozen=True, tag="frame_taken"):
@@ -202,7 +252,7 @@ class _PassedRun(Run, frozen=True, tag="run"):
 
 
 class _PassedGroup(RunGroup, frozen=True, tag="run_group"):
-    runs: Annotated[tuple[_PassedRun, ...], Meta(min_length=1, max_length=MAX_GROUP)]
+    task: _PassedTask
 
 
 class _RunHead(Struct, frozen=True, tag="run"):
@@ -213,14 +263,16 @@ class _RunHead(Struct, frozen=True, tag="run"):
 
 
 class _GroupHead(Struct, frozen=True, tag="run_group"):
-    runs: tuple[_RunHead, ...]
+    members: tuple[GroupMember, ...]
 
 
 FromClient = Hello | NextTasks | Run | RunGroup | Cancel | Ping | NewPolicy | FrameTaken
 FromWorker = Hello | Tasks | Settled | RolloutPhases | ServerStats | Drained
 ToRouter = FromClient | FromWorker
 ToWorker = Run | RunGroup | Cancel | Drain | NextTasks | NewPolicy | FrameTaken
-ToClient = Welcome | Refused | Tasks | Settled | RolloutPhases | ServerStats | WorkerLost
+ToClient = (
+    Welcome | Refused | Unknown | Tasks | Settled | RolloutPhases | ServerStats | WorkerLost
+)
 
 M = TypeVar("M")
 
@@ -273,5 +325,5 @@ def unread_runs(frame: bytes | memoryview) -> list[tuple[RolloutId, int]]:
         head = _heads(frame)
     except ProtocolError:
         return []
-    runs = head.runs if isinstance(head, _GroupHead) else (head,)
+    runs = head.members if isinstance(head, _GroupHead) else (head,)
     return [(run.rollout_id, run.attempt) for run in runs]

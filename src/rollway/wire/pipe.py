@@ -10,8 +10,14 @@ import socket
 import struct
 from typing import Self
 
+from ..errors import ProtocolError
+
 _LENGTH = struct.Struct("<Q")
 Buffer = bytes | bytearray | memoryview
+MAX_FRAME_BYTES = 4 << 30
+NOT_A_FRAME = (
+    "its pipe holds bytes that are not a message: its code wrote to all open descriptors"
+)
 CONGESTED_BYTES = 256 << 10
 """More unsent bytes than this mean that the reader does not keep up. Fewer may be the last writes."""
 
@@ -41,15 +47,22 @@ class AsyncPipe:
         await self._writer.drain()
 
     async def receive(self) -> bytes | None:
-        """Wait for the next frame; return None when the other side is gone."""
+        """Wait for the next frame; return None when the other side is gone. Raise ProtocolError
+        if the bytes are not a frame: code there has written to descriptors that are not its own."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            if length > MAX_FRAME_BYTES:
+                raise ProtocolError(NOT_A_FRAME)
             return await self._reader.readexactly(length)
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
 
     async def close(self) -> None:
         self._writer.close()
+
+    def abort(self) -> None:
+        """Close at once. What has arrived can still be received."""
+        self._writer.transport.abort()
 
 
 class BlockingPipe:

@@ -13,11 +13,13 @@ from typing import Any
 import zmq
 from msgspec import Struct
 from zmq.asyncio import Context, Socket
+from zmq.auth.asyncio import AsyncioAuthenticator
 
 from ..errors import PortError
-from .authenticator import REFUSALS, ZAP_ADDRESS, authenticate, count_refused
+from .authenticator import REFUSALS, AcceptedKeys, count_refused
 from .keys import read_server_keys
 
+IPC = "ipc://"
 Guard = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -49,9 +51,14 @@ def open_router(context: Context, stack: ExitStack) -> Socket:
 
 
 def open_port(
-    context: Context, stack: ExitStack, bind: str, keys: str | None, bounds: PortBounds
+    context: Context, stack: ExitStack, bind: str | None, keys: str | None, bounds: PortBounds
 ) -> BoundPort:
-    """Bind a ROUTER socket. With `keys`, a folder, only clients with an accepted key can connect."""
+    """Bind a ROUTER socket: a unix socket in a private folder, or at `bind`. With `keys`, a folder, only
+    clients with an accepted key can connect."""
+    if bind is None:
+        bind = stack.enter_context(private_address("clients"))
+    elif bind.startswith(IPC):
+        stack.enter_context(_own_socket(Path(bind.removeprefix(IPC))))
     wire = open_router(context, stack)
     wire.setsockopt(zmq.MAXMSGSIZE, bounds.max_bytes)
     wire.setsockopt(zmq.RCVHWM, bounds.max_unread)
@@ -60,16 +67,14 @@ def open_port(
     guards: tuple[Guard, ...] = ()
     if keys:
         server_keys = read_server_keys(Path(keys))
-        requests = stack.enter_context(context.socket(zmq.REP))
-        requests.setsockopt(zmq.LINGER, 0)
-        requests.bind(ZAP_ADDRESS)
+        authenticator = AsyncioAuthenticator(context)
+        authenticator.start()
+        stack.callback(authenticator.stop)
+        authenticator.configure_curve_callback("*", AcceptedKeys(server_keys.clients))
         server_keys.secure(wire)
         monitor = stack.enter_context(wire.get_monitor_socket(REFUSALS))
         stack.callback(wire.disable_monitor)
-        guards = (
-            lambda: authenticate(requests, server_keys.clients),
-            lambda: count_refused(monitor),
-        )
+        guards = (lambda: count_refused(monitor),)
     try:
         wire.bind(bind)
     except zmq.ZMQError as error:
@@ -88,6 +93,32 @@ async def send_to(wire: Socket, peer: bytes, message: bytes, frame: Any = None) 
             raise
         return False
     return True
+
+
+@contextmanager
+def _own_socket(path: Path) -> Iterator[None]:
+    """Make the folder of a socket private, and refuse a socket at which a server listens. ZeroMQ would
+    take it over without a word."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = path.parent.stat()
+    if folder.st_uid != os.getuid() or folder.st_mode & 0o077:
+        raise PortError(
+            f"{path.parent} can be entered by others, who could connect to the socket in it: "
+            "chmod 700 it, or choose another folder"
+        )
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            pass
+        else:
+            raise PortError(
+                f"another server listens at {IPC}{path}; end it, or choose another --bind"
+            )
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
 PREFIX = "rollway-ipc-"
@@ -111,7 +142,7 @@ def private_address(name: str) -> Iterator[str]:
     with tempfile.TemporaryDirectory(
         prefix=PREFIX, dir=parent, ignore_cleanup_errors=True
     ) as folder:
-        yield f"ipc://{folder}/{name}"
+        yield f"{IPC}{folder}/{name}"
 
 
 def _is_left_behind(path: Path) -> bool:

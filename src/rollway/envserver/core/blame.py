@@ -3,7 +3,12 @@
 A worker's board shows the rollout whose code was running. If the worker was silent, that rollout held
 its event loop and fails. If the worker died, that rollout probably killed it. It fails after its
 second crash, or after three lost workers if SIGKILL, which may come from anywhere, ended some of them.
+
+If the board shows nothing, the rollouts of the dead worker run beside fewer others with each such loss.
+The one that still loses its worker when it runs alone is to blame.
 """
+
+from collections.abc import Sequence
 
 from ...records.rollout import Failed
 from .events import WorkerDied, WorkerSilent
@@ -29,9 +34,21 @@ def is_marked(run: OpenRun, loss: Loss) -> bool:
     return True
 
 
-def verdict(run: OpenRun, loss: Loss) -> Failed | None:
+def find_accused(lost: Sequence[OpenRun], loss: Loss) -> list[OpenRun]:
+    """Return the rollout that the board shows. Without one, a rollout that ran alone is to blame for the
+    death of its worker, and so is a group that did."""
+    marked = [run for run in lost if is_marked(run, loss)]
+    if marked or isinstance(loss, WorkerSilent):
+        return marked
+    is_alone = len({(run.client, run.unit) for run in lost}) == 1
+    return list(lost) if is_alone else []
+
+
+def verdict(run: OpenRun, loss: Loss, accused: Sequence[OpenRun]) -> Failed | None:
     """Count what a rollout is blamed for. Return its failure, or None if another worker may try it."""
-    if is_marked(run, loss):
+    if isinstance(loss, WorkerDied) and not accused:
+        run.num_losses += 1
+    if run in accused:
         match loss:
             case WorkerSilent():
                 return Failed("env", _explain_held(loss), where=_line(loss))
@@ -49,16 +66,16 @@ def verdict(run: OpenRun, loss: Loss) -> Failed | None:
     return None
 
 
-def describe_loss(loss: Loss, accused: OpenRun | None) -> str:
-    """Say why a worker is gone, in words that follow its name. `accused` is the rollout whose code was
-    running."""
+def describe_loss(loss: Loss, accused: Sequence[OpenRun]) -> str:
+    """Say why a worker is gone, in words that follow its name."""
     line = f" at {_line(loss)}" if _line(loss) else ""
+    where = accused[0].where if accused else ""
     if isinstance(loss, WorkerDied):
-        return f"{loss.how} while {accused.where} was running{line}" if accused else loss.how
+        return f"{loss.how} while {where} was running{line}" if accused else loss.how
     silent = f"was silent for {loss.silent_s:.0f} s and was killed"
     if loss.was_stopped:
         return f"{silent}: its process had been stopped from outside"
-    return f"{silent}: {accused.where} held its event loop{line}" if accused else silent
+    return f"{silent}: {where} held its event loop{line}" if accused else silent
 
 
 def _line(loss: Loss) -> str:
@@ -75,4 +92,5 @@ def _explain_held(loss: WorkerSilent) -> str:
 
 def _explain_killed(loss: Loss, num_blamed: int) -> str:
     how = loss.how if isinstance(loss, WorkerDied) else "was silent"
-    return f"its code was running when its worker died, {num_blamed} times; last {loss.worker} {how}"
+    running = "its code was running" if loss.mark else "no other rollout was running"
+    return f"{running} when its worker died, {num_blamed} times; last {loss.worker} {how}"

@@ -1,14 +1,14 @@
 """Gives rollouts to workers. Each is answered exactly once: by its worker, or from here. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
 from ...records.ids import RolloutId, WorkerName
 from ...records.rollout import Cancelled, Failed, Settled
 from ...wire.messages import Cancel, FrameTaken, RolloutProgress, Run, RunGroup, WorkerLost
-from .blame import Loss, describe_loss, is_marked, verdict
+from .blame import Loss, describe_loss, find_accused, verdict
 from .events import (
     Commands,
     LogNote,
@@ -63,15 +63,18 @@ class RouterDispatch:
         """Give waiting runs to the workers with the most room. If the next group needs more room than
         any worker has, the runs behind it wait too."""
         commands: Commands = []
-        while size := self.waiting.next_size():
-            worker = self._pool.freest(size)
+        while unit := self.waiting.next_unit():
+            taken = [self.open_runs[key] for key in unit]
+            num_losses = max(run.num_losses for run in taken)
+            worker = self._pool.freest(len(taken), num_losses)
             if worker is None:
                 break
-            taken = [self.open_runs[key] for key in self.waiting.take()]
+            self.waiting.take()
             for run in taken:
-                self._pool.give(worker, run.key)
+                self._pool.give(worker, run.key, num_losses)
             runs = tuple(run.assign(worker, self._now_s) for run in taken)
-            message = RunGroup(runs) if self.whole_groups or size > 1 else runs[0]
+            is_group = self.whole_groups or len(runs) > 1
+            message = RunGroup.of(runs) if is_group else runs[0]
             commands.append(SendToWorker(worker, message))
         return commands
 
@@ -126,11 +129,11 @@ class RouterDispatch:
         self._frames.forget(loss.worker)
         commands: Commands = []
         units: dict[tuple[bytes, int], list[RolloutId]] = {}
-        num_failed, accused = 0, None
+        num_failed = 0
         still_open = [run for key in keys if (run := self.open_runs.get(key)) is not None]
+        accused = find_accused(still_open, loss)
         for run in sorted(still_open, key=lambda lost: lost.message.serial):
-            accused = run if is_marked(run, loss) else accused
-            end = self._end_after_loss(run, loss)
+            end = self._end_after_loss(run, loss, accused)
             if end is None:
                 run.unassign()
                 units.setdefault((run.client, run.unit), []).append(run.key)
@@ -169,11 +172,14 @@ class RouterDispatch:
     def end(self) -> Commands:
         return [self._end(run, ENDING) for run in self.open_runs.all()]
 
-    def _end_after_loss(self, run: OpenRun, loss: Loss) -> Cancelled | Failed | None:
+    def _end_after_loss(
+        self, run: OpenRun, loss: Loss, accused: Sequence[OpenRun]
+    ) -> Cancelled | Failed | None:
         """Return how a lost worker's rollout ends, or None if it may run again."""
         if run.cancel_reason:
             return Cancelled(run.cancel_reason)
-        return verdict(run, loss) or (ENDING if self.is_stopping else None)
+        end = verdict(run, loss, accused)
+        return end or (ENDING if self.is_stopping else None)
 
     def _end(self, run: OpenRun, outcome: Cancelled | Failed) -> RouterCommand:
         self.waiting.remove(run.key)

@@ -26,6 +26,8 @@ class OpenRun(Struct):
     """How many workers died while this rollout's code was running."""
     num_kills: int = 0
     """How many workers were killed from outside while this rollout's code was running."""
+    num_losses: int = 0
+    """How many workers died that ran this rollout beside others, and nothing showed why."""
 
     @property
     def key(self) -> RolloutId:
@@ -59,6 +61,7 @@ class OpenRuns:
         self._keys: dict[bytes, dict[RolloutId, RolloutId]] = {}
         """The key of each of a client's ids."""
         self._last_serial = 0
+        self._numbers: dict[bytes, int] = {}
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -74,11 +77,15 @@ class OpenRuns:
             self._last_serial = serial = self._last_serial + 1
             # the key is readable in logs and unique in the server
             key = RolloutId(f"{run.rollout_id}#{serial}")
-            keyed = replace(run, rollout_id=key, serial=serial)
+            keyed = replace(run, rollout_id=key, serial=serial, client=self.number_of(client))
             keys[run.rollout_id] = key
             self._runs[key] = OpenRun(client, run.rollout_id, keyed, unit, now_s)
             added.append(self._runs[key])
         return added
+
+    def number_of(self, client: bytes) -> int:
+        """Return the number by which workers tell clients apart."""
+        return self._numbers.setdefault(client, len(self._numbers) + 1)
 
     def __getitem__(self, key: RolloutId) -> OpenRun:
         return self._runs[key]

@@ -6,9 +6,11 @@ other: each hears of its own rollouts only, under the ids it chose.
 
 from collections.abc import Iterable, Mapping
 
+from msgspec.structs import replace
+
 from ...config.sections import ServerConfig
 from ...config.specs import ServerLimits
-from ...records.ids import PolicyVersion, WorkerName
+from ...records.ids import WorkerName
 from ...records.rollout import Settled
 from ...wire.messages import (
     PROTOCOL,
@@ -29,6 +31,7 @@ from ...wire.messages import (
     Tasks,
     ToClient,
     ToRouter,
+    Unknown,
     Welcome,
 )
 from .blame import Loss
@@ -83,7 +86,7 @@ class Routing:
         self._dispatch = RouterDispatch(self._pool, limits.max_waiting)
         self._task_requests = TaskRequests()
         self._scaling = Scaling(self.min_workers, server.workers, limits.idle_s)
-        self._policy = NewPolicy(PolicyVersion(0))
+        self._policies: dict[bytes, NewPolicy] = {}
         self._num_unexpected = 0
 
     @property
@@ -146,6 +149,9 @@ class Routing:
                 return self._welcome()
             case FrameTaken(worker, num_bytes):
                 return self._dispatch.frame_taken(client, worker, num_bytes)
+            case Ping() if not self._clients.heard(client):
+                self._num_unexpected += 1
+                return [SendToClient(client, Unknown())]
             case _ if not self._clients.heard(client):
                 pass  # a stranger
             case Ping():
@@ -157,13 +163,14 @@ class Routing:
                 return [SendToClient(client, Tasks(start, (), error=error, split=split))]
             case Run() as run:
                 return self._dispatch.take(client, (run,))
-            case RunGroup(runs):
-                return self._dispatch.take(client, runs)
+            case RunGroup() as group:
+                return self._dispatch.take(client, group.runs)
             case Cancel(rollout_id, reason):
                 return self._dispatch.cancel(client, rollout_id, reason)
-            case NewPolicy():
-                self._policy = message
-                return [SendToWorker(worker, message) for worker in self._pool]
+            case NewPolicy() as policy:
+                number = self._dispatch.open_runs.number_of(client)
+                self._policies[client] = own = replace(policy, client=number)
+                return [SendToWorker(worker, own) for worker in self._pool]
         self._num_unexpected += 1
         return []
 
@@ -204,8 +211,8 @@ class Routing:
         self._is_known, self._dispatch.whole_groups = True, whole_groups
         self._pool.add(worker, credits)
         self._leases.renew(worker)
-        policy = SendToWorker(worker, self._policy)
-        commands: Commands = [policy, *self._welcome()]
+        policies = [SendToWorker(worker, policy) for policy in self._policies.values()]
+        commands: Commands = [*policies, *self._welcome()]
         if self._dispatch.is_stopping:
             return commands + self._drain(worker)
         return commands + self._request_tasks() + self._dispatch.assign()
@@ -248,6 +255,7 @@ class Routing:
     def _leave(self, client: bytes) -> Commands:
         self._clients.away(client)
         self._undelivered.take(client)
+        self._policies.pop(client, None)
         self._unwelcomed.pop(client, None)
         self._task_requests.forget(client)
         reason = f"its client was silent for more than {self._limits.client_lease_s:g} s"

@@ -51,12 +51,15 @@ class RunQueue:
             self._remove_unit(client, number)
         return True
 
-    def next_size(self) -> int:
-        """Return the number of rollouts in the next unit, or 0 if none waits."""
+    def next_unit(self) -> list[RolloutId]:
+        """Return the rollouts of the next unit; none if nothing waits."""
         if not self._queues:
-            return 0
+            return []
         queue = next(iter(self._queues.values()))
-        return len(next(iter(queue.values())))
+        return list(next(iter(queue.values())))
+
+    def next_size(self) -> int:
+        return len(self.next_unit())
 
     def take(self) -> list[RolloutId]:
         """Take the next unit. The one after it comes from the next client."""

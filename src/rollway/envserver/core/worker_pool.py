@@ -17,6 +17,8 @@ BIG_BYTES, BIG_TIMES = 512 << 20, 2.0
 class PooledWorker(Struct):
     credits: int
     running: set[RolloutId]
+    suspects: dict[RolloutId, int]
+    """Those running rollouts that have lost workers for no known reason, and how many each."""
     lag_s: float = 0.0
     rss_bytes: int = 0
     share: float = 1.0
@@ -33,13 +35,15 @@ class PooledWorker(Struct):
     def limit(self) -> int:
         return max(1, int(self.credits * self.share))
 
-    @property
-    def room(self) -> int:
-        return self.limit - len(self.running)
+    def room(self, num_losses: int = 0) -> int:
+        """Return how many more rollouts fit beside one that has lost this many workers for no known
+        reason. Each loss halves the company of such a rollout, until it runs alone: if its worker dies
+        again, it is to blame."""
+        halvings = max((num_losses, *self.suspects.values()))
+        return max(1, self.limit >> halvings) - len(self.running)
 
-    @property
-    def rank(self) -> tuple[int, float, int]:
-        return self.room, -self.lag_s, -self.rss_bytes
+    def rank(self, num_losses: int) -> tuple[int, float, int]:
+        return self.room(num_losses), -self.lag_s, -self.rss_bytes
 
 
 class WorkerPool:
@@ -56,15 +60,19 @@ class WorkerPool:
         return name in self._workers
 
     def add(self, name: WorkerName, credits: int) -> None:
-        self._workers[name] = PooledWorker(credits, set())
+        self._workers[name] = PooledWorker(credits, set(), {})
 
     def remove(self, name: WorkerName) -> PooledWorker | None:
         removed = self._workers.pop(name, None)
         self._update_shares()
         return removed
 
-    def give(self, name: WorkerName, key: RolloutId) -> None:
-        self._workers[name].running.add(key)
+    def give(self, name: WorkerName, key: RolloutId, num_losses: int = 0) -> None:
+        """Note that a rollout runs in a worker; it has lost `num_losses` workers for no known reason."""
+        worker = self._workers[name]
+        worker.running.add(key)
+        if num_losses:
+            worker.suspects[key] = num_losses
 
     def give_back(self, name: WorkerName, key: RolloutId) -> bool:
         """Note that a rollout ended in a worker. Return False if it did not run there."""
@@ -72,6 +80,7 @@ class WorkerPool:
         if worker is None or key not in worker.running:
             return False
         worker.running.remove(key)
+        worker.suspects.pop(key, None)
         return True
 
     def drain(self, name: WorkerName) -> None:
@@ -85,17 +94,18 @@ class WorkerPool:
     def open(self) -> dict[WorkerName, PooledWorker]:
         return {name: worker for name, worker in self._workers.items() if worker.takes_more}
 
-    def freest(self, size: int) -> WorkerName | None:
-        """Return the worker with the most room, if it has room for `size` rollouts at once. Among equals
-        the one with less lag is better, then the one with less memory. A group that is larger than the
-        limit of every worker goes to the best worker once that is empty."""
+    def freest(self, size: int, num_losses: int = 0) -> WorkerName | None:
+        """Return the worker with the most room, if it has room for `size` rollouts at once. These have
+        lost up to `num_losses` workers for no known reason. Among equals the worker with less lag is
+        better, then the one with less memory. A group that is larger than the limit of every worker goes
+        to the best worker once that is empty."""
         takers = [item for item in self._workers.items() if item[1].takes_more]
         if not takers:
             return None
-        name, best = max(takers, key=lambda taker: taker[1].rank)
-        if best.room >= size:
+        name, best = max(takers, key=lambda taker: taker[1].rank(num_losses))
+        if best.room(num_losses) >= size:
             return name
-        is_too_large = all(size > worker.limit for _, worker in takers)
+        is_too_large = all(size > worker.limit >> num_losses for _, worker in takers)
         return name if is_too_large and not best.running else None
 
     def note(self, name: WorkerName, stats: ProcessStats) -> None:

@@ -253,9 +253,11 @@ def open_workers(context: Any, stack: ExitStack) -> BoundPort:
     return BoundPort(wire, address)
 
 
-def open_clients(context: Any, stack: ExitStack, bind: str, keys: str | None) -> BoundPort:
-    """Open the socket that clients connect to. An address that other machines can reach requires keys.
-    The socket bounds what a client may send and what may wait for it."""
+def open_clients(
+    context: Any, stack: ExitStack, bind: str | None, keys: str | None
+) -> BoundPort:
+    """Open the socket that clients connect to. A port requires keys. The socket bounds what a client may
+    send and what may wait for it."""
     check_bind(bind, keys)
     bounds = PortBounds(MAX_CLIENT_BYTES, MAX_UNREAD, MAX_UNSENT)
     return open_port(context, stack, bind, keys, bounds)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from ...config.plan import env_name
 from ...config.specs import RouterSpec, WorkerSpec
+from ...envs.registry import read_source
 from ...errors import PartDied
+from ...loop.lanes.threads import thread
 from ...loop.processes.part import Part, describe_exit, start_part
 from ...loop.processes.running_code import RunningCodePage, new_page
 from ...records.ids import WorkerName
@@ -58,6 +60,7 @@ class Supervisor:
 
     def __init__(self, server: RouterSpec, address: str) -> None:
         self._server = server
+        self._source = read_source(server.env.id)
         self._address = address
         self._places: dict[int, _Place] = {}
         self._num_started: Counter[int] = Counter()
@@ -132,7 +135,9 @@ class Supervisor:
         log_path = Path(server.log_dir) / f"{place}.log"
         with new_page() as (board, fd):
             is_patient = life > 0 or self._is_any_up
-            spec = WorkerSpec(number, place, life, address, fd, server, is_patient=is_patient)
+            spec = WorkerSpec(
+                number, place, life, address, fd, server, self._source, is_patient=is_patient
+            )
             name = WorkerName(spec.name)
             self._places[number].workers.append(name)
             async with start_part(place, WORKER, spec, log=log_path, pass_fds=[fd]) as part:
@@ -146,12 +151,15 @@ class Supervisor:
                         raise NeverReady(str(error)) from None
                     log.warning("%s", error)
                     how, by_sigkill = describe_exit(error.code), error.code == -signal.SIGKILL
+                    if await thread(read_source, server.env.id) != self._source:
+                        how += EDITED
                     return WorkerDied(name, how, by_sigkill, _running_code(board))
                 finally:
                     del self._running[name]
         return WorkerDied(name, DRAINED)
 
 
+EDITED = " (the file of its environment was edited: all workers keep the code of the start)"
 DRAINED = "ended"
 """How a worker died that had finished. It sent Drained to the router behind all its other messages."""
 

@@ -20,7 +20,7 @@ from ...envs.chat import Speaker
 from ...envs.environment import Environment
 from ...envs.in_lane import EnvSpec, load_shared
 from ...inference.chat.client import ChatClient
-from ...inference.engines.engine import ExpectedPolicy
+from ...inference.engines.engine import ExpectedPolicy, Policies
 from ...inference.engines.link import EngineAccess
 from ...inference.engines.pool import PoolConfig, open_pool
 from ...inference.rendering.rendering import Renderer, ReplyTokenizer, SyncRenderer
@@ -80,14 +80,14 @@ class Prepared(Struct, frozen=True):
     env: Environment
     renderer: SyncRenderer | None
     rules: ReplyRules
-    policy: ExpectedPolicy
+    policies: Policies
     greeting: list[int]
     """The token ids of GREETING, as the trained model has them. Empty unless messages are trained."""
 
 
 def prepare(part: WorkerSpec) -> Prepared:
     server, env = part.server, part.server.env
-    spec = EnvSpec(env.id, msgspec.json.encode(env.args), server.seed)
+    spec = EnvSpec(env.id, msgspec.json.encode(env.args), server.seed, part.source)
     renderer, rules = None, ReplyRules(wants_routes=False)
     if server.speaks == "tokens":
         renderer, rules = SyncRenderer(server.model), _rules(server)
@@ -95,7 +95,7 @@ def prepare(part: WorkerSpec) -> Prepared:
     if server.speaks == "messages" and server.is_training:
         rules = ReplyRules(wants_routes=False, shape=read_shape(server.model.path))
         greeting = SyncRenderer(server.model).prompt(GREETING)
-    return Prepared(part, spec, spec.build(), renderer, rules, ExpectedPolicy(), greeting)
+    return Prepared(part, spec, spec.build(), renderer, rules, Policies(), greeting)
 
 
 def _rules(server: RouterSpec) -> ReplyRules:
@@ -140,7 +140,7 @@ async def open_speakers(
     prepared: Prepared, watch: LoopWatch
 ) -> AsyncIterator[SpeakerFactory]:
     """Connect to the engines. A patient worker waits until one answers; others raise EngineError."""
-    name, server, policy = prepared.part.name, prepared.part.server, prepared.policy
+    name, server = prepared.part.name, prepared.part.server
     engine, key = server.engine, os.environ.get(server.engine.key_var or "", "")
     deadline_s, model = engine.request_deadline_s, engine.model or ""
     waiting = 4 * server.env.local.concurrency
@@ -163,10 +163,10 @@ async def open_speakers(
     async with rendering, reading:
         with LongReplies(reading) as replies:
             is_patient = prepared.part.is_patient
+            policy = ExpectedPolicy()
             async with open_pool(config, policy, replies, is_patient=is_patient) as engines:
-                yield TokenSpeakers(
-                    engines, Renderer(prepared.renderer, server.model, rendering)
-                )
+                renderer = Renderer(prepared.renderer, server.model, rendering)
+                yield TokenSpeakers(engines, renderer, prepared.policies)
 
 
 @asynccontextmanager
@@ -191,7 +191,7 @@ async def _open_chat(prepared: Prepared, watch: LoopWatch) -> AsyncIterator[Spea
                 await client.ask_for_ids(GREETING, prepared.greeting)
         tokenizer = ReplyTokenizer(server.model, tokenising)
         tokens = ReplyTokens(tokenizer, prepared.rules) if server.is_training else None
-        yield MessageSpeakers(clients, prepared.policy, tokens)
+        yield MessageSpeakers(clients, prepared.policies, tokens)
 
 
 def open_store(part: WorkerSpec) -> AbstractContextManager[PayloadStore]:

@@ -11,7 +11,7 @@ from ...envs.chat import CONTEXT_FULL, Stopped
 from ...envs.rollout import Reply
 from ...errors import ContextFull
 from ...inference.chat.client import ChatClient, ChatReply
-from ...inference.engines.engine import ExpectedPolicy
+from ...inference.engines.engine import ExpectedPolicy, Policies
 from ...inference.rendering.rendering import ReplyTokenizer
 from ...inference.replies.checks import ReplyRules
 from ...inference.replies.columns import make_columns
@@ -125,13 +125,14 @@ class MessageSpeakers:
     def __init__(
         self,
         clients: Sequence[ChatClient],
-        policy: ExpectedPolicy,
+        policies: Policies,
         tokens: ReplyTokens | None,
     ) -> None:
         self._clients = clients
-        self._policy = policy
+        self._policies = policies
         self._tokens = tokens
 
     def speaker_for(self, live: LiveRollout) -> MessageSpeaker:
         client = self._clients[live.run.group % len(self._clients)]
-        return MessageSpeaker(client, self._policy, self._tokens, live)
+        policy = self._policies.of(live.run.client)
+        return MessageSpeaker(client, policy, self._tokens, live)

@@ -58,7 +58,7 @@ class Scoring:
                     name, method = scorer.name, getattr(self._env, scorer.name)
                     extra = {"chat": chat} if scorer.wants_chat else {}
                     scores[name] = finite_number(name, await method(task, rollout, **extra))
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as error:  # of user code
             return self._failed(error, deadline)
         return scores
 
@@ -80,7 +80,7 @@ class Scoring:
                         name = scorer.name
                         values = await getattr(self._env, name)(task, list(rollouts))
                         columns[name] = one_for_each(name, values, len(rollouts), "rewards")
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as error:  # of user code
             return self._failed(error, deadline)
         return [
             {name: column[index] for name, column in columns.items()}

@@ -34,8 +34,9 @@ PLAIN_MARGIN_S = 2.0
 
 
 async def play(kit: Kit, live: LiveRollout, group: LiveGroup | None) -> Finished | Failed:
-    """Play a rollout and score it. Only cancellation and our own bugs come out as exceptions. Toolsets
-    are closed after the rollout's last reward, before it waits for the other members of its group."""
+    """Play a rollout and score it. What user code raises, even SystemExit, fails this rollout alone.
+    Cancellation and our own bugs come out as exceptions. Toolsets are closed after the rollout's last
+    reward, before it waits for the other members of its group."""
     task, start_s = live.run.task, time.monotonic()
     try:
         async with AsyncExitStack() as stack:
@@ -52,7 +53,7 @@ async def play(kit: Kit, live: LiveRollout, group: LiveGroup | None) -> Finished
                 scores = await kit.scoring.score(
                     task, rollout, chat.aside(), partial(live.enter, "scoring")
                 )
-    except (Exception, asyncio.CancelledError) as error:  # a toolset that cannot be closed
+    except BaseException as error:  # a toolset that cannot be closed
         return failed(error, "env")
     if isinstance(scores, Failed):
         return scores
@@ -94,7 +95,7 @@ async def _converse(
                         live.stopped_by = live.stopped_by or stop
     except asyncio.CancelledError as error:
         return failed(error, "env")
-    except Exception as error:  # of user code
+    except BaseException as error:  # of user code
         if deadline.expired() or isinstance(error, LaneTimeout):
             return too_late(error, limit_s)
         return failed(error, "env")
@@ -151,6 +152,8 @@ async def commit(
         stored = await store.store(_blob(rows, finished.rollout))
     except PayloadError as error:
         return RolloutEnd(Failed("worker", str(error)))
+    except UnicodeEncodeError as error:
+        return RolloutEnd(Failed("env", f"a message holds text that is not Unicode: {error}"))
     kind = type(kit.env)
     rewards, metrics = split_scores(kind, finished.scores)
     scored = Scored(

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from ...envs.chat import CONTEXT_FULL, Stopped
 from ...envs.rollout import Reply
 from ...inference.engines.dialect import EMPTY_PROMPT, make_prompt
-from ...inference.engines.engine import Completer
+from ...inference.engines.engine import Completer, Policies
 from ...inference.engines.pool import EnginePool
 from ...inference.rendering.rendering import Renderer
 from ...records.task import Message
@@ -103,9 +103,12 @@ class TokenSpeaker:
 class TokenSpeakers:
     """Speakers for engines that take and return token ids: every turn is traced."""
 
-    def __init__(self, engines: EnginePool, renderer: Renderer) -> None:
+    def __init__(self, engines: EnginePool, renderer: Renderer, policies: Policies) -> None:
         self._engines = engines
         self._renderer = renderer
+        self._policies = policies
+        policies.on_new = engines.obey
 
     def speaker_for(self, live: LiveRollout) -> TokenSpeaker:
-        return TokenSpeaker(self._engines.pin(live.run.group), self._renderer, live)
+        engine = self._engines.pin(live.run.group, self._policies.of(live.run.client))
+        return TokenSpeaker(engine, self._renderer, live)

@@ -32,9 +32,16 @@ class _SharedToolset:
             async with self.toolset:
                 self._opened.set_result(None)
                 await self._close.wait()
-        except Exception as error:  # of user code
-            if self._opened.done():
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # of user code
+            if self._opened.done() and isinstance(error, Exception):
                 raise
+            if self._opened.done():
+                # SystemExit, for example, would end the worker from here
+                raise RuntimeError(
+                    f"{type(self.toolset).__name__} failed: {error!r}"
+                ) from error
             self._opened.set_exception(error)
             self._opened.exception()  # mark it as retrieved: rollouts that wait get it from `opened`
 
@@ -78,7 +85,7 @@ class OpenToolsets:
         try:
             try:
                 await shared.opened()
-            except Exception:  # of user code
+            except BaseException:  # of user code, or cancelled
                 if self._shared.get(key) is shared:
                     del self._shared[key]  # the next rollout tries again
                 raise

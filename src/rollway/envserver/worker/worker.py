@@ -24,6 +24,7 @@ from ...payload.store import PayloadStore
 from ...records.ids import RolloutId, WorkerName
 from ...records.lag import ProcessStats
 from ...records.rollout import Cancelled, Failed, Settled
+from ...records.text import sendable
 from ...wire.messages import (
     Cancel,
     Drain,
@@ -51,6 +52,8 @@ from .worker_log import WorkerLog
 
 log = logging.getLogger(__name__)
 
+UNSENDABLE = (TypeError, ValueError, OverflowError, RecursionError)
+"""What encoding a record raises if it holds what no message can: a lone surrogate, a huge number."""
 TASKS_DEADLINE_S = 300.0
 LINGER_MS = 2000
 """How long a drained worker waits for its last messages to leave."""
@@ -65,7 +68,7 @@ class Worker:
     ) -> None:  # fmt: skip
         self._name = WorkerName(prepared.part.name)
         self._spec = prepared.spec
-        self._policy = prepared.policy
+        self._policies = prepared.policies
         self._wire = wire
         self._kit = kit
         self._tasks_lane = tasks_lane
@@ -108,7 +111,8 @@ class Worker:
         match message:
             case Run() as run:
                 self._begin(run, tasks)
-            case RunGroup(runs):
+            case RunGroup() as together:
+                runs = together.runs
                 members = frozenset(run.rollout_id for run in runs)
                 group = LiveGroup(runs[0].task, members, self._kit.scoring)
                 for run in runs:
@@ -119,9 +123,10 @@ class Worker:
             case NextTasks() as request:
                 self._num_task_requests += 1
                 tasks.create_task(self._send_tasks(request))
-            case NewPolicy(version, refused):
-                self._policy.version = version
-                self._policy.refuse(refused)
+            case NewPolicy(version, refused, client):
+                policy = self._policies.of(client)
+                policy.version = version
+                policy.refuse(refused)
             case FrameTaken(num_bytes=num_bytes):
                 self._store.taken(num_bytes)
             case Drain():
@@ -150,7 +155,8 @@ class Worker:
     async def _run(self, live: LiveRollout, group: LiveGroup | None) -> None:
         """Run one rollout and send its end. A cancellation that the router asked for is an end too. Then
         forget the rollout, and let its group wait no longer for it."""
-        self._policy.version = max(self._policy.version, live.run.version)
+        policy = self._policies.of(live.run.client)
+        policy.version = max(policy.version, live.run.version)
         end = None
         try:
             try:
@@ -182,7 +188,13 @@ class Worker:
                 f"environment '{self._spec.id}', task '{run.task.id}', attempt {run.attempt}"
             )
             self._failures.add(run.rollout_id, end.outcome, origin)
-        settled = encode(Settled(run.rollout_id, run.attempt, self._name, end.outcome))
+        head = run.rollout_id, run.attempt, self._name
+        try:
+            settled = encode(Settled(*head, end.outcome))
+        except UNSENDABLE as error:
+            text = f"its record cannot be sent: {type(error).__name__}: {error}"
+            end = RolloutEnd(Failed("env", sendable(text)))
+            settled = encode(Settled(*head, end.outcome))
         if end.frame is None:
             await self._wire.send(settled)
         else:
@@ -199,7 +211,11 @@ class Worker:
             answer = Tasks(start, (), error=_explain_tasks(error), split=split)
         else:
             answer = Tasks(start, tasks, exhausted=len(tasks) < count, split=split)
-        await self.send(answer)
+        try:
+            frame = encode(answer)
+        except UNSENDABLE:
+            frame = encode(_name_unsendable(answer))
+        await self._wire.send(frame)
         self._num_task_requests -= 1
         self._finish_if_drained()
 
@@ -215,13 +231,25 @@ class Worker:
         await self._wire.send(encode(message))
 
 
+def _name_unsendable(answer: Tasks) -> Tasks:
+    """Return an answer that names the first task which cannot be encoded."""
+    why = "they cannot be sent"
+    for position, task in enumerate(answer.tasks, answer.start):
+        try:
+            encode(task)
+        except UNSENDABLE as error:
+            why = f"task {position} cannot be sent: {type(error).__name__}: {error}"
+            break
+    return Tasks(answer.start, (), error=sendable(why), split=answer.split)
+
+
 def _explain_tasks(error: LaneError) -> str:
     """Return why no tasks came, in one line. The traceback goes to the log of this process."""
     if not isinstance(error, LaneRaised):
-        return str(error)
+        return sendable(str(error))
     log.error("tasks() raised\n%s", error.traceback)
     text = error.text if error.kind == DatasetError.__name__ else str(error)
-    return f"{text}, at {error.where}" if error.where else text
+    return sendable(f"{text}, at {error.where}" if error.where else text)
 
 
 async def worker(prepared: Prepared, parent: Parent) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
+from ...config.credentials import without_credentials
 from ...errors import UNREADABLE, ContextFull, EngineError
 from ...records.task import CalledFunction, Message, ToolCall
 from ...records.turn import Sampling
@@ -145,6 +146,7 @@ class ChatClient:
     def __init__(
         self, url: str, model: str, key: str = "", *, deadline_s: float = 120.0
     ) -> None:
+        url = without_credentials(url)
         host, _, path = url.partition("://")[2].partition("/")
         self.url = url.rstrip("/")
         if host and not path.strip("/"):
@@ -157,7 +159,7 @@ class ChatClient:
         self.max_context = 0
         """The endpoint's context window, or 0 as long as it is not known."""
         try:
-            self._http = HttpClient(self.url, endpoint.request_headers(key))
+            self._http = HttpClient(self.url, endpoint.request_headers(key, self.url))
         except HttpError as error:
             raise EngineError(str(error)) from None
 

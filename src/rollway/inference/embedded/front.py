@@ -1,25 +1,34 @@
 """The front: the HTTP process, which passes bodies to the decoder and its answers back, unread."""
 
 import asyncio
+import hmac
 import itertools
+import logging
+import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from msgspec import msgpack
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from ...config.sections import ENGINE_KEY_VAR
 from ...config.specs import EngineSpec
 from ...errors import EngineError, ModelError, PartDied
 from ...loop.processes import child
 from ...loop.processes.part import Parent, run_part, unchanged
 from ...loop.processes.port import bind_port, serve_app
+from ...loop.watch.rarely import Rarely
 from ...wire.pipe import AsyncPipe
 from .calls import DecoderAnswer, DecoderCall, DecoderFacts, model_name
 
+log = logging.getLogger(__name__)
+
+HEALTH = "/health"
 DECODER = "rollway.inference.embedded.decoder:serve_decoder"
 MAX_BODY_BYTES = 64 << 20
 SHUTDOWN_S = 1.0
@@ -96,9 +105,11 @@ class EngineFront:
         )
         self._num_generated = 0
 
-    def app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
-        app.router.add_get("/health", self._health)
+    def app(self, key: str) -> web.Application:
+        """Return the server. With a key, only requests that have it are answered."""
+        guards = [demand_key(key)] if key else []
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=guards)
+        app.router.add_get(HEALTH, self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/pause", self._pause)
@@ -142,6 +153,25 @@ class EngineFront:
         return web.Response(body=generate_latest(self._registry), content_type="text/plain")
 
 
+def demand_key(key: str) -> Middleware:
+    """Return what refuses requests without the key, and logs the 1st, 2nd, 4th, 8th and so on."""
+    expected, refused = f"Bearer {key}".encode(), Rarely()
+
+    @web.middleware
+    async def guard(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode(errors="replace")
+        if request.path != HEALTH and not hmac.compare_digest(given, expected):
+            if refused.add():
+                log.warning("refused request %d: its key is missing or wrong", refused.count)
+            error = {"message": "the key is missing or wrong", "code": 401}
+            return web.json_response({"error": error}, status=401)
+        return await handler(request)
+
+    return guard
+
+
 def _response(answer: DecoderAnswer) -> web.Response:
     return web.Response(
         body=answer.body, status=answer.status, content_type=answer.content_type
@@ -174,7 +204,8 @@ async def engine(spec: EngineSpec, parent: Parent) -> None:
     with _open_socket(spec) as sock:
         async with asyncio.TaskGroup() as tasks, _start_decoder(spec) as decoder:
             front = EngineFront(decoder, model_name(spec))
-            async with serve_app(front.app(), sock, SHUTDOWN_S) as address:
+            app = front.app(os.environ.get(ENGINE_KEY_VAR, ""))
+            async with serve_app(app, sock, SHUTDOWN_S) as address:
                 listening = tasks.create_task(decoder.listen())
                 parent.in_flight = lambda: len(decoder.waiting)
                 await parent.report_ready(address)

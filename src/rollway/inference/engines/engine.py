@@ -2,18 +2,19 @@
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from ...errors import EngineAway, EngineError
-from ...loop.lanes.lanes import thread_to_the_end
+from ...loop.lanes.threads import thread_to_the_end
 from ...records.turn import Routes, Sampling, Turn
 from ...vllm.binary_reply import SAFETENSORS
 from ..http.client import HttpReply
 from ..http.connection import Connection
 from ..http.endpoint import ServedModel, describe_error
-from ..replies.body import BodyBuffer, BodyBuffers, BodyCutter
+from ..replies.body import BodyBuffer, BodyBuffers, BodyCutter, bounded
 from ..replies.checks import ReplyRules
 from ..replies.columns import ReplyColumns, decode_reply
 from ..replies.long_replies import LongReplies
@@ -44,8 +45,8 @@ class Completer(Protocol):
 
 
 class ExpectedPolicy:
-    """The policy version that all engines of one worker are expected to sample from, and the engines
-    that may not be asked: they failed to show that they have it."""
+    """What one client expects: the version that all engines sample from, and the engines that may not be
+    asked, because they failed to show that they have it."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -57,6 +58,20 @@ class ExpectedPolicy:
         if (refused := frozenset(urls)) != self.refused:
             self.refused = refused
             self.on_refused()
+
+
+class Policies:
+    """The policies of a worker's clients, by their numbers. One client cannot set another's version."""
+
+    def __init__(self) -> None:
+        self._policies: dict[int, ExpectedPolicy] = {}
+        self.on_new: Callable[[ExpectedPolicy], None] = lambda policy: None
+
+    def of(self, client: int) -> ExpectedPolicy:
+        if client not in self._policies:
+            policy = self._policies[client] = ExpectedPolicy()
+            self.on_new(policy)
+        return self._policies[client]
 
 
 class Engine:
@@ -81,31 +96,39 @@ class Engine:
         self.policy = ExpectedPolicy()
 
     async def complete(
-        self, prompt: Prompt, sampling: Sampling, stop_ids: list[int], routes_start: int
-    ) -> Turn:
+        self, prompt: Prompt, sampling: Sampling, stop_ids: list[int], routes_start: int,
+        policy: ExpectedPolicy | None = None,
+    ) -> Turn:  # fmt: skip
         """Draw one reply. After an EngineAway another try may help, after other EngineErrors not."""
-        if self.url in self.policy.refused:
+        policy = policy or self.policy
+        if self.url in policy.refused:
             raise EngineAway(f"the engine at {self.url} is out of service")
         start = routes_start if self._routes else None
         wanted = WantedRoutes(routes_start, len(prompt), sampling.max_tokens)
-        version, dialect, check = self.policy.version, self._dialect, self._check_connection
+        version, dialect = policy.version, self._dialect
+        check = partial(self._check_connection, policy)
         salt = str(version) if self._rules.knows_versions else ""
         body = dialect.encode_request(self.model, prompt, sampling, stop_ids, start, salt)
         async with (
             self._link.request("POST", dialect.path, body, ACCEPT, check=check) as reply,
             self._buffers.borrow_for(reply) as buffer,
         ):
+            limit = self._rules.most_bytes(len(prompt) + sampling.max_tokens)
+            if (reply.head.length or 0) > limit:
+                raise EngineError(
+                    f"its reply has {reply.head.length} bytes, of at most {limit}"
+                )
             if reply.head.headers.get("content-type") == SAFETENSORS:
-                drawn, routes = await self._read_binary(reply, buffer, wanted)
+                drawn, routes = await self._read_binary(reply, buffer, wanted, limit)
             else:
-                drawn, routes = await self._read_json(reply, buffer, wanted)
+                drawn, routes = await self._read_json(reply, buffer, wanted, limit)
         if self._routes and routes is None:
             raise EngineError(
                 f"the reply of {self.url} has no routes: "
                 "start vLLM or SGLang with --enable-return-routed-experts, "
                 "or set engine.routes = false to train without them"
             )
-        await self._check(drawn, routes, version)
+        await self._check(drawn, routes, max(version, policy.version))
         versions = drawn.versions
         if versions is None:
             versions = np.full(len(drawn.token_ids), version, np.int32)
@@ -124,8 +147,8 @@ class Engine:
     def drop_requests(self) -> None:
         self._link.drop_requests()
 
-    async def _check(self, drawn: ReplyColumns, routes: Routes | None, version: int) -> None:
-        self._rules.check_columns(drawn, max(version, self.policy.version))
+    async def _check(self, drawn: ReplyColumns, routes: Routes | None, newest: int) -> None:
+        self._rules.check_columns(drawn, newest)
         if routes is None or not routes.size:
             return
         if routes.nbytes <= INLINE_ROUTES_BYTES:
@@ -134,11 +157,11 @@ class Engine:
             highest = await thread_to_the_end(routes.max)
         self._rules.check_routes(routes, int(highest))
 
-    async def _check_connection(self, connection: Connection) -> None:
+    async def _check_connection(self, policy: ExpectedPolicy, connection: Connection) -> None:
         """Raise EngineAway if the process at the other end has an older version than `policy`: it was
         started again from old weights, or missed an update. A connection ends with its process, so each
         connection is asked once for each version."""
-        version, call = self.policy.version, self._dialect.weight_version
+        version, call = policy.version, self._dialect.weight_version
         if not self._rules.knows_versions or not self._reports_version:
             return
         if connection.checked_version >= version:
@@ -158,22 +181,22 @@ class Engine:
         connection.checked_version = version
 
     async def _read_binary(
-        self, reply: HttpReply, buffer: BodyBuffer, wanted: WantedRoutes
+        self, reply: HttpReply, buffer: BodyBuffer, wanted: WantedRoutes, limit: int
     ) -> Drawn:
-        await reply.read(buffer.add)
+        await reply.read(bounded(buffer.add, limit))
         args = buffer, wanted if self._routes else None
         if buffer.length <= INLINE_ROUTES_BYTES:
             return decode_reply(*args)
         return await thread_to_the_end(decode_reply, *args)
 
     async def _read_json(
-        self, reply: HttpReply, buffer: BodyBuffer, wanted: WantedRoutes
+        self, reply: HttpReply, buffer: BodyBuffer, wanted: WantedRoutes, limit: int
     ) -> Drawn:
         dialect = self._dialect
         cutter = BodyCutter(
             buffer, lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted)
         )
-        await reply.read(cutter.feed, cutter)
+        await reply.read(bounded(cutter.feed, limit), cutter)
         if self._long_replies is None or len(cutter.rest) <= INLINE_JSON_BYTES:
             drawn = dialect.parse_columns(cutter.rest)
         else:

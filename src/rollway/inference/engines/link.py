@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from datetime import UTC, datetime
 
 from msgspec import Struct
 
+from ...config.credentials import without_credentials
 from ...errors import UNREADABLE, EngineAway, EngineError, EngineLate
 from ...model.shape import ModelShape
 from ..http import endpoint
@@ -82,8 +84,10 @@ class EngineLink:
         with status 500, like one that cannot handle a request. Only its health tells the two apart."""
         status, body = reply.head.status, await read_all(reply)
         message = f"{url}: {endpoint.describe_error(status, body)}"
-        is_away = status in endpoint.AWAY_STATUSES
-        if is_away or (status == INTERNAL_ERROR and not await self.is_healthy()):
+        if status in endpoint.LATER_STATUSES:
+            asked_s = endpoint.retry_after_s(reply.head.headers, datetime.now(UTC))
+            return EngineAway(message, status=status, retry_after_s=asked_s)
+        if status == INTERNAL_ERROR and not await self.is_healthy():
             return EngineAway(message, status=status, request_was_sent=True)
         return EngineError(message, status=status)
 
@@ -127,9 +131,9 @@ class EngineLink:
 @contextmanager
 def open_link(access: EngineAccess) -> Iterator[EngineLink]:
     """Open a link to an engine, which need not be running yet."""
-    url = access.url.rstrip("/").removesuffix("/v1")
+    url = without_credentials(access.url).rstrip("/").removesuffix("/v1")
     try:
-        http = HttpClient(url, endpoint.request_headers(access.key))
+        http = HttpClient(url, endpoint.request_headers(access.key, url))
     except HttpError as error:
         raise EngineError(f"no engine at {url}: {error}") from None
     with closing(http):

@@ -10,7 +10,7 @@ from msgspec import Struct
 from ...errors import ConfigError, EngineAway, EngineError, EngineLate, ReplyAborted
 from ...records.turn import Sampling, Turn
 from ..http.endpoint import ServedModel
-from ..replies.body import BodyBuffers
+from ..replies.body import MAX_LARGE_BODIES, BodyBuffers
 from ..replies.checks import ReplyRules
 from ..replies.long_replies import LongReplies
 from .dialect import Prompt
@@ -34,16 +34,19 @@ class _Member:
     def note_answer(self) -> None:
         self._rest_s = FIRST_REST_S
 
-    def note_loss(self) -> None:
-        """Leave the engine alone for a while. When many requests fail at once, only the first counts."""
+    def note_loss(self, retry_after_s: float | None) -> None:
+        """Leave the engine alone for a while, or for as long as it asks. When many requests fail at
+        once, only the first counts."""
         now_s = time.monotonic()
-        if now_s >= self.rests_until_s:
+        if retry_after_s is not None:
+            self.rests_until_s = max(self.rests_until_s, now_s + retry_after_s)
+        elif now_s >= self.rests_until_s:
             self.rests_until_s = now_s + self._rest_s
             self._rest_s = min(2 * self._rest_s, LONGEST_REST_S)
 
 
 class EnginePool:
-    """The engines of a worker. All are expected to sample from the same `policy`."""
+    """The engines of a worker. `policy` is that of clients which have none of their own."""
 
     def __init__(
         self,
@@ -59,20 +62,27 @@ class EnginePool:
         self.max_context = min(filter(None, windows), default=0)
         for engine in engines:
             engine.policy = policy
-        policy.on_refused = self._drop_refused
+        self.obey(policy)
 
-    def _drop_refused(self) -> None:
-        """Give up requests to engines that may not be asked. Their rollouts move to other engines."""
-        for member in self._members:
-            if member.engine.url in self.policy.refused:
-                member.engine.drop_requests()
+    def obey(self, policy: ExpectedPolicy) -> None:
+        """Give up requests to engines as soon as this policy refuses them. Their rollouts move to other
+        engines."""
 
-    def pin(self, number: int) -> "PinnedEngine":
-        """Choose an engine by number. Rollouts with equal numbers share an engine and its prefix cache,
-        and consecutive numbers are spread evenly."""
-        return PinnedEngine(self, number % len(self._members))
+        def drop_refused() -> None:
+            for member in self._members:
+                if member.engine.url in policy.refused:
+                    member.engine.drop_requests()
 
-    async def wait_for_member(self, index: int) -> tuple[int, _Member]:
+        policy.on_refused = drop_refused
+
+    def pin(self, number: int, policy: ExpectedPolicy | None = None) -> "PinnedEngine":
+        """Choose an engine by number, for the rollout of a client with this policy. Rollouts with equal
+        numbers share an engine and its prefix cache, and consecutive numbers are spread evenly."""
+        return PinnedEngine(self, number % len(self._members), policy or self.policy)
+
+    async def wait_for_member(
+        self, index: int, policy: ExpectedPolicy
+    ) -> tuple[int, _Member]:
         """Return the member at `index`, or the next one that does not rest, and its index. If all rest,
         wait for the first that may be asked again."""
         members, now_s = self._members, time.monotonic()
@@ -80,7 +90,7 @@ class EnginePool:
 
         def reluctance(number: int) -> tuple[bool, float]:
             member = members[number]
-            is_refused = member.engine.url in self.policy.refused
+            is_refused = member.engine.url in policy.refused
             return is_refused, max(now_s, member.rests_until_s)
 
         chosen = min(order, key=reluctance)
@@ -91,9 +101,10 @@ class EnginePool:
 class PinnedEngine:
     """The engine of one rollout. When it goes away, the rollout moves to another one and stays there."""
 
-    def __init__(self, pool: EnginePool, index: int) -> None:
+    def __init__(self, pool: EnginePool, index: int, policy: ExpectedPolicy) -> None:
         self._pool = pool
         self._index = index
+        self._policy = policy
 
     @property
     def max_context(self) -> int:
@@ -106,11 +117,14 @@ class PinnedEngine:
         since_s: float | None = None
         num_lost = 0
         while True:
-            self._index, member = await self._pool.wait_for_member(self._index)
+            self._index, member = await self._pool.wait_for_member(self._index, self._policy)
             try:
-                turn = await member.engine.complete(prompt, sampling, stop_ids, routes_start)
+                turn = await member.engine.complete(
+                    prompt, sampling, stop_ids, routes_start, self._policy
+                )
             except (EngineAway, ReplyAborted) as error:
-                member.note_loss()
+                asked_s = error.retry_after_s if isinstance(error, EngineAway) else None
+                member.note_loss(asked_s)
                 since_s = since_s or time.monotonic()
                 if isinstance(error, ReplyAborted) or error.request_was_sent:
                     num_lost += 1
@@ -118,7 +132,7 @@ class PinnedEngine:
                 if num_lost >= MAX_LOST:
                     message = f"{error}; this request was lost {num_lost} times"
                     raise EngineError(message) from None
-                if waited_s >= self._pool.patience_s:
+                if waited_s + (asked_s or 0.0) >= self._pool.patience_s:
                     raise _waited_too_long(error, waited_s) from None
             else:
                 member.note_answer()
@@ -158,9 +172,10 @@ async def open_pool(
             for url, listed in models:
                 check_window(url, listed, config.max_context)
             served = models[0][1]
-        dialect, buffers = pick_dialect(served, config.rules.shape), BodyBuffers()
+        dialect = pick_dialect(served, config.rules.shape)
+        places = max(1, MAX_LARGE_BODIES // len(links))
         engines = [
-            Engine(link, served, dialect, buffers, long_replies, config.rules)
+            Engine(link, served, dialect, BodyBuffers(places), long_replies, config.rules)
             for link in links
         ]
         yield EnginePool(engines, policy, config.patience_s, config.max_context)

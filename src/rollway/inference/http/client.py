@@ -7,6 +7,8 @@ piece and is never gathered on the way. Until it is read, it waits in the kernel
 import asyncio
 import socket
 import ssl
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -18,6 +20,7 @@ from .framing import BodySink, HttpAway, HttpError, ReplyHead, Skipper
 JSON = "application/json"
 READ_BYTES = 64 << 10
 """How much is read from a socket at a time. uvloop reads at most 32 of these pieces in a row."""
+MAX_IDLE_S = 60.0
 MAX_WAITING_BYTES = 1 << 20
 """How much of an unread body waits in this machine's kernel. The rest stays with the server.
 
@@ -64,7 +67,8 @@ class HttpClient:
         self._netloc = parts.netloc.rpartition("@")[2]
         lines = [_header_line(name, value) for name, value in (headers or {}).items()]
         self._headers = "".join(lines)
-        self._idle: list[Connection] = []
+        self._idle: deque[tuple[float, Connection]] = deque()
+        """Connections and when they were used last, the oldest first."""
         self._scratch = bytearray(READ_BYTES)
 
     @asynccontextmanager
@@ -80,7 +84,7 @@ class HttpClient:
             yield reply
         finally:
             if reply.is_read and not reply.head.closes and connection.is_open:
-                self._idle.append(connection)
+                self._keep(connection)
             else:
                 connection.close()
 
@@ -111,9 +115,17 @@ class HttpClient:
                 if idle is None or not may_repeat:
                     raise
 
+    def _keep(self, connection: Connection) -> None:
+        """Keep a connection for the next request, and close those that nothing has needed for long."""
+        now_s = time.monotonic()
+        self._idle.append((now_s, connection))
+        while self._idle[0][0] < now_s - MAX_IDLE_S:
+            self._idle.popleft()[1].close()
+
     def _take_idle(self) -> Connection | None:
+        """Return the connection that was used last: the others may become old and be closed."""
         while self._idle:
-            connection = self._idle.pop()
+            _, connection = self._idle.pop()
             if connection.is_open:
                 return connection
         return None
@@ -150,7 +162,7 @@ class HttpClient:
         raise failed
 
     def close(self) -> None:
-        for connection in self._idle:
+        for _, connection in self._idle:
             connection.close()
         self._idle.clear()
 

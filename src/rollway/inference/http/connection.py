@@ -11,6 +11,10 @@ HEAD_BYTES = 4096
 after the machine paused, the loop reads only this much of each and not everything that has arrived."""
 
 
+IDLE_S = 20.0
+"""How long a server may send nothing once a body has begun."""
+
+
 class Connection(asyncio.BufferedProtocol):
     """Reads into `scratch`, a buffer that all connections of a client share. A body that is not read
     yet waits in the kernel, and bytes that its sink does not need are thrown away there."""
@@ -32,6 +36,7 @@ class Connection(asyncio.BufferedProtocol):
         """The newest version that the process at the other end was found to have. The code that checks
         the connection sets it."""
         self._lost: Exception | None = None
+        self._num_reads = 0
 
     async def ask(self, request: bytes) -> ReplyHead:
         """Send a request and return the head of its reply. The body waits until `read` is called."""
@@ -61,12 +66,29 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._on_lost()
         try:
-            await self._body_end
+            await self._wait_for(self._body_end)
         finally:
             self._body = None
         # surplus bytes would be taken for the next reply
         if body.has_surplus:
             self.close()
+
+    async def _wait_for(self, body_end: "asyncio.Future[None]") -> None:
+        """Wait for the end of a body. A server that stops in the middle of it is given up: others wait
+        for the place that this body has."""
+        while not body_end.done():
+            before = self._progress
+            await asyncio.wait([body_end], timeout=IDLE_S)
+            if not body_end.done() and self._progress == before:
+                raise HttpAway(
+                    f"the server sent nothing for {IDLE_S:g} s in the middle of a reply",
+                    request_was_sent=True,
+                )
+        body_end.result()
+
+    @property
+    def _progress(self) -> tuple[int, int]:
+        return self._num_reads, self._discard.num_left if self._discard else 0
 
     def close(self) -> None:
         self.is_open = False
@@ -83,6 +105,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.has_received = True
+        self._num_reads += 1
         try:
             if self._body is not None:
                 self._on_body(self._body, nbytes)

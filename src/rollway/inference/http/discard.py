@@ -37,6 +37,10 @@ class KernelDiscard:
         # a full buffer may have closed the window already
         self._loop.call_soon(self._discard)
 
+    @property
+    def num_left(self) -> int:
+        return self._left
+
     def _discard(self) -> None:
         if self._sock.fileno() < 0:
             return

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from ...config.credentials import authorization
 from ...errors import UNREADABLE, EngineError, did_you_mean
 from .client import HttpClient, HttpReply
 from .framing import Bytes, HttpAway, HttpError
@@ -81,11 +82,10 @@ def describe_error(status: int, body: Bytes) -> str:
     return f"HTTP {status}: {message}"
 
 
-def request_headers(key: str) -> Mapping[str, str]:
-    headers = {"User-Agent": "rollway"}
-    if key:
-        headers["Authorization"] = f"Bearer {key}"
-    return headers
+def request_headers(key: str, url: str) -> Mapping[str, str]:
+    """Return the headers of all requests to an endpoint. A key wins over a password in the URL."""
+    proof = f"Bearer {key}" if key else authorization(url)
+    return {"User-Agent": "rollway"} | ({"Authorization": proof} if proof else {})
 
 
 async def read_all(reply: HttpReply) -> bytearray:
@@ -133,6 +133,8 @@ RETRY_STATUSES = (429, 502, 503, 529)
 """Too many requests, a gateway without its server, a server that is full: a later try may succeed."""
 AWAY_STATUSES = (502, 503, 504)
 """The answers of an engine, or of its gateway, while the engine is not running."""
+LATER_STATUSES = frozenset((*RETRY_STATUSES, *AWAY_STATUSES))
+"""The answers of an engine that has not begun with a request, and may take it later."""
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 

@@ -9,15 +9,13 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 import pydantic
-import renderers
-import renderers.base
-import renderers.parsers
 
 from ...config.sections import ModelConfig
 from ...errors import ConfigError, EngineError, LaneError, ModelError, did_you_mean
 from ...loop.lanes.lanes import Lane
 from ...records.task import CalledFunction, Message, ToolCall
 from ...records.turn import Ints
+from .library import renderers
 from .tokenizer import Tokenizer
 
 INLINE_CHARS = 4_000

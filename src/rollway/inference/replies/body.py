@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from ...errors import EngineError
 from ..http.client import HttpReply
-from ..http.framing import Bytes
+from ..http.framing import BodySink, Bytes
 
 KEY_ENDING = b'routed_experts"'
 """The end of every key whose value is a bulk, in all dialects."""
@@ -261,16 +261,32 @@ class BodyCutter:
 INLINE_BODY_BYTES = 64 << 10
 """Bodies up to this size are read as soon as they arrive."""
 MAX_LARGE_BODIES = 2
-"""How many large bodies are read at a time. The others wait in the kernel: reading many of
-them at once would hold the loop in one long burst."""
+"""How many large bodies of one engine are read at a time. The others wait in the kernel: reading many
+of them at once would hold the loop in one long burst. Of several engines each has one place."""
+
+
+def bounded(sink: BodySink, limit: int) -> BodySink:
+    """Return a sink that raises EngineError for a body of more bytes than any right reply has."""
+    num_bytes = 0
+
+    def take(buffer: Bytes, start: int, end: int) -> None:
+        nonlocal num_bytes
+        num_bytes += end - start
+        if num_bytes > limit:
+            raise EngineError(
+                f"its reply has more than {limit} bytes, which no right one has"
+            )
+        sink(buffer, start, end)
+
+    return take
 
 
 class BodyBuffers:
-    """The buffers that all engines of a process share."""
+    """The places for large bodies of one engine: an engine that stalls holds up no other."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_places: int = MAX_LARGE_BODIES) -> None:
         self._free: asyncio.LifoQueue[BodyBuffer] = asyncio.LifoQueue()
-        for _ in range(MAX_LARGE_BODIES):
+        for _ in range(num_places):
             self._free.put_nowait(BodyBuffer())
 
     @asynccontextmanager

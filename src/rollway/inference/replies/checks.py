@@ -16,6 +16,10 @@ ROUNDING = 1e-4
 """A log-probability may be above 0 by an error of rounding."""
 MAX_VERSIONS_AHEAD = 2
 """An engine may have a newer version than this worker was told of, because it loads it first."""
+TOKEN_BYTES, SLOT_BYTES, SLACK_BYTES = 2_000, 16, 1 << 20
+"""More than any engine sends for a token (ids, text and logprobs as JSON) and for the choice of one
+expert (base64 of ids and weights)."""
+UNKNOWN_BYTES = 1 << 30
 MAX_SAMPLE_BYTES = 32 << 10
 """Of more routes than this, only some tokens are checked for an expert that was chosen twice. This takes
 a tenth of a millisecond, on the loop. The trainer checks all tokens."""
@@ -28,6 +32,15 @@ class ReplyRules(Struct, frozen=True):
     shape: ModelShape | None = None
     knows_versions: bool = False
     """Whether the versions of the policy come from a run, which tells this worker of each."""
+
+    def most_bytes(self, num_tokens: int) -> int:
+        """Return how large the reply to a request may be whose prompt and reply have this many tokens
+        together. Without the model's sizes, that is what a worker has memory for."""
+        shape = self.shape
+        if shape is None or not shape.num_layers:
+            return UNKNOWN_BYTES
+        slots = shape.num_layers * shape.topk if self.wants_routes else 0
+        return SLACK_BYTES + num_tokens * (TOKEN_BYTES + slots * SLOT_BYTES)
 
     def check_columns(self, drawn: ReplyColumns, version: int) -> None:
         """Raise EngineError for tokens that the policy cannot have drawn. `version` is the newest that

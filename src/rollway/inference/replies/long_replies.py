@@ -11,7 +11,8 @@ from typing import IO
 import numpy as np
 
 from ...errors import EngineError, LaneError, LaneRaised, ReplyAborted
-from ...loop.lanes.lanes import ProcessLane, thread_to_the_end
+from ...loop.lanes.lanes import ProcessLane
+from ...loop.lanes.threads import thread_to_the_end
 from ..engines.dialect import Dialect
 from ..engines.sglang import Sglang
 from ..engines.vllm import Vllm

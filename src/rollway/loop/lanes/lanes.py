@@ -1,4 +1,4 @@
-"""Decides where work runs. This module alone knows executors and worker processes.
+"""Decides where work runs. This package alone knows executors and worker processes.
 
 loop      under 1 ms: just call the function
 thread    `await thread(call, …)`: only calls that release the GIL (files, mmap, sqlite, sockets)
@@ -8,40 +8,17 @@ process   `await lane.call(function, …)`: everything else, with a deadline tha
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ...errors import LaneClosed, LaneFull, LaneTimeout
 from ..watch.run import LoopWatch
 from .call_watch import UNNAMED, CallBudget
 from .slot import LaneCall, LaneSlot, Replier
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_QUEUE_S = 300.0
 MAX_WAITING = 1_000
-
-
-async def thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a call that releases the GIL while it waits or copies."""
-    return await asyncio.to_thread(call, *args, **kwargs)
-
-
-async def thread_to_the_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Like `thread`, but a cancelled caller waits until the call has ended. A thread cannot be stopped,
-    so the buffers it writes to must not be reused while it runs."""
-    running = asyncio.ensure_future(thread(call, *args, **kwargs))
-    cancelled: asyncio.CancelledError | None = None
-    while not running.done():
-        try:
-            await asyncio.wait([running])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        if not running.cancelled():
-            running.exception()  # mark it as seen: the caller is cancelled and will not look
-        raise cancelled
-    return running.result()
 
 
 class Lane(Protocol):

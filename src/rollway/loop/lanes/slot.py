@@ -9,11 +9,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from ...errors import LaneClosed, LaneCrashed, LaneRaised, LaneTimeout
+from ...errors import LaneClosed, LaneCrashed, LaneRaised, LaneTimeout, ProtocolError
+from ...wire.pipe import NOT_A_FRAME
 from ..coroutines import is_cancelled
 from ..processes.child import Child, signal_name, start
 from .call_watch import CallBudget, CallWatch, StackPipe
-from .server import LaneAnswer, LaneFailure, LaneQuestion, dumps
+from .server import LaneAnswer, LaneFailure, LaneQuestion, LaneResult, dumps
 
 SERVER = "rollway.loop.lanes.server:serve_lane"
 START_DEADLINE_S = 300.0
@@ -98,9 +99,6 @@ class LaneSlot:
             except OSError as error:
                 # no more processes, files or memory: a later call may succeed
                 raise LaneCrashed(f"{self._name} could not start: {error}") from None
-            ended = asyncio.ensure_future(child.wait())
-            # processes that the child forked hold our pipe open: a crash would go unnoticed without this
-            ended.add_done_callback(lambda _: child.kill())
             await _wait_until_up(child, stack_pipe)
             # `stack` still owns the resources: if warming fails, leaving the block closes them
             process = _Process(child, stack_pipe, AsyncExitStack())
@@ -168,6 +166,11 @@ async def _run(
         except TimeoutError:
             problem = f"{name} ran longer than {deadline_s:g} s and was killed"
             raise LaneTimeout(problem, where=await watch.last_look()) from None
+        except ProtocolError as error:
+            child.kill()
+            raise LaneCrashed(
+                f"{name} was killed: {error}", where=watch.crash_line()
+            ) from None
         except ConnectionError:
             answer = None
         if answer is None:
@@ -182,9 +185,11 @@ async def _receive_answer(
     """Wait for the call's answer and answer its questions; None if its process ended. A question without
     a reply is raised as an error: its process waits, and would take the next call for the reply."""
     while (frame := await child.pipe.receive()) is not None:
-        message: LaneAnswer | LaneQuestion = _unpack(frame, name)
-        if not isinstance(message, LaneQuestion):
+        message = _unpack(frame, name)
+        if isinstance(message, LaneResult | LaneFailure):
             return message
+        if not isinstance(message, LaneQuestion):
+            raise ProtocolError(NOT_A_FRAME)
         question = _unpack(message.pickled, name)
         if isinstance(question, LaneFailure):
             question.take()

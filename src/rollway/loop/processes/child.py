@@ -5,6 +5,7 @@ import ctypes
 import logging
 import os
 import pkgutil
+import resource
 import signal
 import socket
 import sys
@@ -15,14 +16,22 @@ from typing import TypeVar
 
 import msgspec
 
+from ...records.text import visible
 from ...wire.pipe import AsyncPipe, BlockingPipe
+from ..lanes.threads import thread_to_the_end
+from .leftovers import MARK, end_marked, new_mark
 
 S = TypeVar("S")
+
+log = logging.getLogger(__name__)
 
 COMPUTE_NICENESS = 10
 COMPUTE_ENV = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """Makes glibc keep freed memory. A training step frees its activations, and the next step needs as much
 again: to get fresh pages from the kernel costs more than to compute with them."""
+STDERR = 2
+OWNER_ONLY = 0o077
+"""The umask of all processes: prompts, answers and weights are for this user alone."""
 GRACE_S = 5.0
 """How long a child may take to end after its pipe is closed, before it is killed."""
 
@@ -45,18 +54,21 @@ def count_oom_kills() -> int:
 
 
 class Child:
-    """A running child process. Reading None from `pipe` means that the child has closed its end."""
+    """A running child process. Reading None from `pipe` means that the child has ended, or has closed
+    its end."""
 
     def __init__(
         self,
         name: str,
         process: asyncio.subprocess.Process,
         pipe: AsyncPipe,
+        mark: str,
         log: Path | None = None,
     ) -> None:
         self.name = name
         self.pipe = pipe
         self.log = log
+        self._mark = mark
         self._oom_kills = count_oom_kills()
         self._process = process
         self._is_gone = False
@@ -113,6 +125,15 @@ class Child:
             self.kill()
             await self.wait()
 
+    async def clear_up(self) -> None:
+        """Wait for the child's end, then end everything that it started. These processes may hold the
+        pipe open, so the end of the pipe does not show that the child has ended."""
+        await self.wait()
+        self.kill()
+        if count := await thread_to_the_end(end_marked, self._mark):
+            log.info("%s left %d processes in the background: killed", self.name, count)
+        self.pipe.abort()
+
 
 RUNNING: set[Child] = set()
 """The children of this process."""
@@ -126,7 +147,7 @@ async def start(
     """Start `entry` ("module:function", called with name and socket) in a new process. Its output goes
     to `log`, or where this process's output goes. A child that `computes` gets a lower priority, so that
     event loops get the CPU when they need it, and keeps the memory that it frees."""
-    niceness = COMPUTE_NICENESS if computes else 0
+    niceness, mark = COMPUTE_NICENESS if computes else 0, new_mark()
     parent_end, child_end = socket.socketpair()
     with child_end, log.open("ab") if log else nullcontext() as output:
         # the pipe comes first: nothing may be awaited between the start of the process and its `try`
@@ -137,18 +158,20 @@ async def start(
                 name, entry, str(child_end.fileno()), str(os.getpid()), str(niceness),
                 stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
                 pass_fds=[child_end.fileno(), *pass_fds],
-                env={**COMPUTE_ENV, **os.environ} if computes else None,
+                env={**(COMPUTE_ENV if computes else {}), **os.environ, MARK: mark},
             )  # fmt: skip
         except (OSError, asyncio.CancelledError):
             await pipe.close()
             raise
-    child = Child(name, process, pipe, log)
+    child = Child(name, process, pipe, mark, log)
     RUNNING.add(child)
+    clearing = asyncio.create_task(child.clear_up())
     try:
         yield child
     finally:
         try:
             await child.end(grace_s)
+            await asyncio.shield(clearing)
         finally:
             RUNNING.discard(child)
 
@@ -162,10 +185,19 @@ def receive_spec(sock: socket.socket, kind: type[S]) -> tuple[BlockingPipe, S]:
     return pipe, msgspec.msgpack.decode(frame, type=kind)
 
 
+class VisibleFormatter(logging.Formatter):
+    """Writes one line for each record, and further lines of its text indented: no id, prompt or error
+    can look like a line of the log, or act on the terminal of its reader."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record)).replace("\n", "\n    ")
+
+
 def log_to(path: Path | None, name: str) -> None:
     """Write this process's log lines to `path`, or where its output goes."""
-    line = f"%(asctime)s %(levelname)s {name}: %(message)s"
-    logging.basicConfig(level=logging.INFO, format=line, filename=path)
+    handler = logging.FileHandler(path) if path else logging.StreamHandler()
+    handler.setFormatter(VisibleFormatter(f"%(asctime)s %(levelname)s {name}: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def _die_with(parent_pid: int) -> None:
@@ -177,10 +209,29 @@ def _die_with(parent_pid: int) -> None:
         sys.exit(1)
 
 
+def raise_file_limit() -> None:
+    """Let this process, and those that it starts, open as many files as the machine allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # macOS refuses some values
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _keep_descriptors() -> None:
+    """Keep the pipe and all other descriptors of this process from the programs that it will start."""
+    for name in os.listdir("/dev/fd"):
+        with suppress(OSError):  # the one that the listing itself used
+            if int(name) > STDERR:
+                os.set_inheritable(int(name), False)
+
+
 def main() -> None:
     """Run the entry that `start` named; this is the first thing a child does."""
     name, entry, fd, parent_pid, niceness = sys.argv[1:]
     _die_with(int(parent_pid))
+    _keep_descriptors()
+    os.umask(OWNER_ONLY)
+    raise_file_limit()
     os.setpgid(0, 0)  # Ctrl-C goes to the parent alone, which decides what to do
     os.nice(int(niceness))
     log_to(None, name)

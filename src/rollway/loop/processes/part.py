@@ -3,6 +3,7 @@ and why it failed. `run_part` is the child's side, `start_part` the parent's."""
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -16,16 +17,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ...config.specs import WatchSpec
-from ...errors import PartDied, RollwayError
+from ...errors import UNREADABLE, PartDied, ProtocolError, RollwayError
 from ...records.lag import ProcessStats
-from ...wire.pipe import AsyncPipe
-from ..lanes.lanes import thread
+from ...wire.pipe import NOT_A_FRAME, AsyncPipe
+from ..lanes.threads import thread
 from ..watch.run import LoopWatch, run
 from . import child
 from .child_memory import child_rss
 
 STATS_EVERY_S = 1.0
 LAST_LINES = 12
+MAX_LOG_BYTES, LOOK_AT_LOG_S = 64 << 20, 5.0
 
 
 class PartReady(Struct, frozen=True, tag="ready"):
@@ -54,7 +56,8 @@ class PartMessage(Struct, frozen=True, tag="said"):
     body: bytes
 
 
-_decode = msgspec.msgpack.Decoder(PartReady | PartStats | PartFailure | PartMessage).decode
+FromPart = PartReady | PartStats | PartFailure | PartMessage
+_decode = msgspec.msgpack.Decoder[FromPart](FromPart).decode
 encode = msgspec.msgpack.encode
 
 
@@ -235,10 +238,11 @@ class Part:
     ) -> None:
         """Pass on the part's messages until it ends. Raise PartDied unless it ended well."""
         error, cause = "", ""
-        while (frame := await self._process.pipe.receive()) is not None:
-            match _decode(frame):
+        while (message := await self._next_message()) is not None:
+            match message:
                 case PartReady(address=address):
-                    self._ready.set_result(address)
+                    if not self.was_ready:
+                        self._ready.set_result(address)
                 case PartStats(stats=stats):
                     on_stats(stats)
                 case PartFailure(error=text, is_bug=True):
@@ -255,6 +259,19 @@ class Part:
             error = f"{self.name} (pid {self.pid}) {died}"
         raise PartDied(error, code=code)
 
+    async def _next_message(self) -> FromPart | None:
+        """Return the part's next message; None when it has ended. A part that sends something else is
+        killed: user code that writes to descriptors which are not its own may do so in a worker."""
+        try:
+            frame = await self._process.pipe.receive()
+            return None if frame is None else _decode(frame)
+        except (ProtocolError, *UNREADABLE):
+            self.kill()
+            code = await self._process.wait()
+            raise PartDied(
+                f"{self.name} (pid {self.pid}): {NOT_A_FRAME}", code=code
+            ) from None
+
     def kill(self) -> None:
         """Kill the part at once, even if it is stopped. `listen` then raises."""
         self._process.kill()
@@ -262,8 +279,30 @@ class Part:
 
 def last_log_lines(log: Path) -> str:
     """Return the last lines of a log for the message about a dead process; empty if there are none."""
-    lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+    try:
+        lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+    except OSError as error:
+        return f"; its log {log} cannot be read: {error}"
     return "\n  | ".join([f"; last lines of {log}:", *lines]) if lines else ""
+
+
+async def _keep_bounded(log: Path) -> None:
+    """Bound a log while its process lives: user code may print without end."""
+    while True:
+        await asyncio.sleep(LOOK_AT_LOG_S)
+        with suppress(OSError):
+            await thread(cut_log, log, MAX_LOG_BYTES)
+
+
+def cut_log(log: Path, most: int) -> None:
+    """If a log has grown beyond this size, drop its second half: the first has the first error. What is
+    written from then on follows."""
+    if log.stat().st_size > most:
+        os.truncate(log, most // 2)
+        with log.open("ab") as file:
+            file.write(
+                f"\n… cut here, because this log had more than {most >> 20} MB\n".encode()
+            )
 
 
 @asynccontextmanager
@@ -274,9 +313,12 @@ async def start_part(
     once: it has nothing to finish, and does not listen while it loads a model."""
     async with child.start(name, entry, log=log, pass_fds=pass_fds) as process:
         part, process.reports_itself = Part(process), True
+        bounding = asyncio.create_task(_keep_bounded(log)) if log else None
         try:
             await process.send_spec(spec)
             yield part
         finally:
+            if bounding is not None:
+                bounding.cancel()
             if not part.was_ready:
                 process.kill()

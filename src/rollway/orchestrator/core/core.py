@@ -87,7 +87,8 @@ class Core:
             case Started(restored=restored, whole_groups=whole_groups):
                 self._whole_groups = whole_groups
                 return self._restore(restored) + self.evals.applied(self.weights.applied)
-            case Tick(now_s=now_s):
+            case Tick(now_s=now_s, has_room=has_room):
+                self.admission.has_disk = has_room
                 return self._on_tick(now_s)
             case TasksArrived():
                 return self._on_tasks(event)
@@ -136,6 +137,8 @@ class Core:
 
     def _on_tick(self, now_s: float) -> Commands:
         self.patience.tick(now_s)
+        if not self.admission.has_disk:
+            self.patience.note_change()  # somebody must make room, and the run waits for that
         self.admission.rate.tick(now_s)
         late = self.groups.waiting_in(self.stragglers.take_due(now_s))
         commands = _cancel(late, "the rest of its group has settled")
@@ -265,7 +268,7 @@ class Core:
     def _start_evals(self) -> Commands:
         commands: Commands = []
         limit, size = self.admission.concurrency.limit, self.evals.group_size
-        while self.num_in_flight + size <= limit:
+        while self.admission.has_disk and self.num_in_flight + size <= limit:
             taken = self.evals.take(limit)
             if taken is None:
                 break

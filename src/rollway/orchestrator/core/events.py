@@ -49,6 +49,8 @@ class WorkerLag(Struct, frozen=True):
 
 class Tick(Struct, frozen=True):
     now_s: float
+    has_room: bool = True
+    """Whether the disks of the run have room."""
 
 
 class Started(Struct, frozen=True):

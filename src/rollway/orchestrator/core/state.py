@@ -90,6 +90,8 @@ def waits_for(core: "Core") -> str:
         return _waits_for_at_the_end(core)
     if shipping.ready.is_full:
         return f"the trainer: it has published version {weights.published}"
+    if not core.admission.has_disk:
+        return "room on the disk of the run"
     if core.closer.num_groups:
         return f"advantages of {core.closer.num_groups} groups"
     if core.admission.is_held_back:

@@ -13,12 +13,16 @@ from ...config.sections import OrchestratorConfig
 from ...errors import AdvantageError, ConfigError, LaneError, LaneRaised, did_you_mean
 from ...loop.lanes.lanes import ProcessLane
 from ...loop.lanes.user_files import import_file
+from ...loop.watch import stacks
 from ...loop.watch.run import LoopWatch
+from ...records.ids import GroupId
 from ...records.scores import one_for_each
 from ..core.batches.credit import BASELINES
 from ..core.commands import Credit
 
 BUILT_IN = tuple(BASELINES)
+TRIAL = Credit(GroupId(0), (0.0, 1.0), (3, 5), (1, 1))
+"""A group with which a function is tried before a run starts."""
 OPTIONAL = ("num_tokens", "num_turns")
 """What a function gets by keyword if it has a parameter of that name: one number for each rollout."""
 LOAD_DEADLINE_S = 60.0
@@ -110,7 +114,13 @@ def problem_of(advantage: str) -> str:
         find(advantage)
     except ConfigError as error:
         return str(error)
-    return ""
+    try:
+        found = credit(advantage, TRIAL)
+    except Exception as error:  # of user code
+        place = stacks.where_raised(error)
+        text = f"for the rewards 0 and 1 it raised {type(error).__name__}: {error}"
+        return f"{text}, at {place}" if place else text
+    return found if isinstance(found, str) else ""
 
 
 def credit(advantage: str, order: Credit) -> tuple[float, ...] | str:

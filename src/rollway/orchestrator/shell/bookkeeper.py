@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from ...config.sections import OrchestratorConfig
+from ...envserver.failures import FailureLog
 from ...ledger.ledger import Ledger
 from ...loop.coroutines import FairLoop
-from ...loop.lanes.lanes import thread
 from ...observe.step_metrics import StepTally
 from ...payload.in_use import SegmentKeeper
 from ...payload.reader import SegmentReader
@@ -18,11 +18,13 @@ from ...records.group import ClosedGroup, Member
 from ...records.ids import PolicyVersion, Step
 from ...records.restored import RestoredBatch
 from ...records.rollout import Scored, Settled
+from ...rundir.metrics_file import append_whole
 from ...rundir.rundir import RunDir, write_whole
 from ...rundir.saved_rollouts import decode_saved, group_to_save
 from ..core.commands import Dispatch, Ship
 from .step_log import StepLog
 from .tracker import RolloutTracker
+from .upkeep import Upkeep
 
 
 class Bookkeeper:
@@ -36,6 +38,7 @@ class Bookkeeper:
         tracker: RolloutTracker,
         steps: StepLog,
         config: OrchestratorConfig,
+        upkeep: Upkeep,
     ) -> None:
         self._run = run
         self.logs = run.logs
@@ -43,11 +46,18 @@ class Bookkeeper:
         self.ledger = ledger
         self.tracker = tracker
         self.steps = steps
-        self.segments = SegmentKeeper(SegmentReader(run.payload))
+        self._upkeep = upkeep
+        self._reader = SegmentReader(run.payload)
+        self.segments = SegmentKeeper(self._reader, self._remove_segment)
+        self.failures = FailureLog()
         self._saving = asyncio.Lock()
         self._reports: defaultdict[int, asyncio.Future[dict[str, float]]]
         self._reports = defaultdict(asyncio.Future)
         """The metrics of batches, which may be asked for before they are known."""
+
+    async def _remove_segment(self, segment: str) -> None:
+        remove = self._reader.remove
+        await self._upkeep.attempt("Removing payload that was trained", remove, segment)
 
     async def dispatched(self, order: Dispatch) -> None:
         group_id, env, task, version = order.group_id, order.env, order.task, order.version
@@ -111,17 +121,24 @@ class Bookkeeper:
 
     async def prune_weights(self, applied: PolicyVersion) -> None:
         """Remove versions that no engine will load again."""
-        await thread(self._run.prune_weights, applied, self._config.keep_weights)
+        keep = self._config.keep_weights
+        await self._upkeep.attempt(
+            "Removing old weights", self._run.prune_weights, applied, keep
+        )
 
     async def restored(self, batch: RestoredBatch) -> None:
         """Note a batch that was shipped before a restart: its rollouts are saved again."""
-        await thread(_remove_trained, self._run.saved_rollouts(batch.manifest.step))
+        path = self._run.saved_rollouts(batch.manifest.step)
+        await self._upkeep.attempt("Saving rollouts", _remove_trained, path)
         await self.shipped(Ship(batch.manifest, batch.closed), batch.metrics)
 
     async def _save(self, path: Path, groups: list[ClosedGroup]) -> None:
         if self._config.save_rollouts:
             async with self._saving:
-                await thread(_append_rollouts, self._run.payload, path, groups)
+                payload = self._run.payload
+                await self._upkeep.attempt(
+                    "Saving rollouts", _append_rollouts, payload, path, groups
+                )
 
 
 def _append_rollouts(payload: Path, path: Path, groups: list[ClosedGroup]) -> None:
@@ -132,10 +149,9 @@ def _append_rollouts(payload: Path, path: Path, groups: list[ClosedGroup]) -> No
         return msgspec.Raw(reader.open(member.scored.ref)["transcript"].tobytes())
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        for closed in groups:
-            for rollout in group_to_save(closed, read_transcript):
-                file.write(msgspec.json.encode(rollout) + b"\n")
+    for closed in groups:
+        saved = [msgspec.json.encode(line) for line in group_to_save(closed, read_transcript)]
+        append_whole(path, b"".join(line + b"\n" for line in saved))
 
 
 def _remove_trained(path: Path) -> None:

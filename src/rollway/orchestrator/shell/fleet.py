@@ -17,7 +17,7 @@ from ...inference.engines.link import EngineAccess
 from ...inference.engines.pool import check_same_model
 from ...inference.engines.status import sum_loads
 from ...inference.engines.verdict import COARSEST, find_departing
-from ...loop.lanes.lanes import thread
+from ...loop.lanes.threads import thread
 from ...model.checkpoint import check_complete
 from ...model.shape import read_shape
 from ...records.engine import EngineLoad, fresh_kl_key
@@ -84,6 +84,10 @@ class EngineFleet:
         self.on_refused: Callable[[], Awaitable[None]] = _ignore
         """Called when `refused` changes."""
 
+    def listen(self, unsettled: Unsettled, on_refused: Callable[[], Awaitable[None]]) -> None:
+        """Connect the fleet with those who know what has not settled, and whom to tell of refusals."""
+        self.unsettled, self.on_refused = unsettled, on_refused
+
     @property
     def load(self) -> EngineLoad | None:
         answering = [engine for engine in self._engines if not engine.trouble]
@@ -141,6 +145,12 @@ class EngineFleet:
         outcome = settled.outcome
         if not isinstance(outcome, Scored) or not outcome.engines:
             return settled
+        if outcome.last_version > self._wanted.version:
+            error = (
+                f"its reply names version {outcome.last_version}, and the run has published version "
+                f"{self._wanted.version} last: does another run use this engine?"
+            )
+            return replace(settled, outcome=Failed("engine", error))
         drew = [engine for engine in self._engines if engine.url in outcome.engines]
         if not all(engine.is_judged for engine in drew):
             async with self._changed:

@@ -1,10 +1,12 @@
 """The orchestrator's process: connects sources, core and performer, and drives them."""
 
 import asyncio
+import itertools
 import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -13,9 +15,9 @@ from ...config.plan import env_name
 from ...config.specs import EnvAddress, OrchestratorSpec, ServerLimits
 from ...config.terms import disagreements
 from ...envserver import client as env_client
-from ...errors import ProtocolError
+from ...errors import ProtocolError, RunDirError
 from ...ledger.ledger import open_ledger
-from ...loop.lanes.lanes import thread
+from ...loop.lanes.threads import thread
 from ...loop.processes.part import Parent, run_part, unchanged
 from ...observe.health import Lags
 from ...observe.report import Notice, RunProgress
@@ -36,12 +38,14 @@ from .advantage import credit_lane
 from .bookkeeper import Bookkeeper
 from .fleet import LOOK_EVERY_S, open_fleet
 from .perform import Peers, Performer
-from .sources import Events, from_engines, from_env, from_parent, from_trainer
+from .sources import Events, from_engines, from_env, from_parent, from_trainer, settle
 from .step_log import StepLog
 from .tracker import RolloutTracker
+from .upkeep import DiskWatch, Upkeep
 
 MAX_EVENTS = 10_000
 PROGRESS_EVERY_S = 0.25
+SAY_EVERY_S = 10.0
 
 
 async def drive(core: Core, events: Events, performer: Performer, steps: StepLog) -> None:
@@ -66,20 +70,21 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
         await parent.report_stats(stats)
 
     async with AsyncExitStack() as stack:
-        ledger = await stack.enter_async_context(open_ledger(run.ledger))
+        upkeep = Upkeep(lambda text: parent.send(Notice(text)))
         await stack.enter_async_context(_removing_unused_payload(run, core))
         peers = await _connect(spec, core, parent, stack)
+        ledger = await stack.enter_async_context(open_ledger(run.ledger, upkeep.failed))
         tracker = RolloutTracker(core.view, peers.fleet.states)
         config = spec.core.orchestrator
-        steps = StepLog(run, parent, lags, core.view, config.correct_at)
-        books = Bookkeeper(run, ledger, tracker, steps, config)
+        steps = StepLog(run, parent, lags, core.view, config.correct_at, upkeep)
+        books = Bookkeeper(run, ledger, tracker, steps, config, upkeep)
         first_version = PolicyVersion(spec.first_step - 1)
-        performer = Performer(peers, books, events, _samplings(spec), first_version)
-        peers.fleet.unsettled, peers.fleet.on_refused = (
-            tracker.unsettled,
-            performer.send_policy,
+        on_unsent = partial(settle, events, books, parent)
+        performer = Performer(
+            peers, books, events, _samplings(spec), first_version, on_unsent
         )
-        stack.push_async_callback(_write_situation, run, tracker)  # however the run ends
+        peers.fleet.listen(tracker.unsettled, performer.send_policy)
+        stack.push_async_callback(_write_situation, run, tracker, upkeep)  # however it ends
         await performer.send_policy()
         parent.in_flight, parent.on_stats = lambda: core.num_in_flight, on_stats
         clients, trainer = peers.clients.items(), peers.trainer
@@ -94,7 +99,7 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
                 from_engines(peers.fleet, events),
                 peers.fleet.watch(),
                 _report_progress(core, parent),
-                _look_out(run, tracker, events, parent),
+                _look_out(run, tracker, events, parent, upkeep),
             ]
             running = [tasks.create_task(source) for source in sources]
             driving = tasks.create_task(drive(core, events, performer, steps))
@@ -129,7 +134,7 @@ async def _connect(
     fleet = await enter(
         open_fleet(spec, lambda text: parent.send(Notice(text)), lambda: needs_engine(core))
     )
-    clients = {env.id: await _connect_env(spec, env, stack) for env in spec.envs}
+    clients = {env.id: await _connect_env(spec, env, parent, stack) for env in spec.envs}
     credit = await enter(
         credit_lane(config.orchestrator, parent.watch, config.max_outstanding)
     )
@@ -137,8 +142,19 @@ async def _connect(
     return Peers(clients, fleet, stack.enter_context(sender), credit)
 
 
+async def _say_that_it_waits(env: EnvAddress, parent: Parent) -> None:
+    """Say now and then that an env server has not answered yet."""
+    for waited_s in itertools.count(SAY_EVERY_S, SAY_EVERY_S):
+        await asyncio.sleep(SAY_EVERY_S)
+        name, limit_s = env_name(env.id), env_client.HELLO_DEADLINE_S
+        text = f"Waiting for the env server of '{name}' at {env.address} ({waited_s:g} of {limit_s:g} s)"
+        if env.terms:
+            text += f"; 'rollway serve run.toml --env {name}' starts it"
+        await parent.send(Notice(text))
+
+
 async def _connect_env(
-    spec: OrchestratorSpec, env: EnvAddress, stack: AsyncExitStack
+    spec: OrchestratorSpec, env: EnvAddress, parent: Parent, stack: AsyncExitStack
 ) -> env_client.EnvClient:
     """Connect to an env server, which must serve the right environment. What it sends as frames lands in
     segments of this process."""
@@ -148,7 +164,11 @@ async def _connect_env(
     landing = SegmentWriter(folder, first, segment_bytes, spec.payload.durability)
     stack.enter_context(landing)
     connecting = env_client.connect(env.address, landing, keys, must_land=env.needs_frames)
-    client = await stack.enter_async_context(connecting)
+    waiting = asyncio.create_task(_say_that_it_waits(env, parent))
+    try:
+        client = await stack.enter_async_context(connecting)
+    finally:
+        waiting.cancel()
     if env_name(client.env) != env_name(env.id):
         raise ProtocolError(
             f"the server at {env.address} serves '{client.env}', but the run wants '{env.id}': "
@@ -177,19 +197,26 @@ async def _report_progress(core: Core, parent: Parent) -> None:
         await parent.send_if_idle(RunProgress(core.view()))
 
 
-async def _write_situation(run: RunDir, tracker: RolloutTracker) -> None:
+async def _write_situation(run: RunDir, tracker: RolloutTracker, upkeep: Upkeep) -> None:
     """Write the picture that `rollway why` reads."""
-    await thread(write_whole, run.now, msgspec.json.encode(tracker.situation()))
+    picture = msgspec.json.encode(tracker.situation())
+    await upkeep.attempt("Writing now.json", write_whole, run.now, picture)
 
 
 async def _look_out(
-    run: RunDir, tracker: RolloutTracker, events: Events, parent: Parent
+    run: RunDir, tracker: RolloutTracker, events: Events, parent: Parent, upkeep: Upkeep
 ) -> None:
-    """Keep that picture up to date, and say what the run waits for when a step takes long."""
+    """Keep that picture up to date, look at the disks, and say what the run waits for when a step takes
+    long."""
+    disks = DiskWatch((run.path, run.payload), lambda text: parent.send(Notice(text)))
+    place = await thread(run.identify)
     while True:
-        await _write_situation(run, tracker)
+        await _write_situation(run, tracker, upkeep)
         await asyncio.sleep(LOOK_EVERY_S)
-        await events.put(Tick(time.monotonic()))
+        if await thread(run.identify) != place:
+            raise RunDirError(f"{run.path} was removed while the run was using it")
+        await upkeep.attempt("Looking for the ledger", run.check_ledger)
+        await events.put(Tick(time.monotonic(), await disks.look()))
         if remark := tracker.remark():
             await parent.send(Notice(remark))
 

@@ -1,6 +1,6 @@
 """Carries out what the core commands."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from msgspec import Struct
 
@@ -8,10 +8,11 @@ from ...envserver.client import EnvClient
 from ...errors import RunStuck
 from ...records.ids import PolicyVersion
 from ...records.restored import Restored
+from ...records.rollout import Settled
 from ...records.task import Split
 from ...records.turn import Sampling
 from ...transport.batch import BatchSender
-from ...wire.messages import Cancel, NewPolicy, NextTasks, Run, RunGroup
+from ...wire.messages import Cancel, NewPolicy, NextTasks, Run
 from ..core import commands
 from ..core.events import Credited, WeightsApplied
 from .advantage import CreditLane
@@ -39,7 +40,10 @@ class Performer:
         events: Events,
         samplings: Mapping[Split, Sampling],
         version: PolicyVersion,
+        on_unsent: Callable[[str, Settled], Awaitable[None]],
     ) -> None:
+        """`on_unsent` gets the ends of rollouts that could not be sent to their environment."""
+        self._on_unsent = on_unsent
         self._peers = peers
         self._books = books
         self._events = events
@@ -77,7 +81,7 @@ class Performer:
                 pass  # the core's own flag ends the run
 
     async def _dispatch(self, order: commands.Dispatch) -> None:
-        """Send the rollouts of one group: one by one, or together where the environment needs that."""
+        """Send the rollouts of one group to its environment."""
         client = self._peers.clients[order.env]
         await self._books.dispatched(order)
         sampling = self._samplings[order.split]
@@ -85,11 +89,8 @@ class Performer:
             Run(rollout_id, 1, order.task, sampling, order.version, order.group_id)
             for rollout_id in order.rollout_ids
         ]
-        if client.whole_groups:
-            await client.send(RunGroup(tuple(runs)))
-            return
-        for run in runs:
-            await client.send(run)
+        for settled in await client.send_runs(runs):
+            await self._on_unsent(order.env, settled)
 
     async def _ask_for_credit(self, order: commands.Credit) -> None:
         assert self._peers.credit is not None

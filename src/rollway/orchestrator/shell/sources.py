@@ -7,7 +7,6 @@ import msgspec
 
 from ...config.plan import env_name
 from ...envserver.client import EnvClient
-from ...envserver.failures import FailureLog
 from ...errors import ConfigError, RunStuck
 from ...loop.processes.part import Parent
 from ...observe.health import Lags
@@ -16,6 +15,7 @@ from ...records.engine import Published
 from ...records.ids import PolicyVersion, Step
 from ...records.lag import ProcessStats
 from ...records.rollout import Failed, Scored, Settled
+from ...records.text import one_line
 from ...transport.batch import BatchSender
 from ...wire.messages import RolloutPhases, ServerStats, Tasks, WorkerLost
 from ..core.events import Event, TasksArrived, VersionPublished, WorkerLag
@@ -34,7 +34,6 @@ async def from_env(
     parent: Parent,
     fleet: EngineFleet,
 ) -> None:
-    failures = FailureLog()
     while True:
         match await client.receive():
             case Settled(outcome=Scored(rows=())) as settled:
@@ -44,15 +43,7 @@ async def from_env(
                     "serve the environment with a vLLM or SGLang engine, or with --fill-ids"
                 )
             case Settled() as received:
-                settled = await fleet.vet(received)
-                if isinstance(settled.outcome, Failed):
-                    whose = (
-                        f"environment '{env}', attempt {settled.attempt}, {settled.worker}"
-                    )
-                    failures.add(settled.rollout_id, settled.outcome, whose)
-                    await _tell(parent, env_name(env), settled, settled.outcome, books)
-                await books.settled(settled)
-                await events.put(settled)
+                await settle(events, books, parent, env, await fleet.vet(received))
             case Tasks(error=error) if error:
                 raise RunStuck(
                     f"environment '{env}' cannot give tasks: {error}; its worker's log has the traceback"
@@ -68,6 +59,20 @@ async def from_env(
                 await parent.send(Notice(lost.text))
 
 
+async def settle(
+    events: Events, books: Bookkeeper, parent: Parent, env: str, settled: Settled
+) -> None:
+    """Write down how a rollout of an environment ended, say so if it failed, and tell the core."""
+    if isinstance(settled.outcome, Failed):
+        whose = (
+            f"environment '{env}', attempt {settled.attempt}, {settled.worker or 'not sent'}"
+        )
+        books.failures.add(settled.rollout_id, settled.outcome, whose)
+        await _tell(parent, env_name(env), settled, settled.outcome, books)
+    await books.settled(settled)
+    await events.put(settled)
+
+
 async def _tell(
     parent: Parent, env: str, settled: Settled, failed: Failed, books: Bookkeeper
 ) -> None:
@@ -76,11 +81,12 @@ async def _tell(
     count = tracker.failures.next_count(env, failed)
     if not is_worth_a_line(count):
         return
-    task = f"task '{tracker.task_of(settled.rollout_id)}', {settled.rollout_id}"
+    task_id = one_line(tracker.task_of(settled.rollout_id))
+    task = f"task '{task_id}', {settled.rollout_id}"
     text = f"A rollout of '{env}' failed ({task}): {failed.text}"
     if count > 1:
         text = f"{count} rollouts of '{env}' have failed in this way, the last {task}: {failed.text}"
-    place = settled.worker.rpartition(".")[0] or settled.worker
+    place = settled.worker.rpartition(".")[0] or settled.worker or "orchestrator"
     await parent.send(Notice(f"{text}; log: {books.logs / place}.log"))
 
 

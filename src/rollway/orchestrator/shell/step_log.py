@@ -1,6 +1,7 @@
 """Reports a finished step: a line of `metrics.jsonl`, and a message for the console."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
@@ -9,7 +10,6 @@ import msgspec
 
 from ...config.plan import env_name
 from ...evals.statistics import eval_metrics
-from ...loop.lanes.lanes import thread
 from ...loop.processes.part import Parent
 from ...observe.health import Lags
 from ...observe.report import EvalDone, Notice, StepDone
@@ -19,6 +19,7 @@ from ...records.ids import PolicyVersion, Step
 from ...records.situation import CoreView
 from ...rundir.metrics_file import MetricsFile
 from ...rundir.rundir import RunDir
+from .upkeep import Upkeep
 
 
 class StepPhases:
@@ -90,6 +91,8 @@ class StepPhases:
         return {**self._by_step.pop(step, {}), **known}
 
 
+MAX_UNWRITTEN = 1_000
+"""Steps whose metrics are kept while `metrics.jsonl` cannot be written."""
 SHORTEST_STEP_S = 0.001
 """Keeps rates finite if two versions arrive at once."""
 SUSPICIOUS_KL, SUSPICIOUS_STEPS = 0.2, 3
@@ -114,7 +117,10 @@ class StepLog:
         lags: Lags,
         view: Callable[[], CoreView],
         correct_at: float,
+        upkeep: Upkeep,
     ) -> None:
+        self._upkeep = upkeep
+        self._unwritten: deque[bytes] = deque(maxlen=MAX_UNWRITTEN)
         self._file = MetricsFile(run.metrics)
         self._evals = MetricsFile(run.evals)
         self._parent = parent
@@ -151,9 +157,20 @@ class StepLog:
         }
         rest = {"stalls": stall_records(stalls), "time": time.time()}
         line = msgspec.json.encode({**metrics, **lag_metrics(lags), **rest})
-        await thread(self._file.append, line)
+        await self._append(line)
         await parent.send(StepDone(step, metrics, lags))
         await self._warn_of_mismatch(metrics)
+
+    async def _append(self, line: bytes) -> None:
+        """Append a line to `metrics.jsonl`, behind those that could not be written before."""
+        self._unwritten.append(line)
+        while self._unwritten:
+            first = self._unwritten[0]
+            if not await self._upkeep.attempt(
+                "Writing metrics.jsonl", self._file.append, first
+            ):
+                return
+            self._unwritten.popleft()
 
     async def _warn_of_mismatch(self, metrics: Mapping[str, float]) -> None:
         kl = metrics.get("mismatch_kl", 0.0)
@@ -171,7 +188,7 @@ class StepLog:
         """Write a line of `evals.jsonl`, and send a message for the console."""
         metrics = eval_metrics(groups, self._correct_at, env_name)
         line = msgspec.json.encode({"step": version, **metrics, "time": time.time()})
-        await thread(self._evals.append, line)
+        await self._upkeep.attempt("Writing evals.jsonl", self._evals.append, line)
         await self._parent.send(EvalDone(version, metrics))
 
 

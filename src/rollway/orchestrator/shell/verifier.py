@@ -16,7 +16,7 @@ from ...inference.engines.verdict import (
     compare,
     why_refused,
 )
-from ...loop.lanes.lanes import thread
+from ...loop.lanes.threads import thread
 from ...records.ids import PolicyVersion
 from ...records.probe import Probe
 

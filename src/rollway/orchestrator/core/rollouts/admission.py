@@ -103,6 +103,8 @@ class Admission:
         """The most rollouts of each environment that may be in flight."""
         self.is_held_back = False
         """Whether the payload budget alone keeps the next group from starting."""
+        self.has_disk = True
+        """Whether there is room on the disks of the run. Without room nothing starts."""
 
     def allows_group(
         self,
@@ -121,6 +123,7 @@ class Admission:
             and unshipped + training < most_outstanding
             and unshipped < steps_left * rollouts_a_batch
             and self.rate.allows
+            and self.has_disk
         )
         fits = self.budget.has_room(in_flight + config.group_size)
         self.is_held_back = is_wanted and not fits

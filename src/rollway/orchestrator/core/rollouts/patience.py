@@ -10,9 +10,15 @@ MAX_QUIET_S = 3600.0
 """A run in which nothing settles, trains or loads for this long stops and says what it waited for."""
 MAX_REASONS = 3
 """The commonest reasons that a stuck run names."""
+DISK_FULL = "No space left on device"
 FIRST_ROLLOUTS, SAME_SHARE = 32, 0.9
 """If this share of the first rollouts fails in the same way, the run stops: a mistake is likelier than
 an accident."""
+
+
+def is_for_lack_of_disk(failed: Failed) -> bool:
+    """Return whether a rollout failed because a disk was full. That says nothing about the others."""
+    return failed.boundary == "worker" and DISK_FULL in failed.error
 
 
 class Patience:
@@ -83,6 +89,8 @@ class FirstRollouts:
     def settled(self, outcome: Outcome) -> None:
         if isinstance(outcome, Cancelled) or self._num_settled >= FIRST_ROLLOUTS:
             return
+        if isinstance(outcome, Failed) and is_for_lack_of_disk(outcome):
+            return
         self._num_settled += 1
         if isinstance(outcome, Failed):
             self._failures[outcome.kind] += 1
@@ -117,7 +125,7 @@ class UselessStreak:
             self._num_groups = 0
             self._reasons.clear()
             self._texts.clear()
-        elif not closed.group.cancelled:
+        elif not closed.group.cancelled and not _lacked_disk(closed):
             kind, text = _why_useless(closed)
             self._num_groups += 1
             self._reasons[kind] += 1
@@ -131,6 +139,10 @@ class UselessStreak:
         commonest = self._reasons.most_common(MAX_REASONS)
         reasons = ", ".join(f"{count} × {self._texts[kind]}" for kind, count in commonest)
         return f"{self._num_groups} groups in a row gave nothing to train on: {reasons}"
+
+
+def _lacked_disk(closed: ClosedGroup) -> bool:
+    return any(is_for_lack_of_disk(failed) for _, failed in closed.group.failed)
 
 
 def _why_useless(closed: ClosedGroup) -> tuple[str, str]:

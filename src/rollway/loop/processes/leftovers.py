@@ -1,0 +1,58 @@
+"""Finds and ends background processes that a child left behind.
+
+Every child has a mark in its environment, and everything that it starts inherits the mark: also a daemon
+that has left its parent and its session. A process with an emptied environment is not found.
+"""
+
+import itertools
+import os
+import signal
+from contextlib import suppress
+
+MARK = "ROLLWAY_PROCESS"
+MAX_PASSES = 10
+"""A process that forks while it is searched for is found by the next pass."""
+_numbers = itertools.count(1)
+
+
+def new_mark() -> str:
+    """Return a mark for a child. It begins with the mark of this process, which may be a child too."""
+    return f"{os.environ.get(MARK, '')}/{os.getpid()}.{next(_numbers)}"
+
+
+def end_marked(mark: str) -> int:
+    """Kill all processes with this mark or one that begins with it. Return how many. Blocks: it reads a
+    file of /proc for each process of this user. Without /proc nothing is done."""
+    num_killed = 0
+    for _ in range(MAX_PASSES):
+        found = _kill_marked(f"{MARK}={mark}".encode())
+        num_killed += found
+        if not found:
+            break
+    return num_killed
+
+
+def _kill_marked(wanted: bytes) -> int:
+    num_killed = 0
+    with suppress(FileNotFoundError), os.scandir("/proc") as entries:
+        for entry in entries:
+            if entry.name.isdigit():
+                # another user's process, or one that has just ended
+                with suppress(PermissionError, FileNotFoundError, ProcessLookupError):
+                    num_killed += _kill_if_marked(int(entry.name), wanted)
+    return num_killed
+
+
+def _kill_if_marked(pid: int, wanted: bytes) -> bool:
+    descriptor = os.pidfd_open(pid)  # from here on this pid means no other process
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read().split(b"\0")
+        is_marked = wanted in variables or any(
+            variable.startswith(wanted + b"/") for variable in variables
+        )
+        if is_marked:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        return is_marked
+    finally:
+        os.close(descriptor)
