@@ -19,7 +19,7 @@
     │   ├── ReplyAborted         its reply is empty or cut off: asking again may help
     │   └── ContextFull          the prompt does not fit its context window
     ├── ProtocolError            a message does not belong to the protocol
-    ├── RunStuck                 a step can no longer complete
+    ├── RunStuck                 a step or an evaluation can no longer complete
     ├── ToolFailed               a tool raised, and its toolset says that this fails the rollout
     ├── RolloutFailed            a rollout that a test played failed
     ├── AdvantageError           the user's advantage function failed

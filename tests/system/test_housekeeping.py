@@ -81,6 +81,7 @@ def test_a_run_whose_directory_is_removed_ends_and_says_why(light: Workspace) ->
             light.trainer.stop()
     assert process.returncode == 1
     assert f"{light.run} was removed while the run was using it" in err
+    assert "Nothing is left to continue. To start over: " in err
 
 
 @pytest.fixture

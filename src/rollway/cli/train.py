@@ -136,6 +136,7 @@ def train_command(run_file: Path, overrides: Sequence[str]) -> str:
 
 def run_and_show(training: TrainRequest) -> None:
     config, directory = training.config, training.directory
+    place = directory.identify()
     log_to(directory.logs / "launcher.log", "launcher")
     screen = Screen()
     watch = RunWatch(screen, config.max_steps, training.start.first_step - 1)
@@ -150,7 +151,9 @@ def run_and_show(training: TrainRequest) -> None:
         raise exit_for(stopped) from None
     except Exception as error:
         screen.close()
-        show_error(error)
+        # whichever part misses its files first says so in its own words: this is the cause
+        removed = directory.identify() != place
+        show_error(directory.removed() if removed else error)
         echo(what_next(training, watch.last_step), err=True)
         raise Exit(FAILED) from None
     screen.close()
@@ -161,6 +164,8 @@ def run_and_show(training: TrainRequest) -> None:
 
 def what_next(training: TrainRequest, last_step: int) -> str:
     """Say how far an interrupted run has come, and what to type to go on."""
+    if not training.directory.exists:
+        return f"Nothing is left to continue. To start over: {training.command}"
     if not training.directory.has_begun:
         return f"No rollout was run yet. To start over: {training.command}"
     trained = f"{last_step} of {training.config.max_steps} steps are trained"

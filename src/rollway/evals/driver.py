@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 from msgspec import Struct
 
 from ..envserver.client import EnvClient
-from ..errors import ConfigError, EnvironmentInvalid, RunDirError
+from ..errors import ConfigError, EnvironmentInvalid, RunDirError, RunStuck
 from ..observe.console import Screen
+from ..records.first_rollouts import FirstRollouts
 from ..records.ids import PolicyVersion, RolloutId
 from ..records.rollout import Scored, Settled
 from ..records.task import Task
@@ -51,6 +52,7 @@ class EvalDriver:
         self._slots = asyncio.Semaphore(self._num_slots)
         self._running: dict[RolloutId, tuple[ResultKey, Task]] = {}
         self._page: asyncio.Future[Tasks] = asyncio.Future()
+        self._first = FirstRollouts()
 
     async def drive(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -142,6 +144,9 @@ class EvalDriver:
         ref = outcome.ref if isinstance(outcome, Scored) else None
         await self._recorder.add(result, ref)
         self._progress.on_result(result)
+        self._first.settled(outcome)
+        if reason := self._first.reason:
+            raise RunStuck(reason)
         self._slots.release()
 
 

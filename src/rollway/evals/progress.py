@@ -26,6 +26,7 @@ class EvalProgress:
         self._screen = screen
         self._correct_at = correct_at
         self._results = {key: result for key, result in previous.items() if not result.error}
+        self._num_before = len(self._results)
         self._reward_sum = sum(result.reward or 0.0 for result in self._results.values())
         self._errors: dict[str, Rarely] = {}
         self._start_s: float | None = None
@@ -95,7 +96,8 @@ class EvalProgress:
         rows = _reward_rows(spec, summary)
         failed = f"{num_failed} of {settled}: {_counts(summary.errors)}"
         rows["failed"] = failed if num_failed else "none"
-        rows["time"] = f"{self._elapsed_s:.1f} s"
+        before = f", without the {self._num_before} rollouts done before" * bool(self._num_before)
+        rows["time"] = f"{self._elapsed_s:.1f} s{before}"
         if self.health.whole_run:
             rows["lag p99/max ms"] = lag_line(self.health.whole_run)
         width = max(len(name) for name in rows)

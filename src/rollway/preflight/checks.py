@@ -72,19 +72,21 @@ async def check_model_and_envs(
     async with AsyncExitStack() as stack:
         running: list[asyncio.Task[Any]] = []
 
-        def begin(title: str, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-            task = asyncio.create_task(_watched(title, work, say))
+        def begin(
+            title: str, lane: ProcessLane, work: Coroutine[Any, Any, T]
+        ) -> "asyncio.Task[T]":
+            task = asyncio.create_task(_watched(title, lane, work, say))
             running.append(task)
             return task
 
         try:
             model_lane = await stack.enter_async_context(ProcessLane("model-check", 1))
-            model_check = begin("the model", _examine_model(model_lane, model))
+            model_check = begin("the model", model_lane, _examine_model(model_lane, model))
             env_checks = []
             for env in envs:
                 lane = await stack.enter_async_context(ProcessLane(f"check-{env.spec.id}", 1))
                 title = f"environment '{env.spec.id}'"
-                env_checks.append(begin(title, _examine_env(lane, env)))
+                env_checks.append(begin(title, lane, _examine_env(lane, env)))
             await model_check
             for env, env_check in zip(envs, env_checks, strict=True):
                 facts = await env_check
@@ -110,14 +112,17 @@ async def check_wandb(project: str) -> None:
         )
 
 
-async def _watched(title: str, work: Coroutine[Any, Any, T], say: Say) -> T:
-    """Say now and then that a check still runs."""
+async def _watched(
+    title: str, lane: ProcessLane, work: Coroutine[Any, Any, T], say: Say
+) -> T:
+    """Say now and then that a check still runs, and at which line it is."""
     start_s, task = monotonic(), asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait([task], timeout=SAY_EVERY_S))[0]:
-            waited_s = monotonic() - start_s
+            where, waited_s = await lane.where(), monotonic() - start_s
+            place = f", at {where}" if where else ""
             say(
-                f"Still checking {title} after {waited_s:.0f} s (it may take {DEADLINE_S:g} s)"
+                f"Still checking {title} after {waited_s:.0f} s (it may take {DEADLINE_S:g} s){place}"
             )
         return task.result()
     finally:

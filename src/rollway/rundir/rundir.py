@@ -57,6 +57,10 @@ class RunDir:
             return 0, 0
         return found.st_dev, found.st_ino
 
+    def removed(self) -> RunDirError:
+        """Return the error of a run whose directory is no longer the one that it began in."""
+        return RunDirError(f"{self.path} was removed while the run was using it")
+
     def check_ledger(self) -> None:
         if not self.ledger.exists():
             raise RunDirError(

@@ -93,7 +93,7 @@ class CallWatch:
     def __init__(self, pid: int, stack_pipe: StackPipe, budget: CallBudget) -> None:
         self._pid = pid
         self._stack_pipe = stack_pipe
-        self._budget = budget
+        self.budget = budget
         self._samples: Counter[stacks.StackLine] = Counter()
         self._entry_function = ""
         self._is_late = False
@@ -101,12 +101,12 @@ class CallWatch:
     def __enter__(self) -> "CallWatch":
         self._stack_pipe.read()  # drop a stack that came too late for the call before
         self._started_s = time.monotonic()
-        self._timer = asyncio.get_running_loop().call_later(self._budget.budget_s, self._look)
+        self._timer = asyncio.get_running_loop().call_later(self.budget.budget_s, self._look)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
-        budget, took_s = self._budget, time.monotonic() - self._started_s
+        budget, took_s = self.budget, time.monotonic() - self._started_s
         if took_s < budget.budget_s:
             return
         self._sample(self._stack_pipe.read())
@@ -123,7 +123,7 @@ class CallWatch:
         self._sample(self._stack_pipe.read())
         self._stack_pipe.ask()
         took_s = time.monotonic() - self._started_s
-        pause_s = max(self._budget.budget_s / 2, took_s / 8)
+        pause_s = max(self.budget.budget_s / 2, took_s / 8)
         self._timer = asyncio.get_running_loop().call_later(pause_s, self._look)
 
     def _sample(self, stack: list[stacks.StackLine]) -> stacks.StackLine | None:
@@ -140,8 +140,12 @@ class CallWatch:
         return line
 
     async def last_look(self) -> str:
-        """Return the line a call that will be killed is at; empty if the process does not show it."""
+        """Return the line a call that will be killed is at."""
         self._is_late = True
+        return await self.look_now()
+
+    async def look_now(self) -> str:
+        """Return the line the call is at; empty if the process does not show it."""
         self._sample(self._stack_pipe.read())
         with suppress(ProcessLookupError):
             os.kill(self._pid, STACK_SIGNAL)

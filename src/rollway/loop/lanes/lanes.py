@@ -75,6 +75,11 @@ class ProcessLane:
         finally:
             self._free_slots.free(slot)
 
+    async def where(self) -> str:
+        """Return the lines that the running calls are at, of processes that show theirs."""
+        lines = await asyncio.gather(*(slot.where() for slot in self._slots))
+        return ", ".join(filter(None, lines))
+
     async def __aenter__(self) -> "ProcessLane":
         for slot in self._slots:
             if self._is_eager:

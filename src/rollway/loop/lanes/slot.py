@@ -42,6 +42,7 @@ class LaneSlot:
         self._warm = warm
         self._budget = budget
         self._starting: asyncio.Task[_Process] | None = None
+        self._running: CallWatch | None = None
         self._closed = False
 
     def begin(self) -> "asyncio.Task[_Process]":
@@ -62,14 +63,20 @@ class LaneSlot:
         frame = _pack(call)
         process = await self._live_process()
         answer: LaneAnswer | None = None
+        self._running = CallWatch(process.child.pid, process.stack_pipe, self._budget)
         try:
-            answer = await _run(process, call[0], frame, deadline_s, self._budget, replier)
+            answer = await _run(process, call[0], frame, deadline_s, self._running, replier)
         finally:
+            self._running = None
             if answer is None or (
                 isinstance(answer, LaneFailure) and answer.is_out_of_memory
             ):
                 await self.end()
         return answer.take()
+
+    async def where(self) -> str:
+        """Return the line that the running call is at; empty if none runs or its line is not shown."""
+        return await self._running.look_now() if self._running else ""
 
     async def _live_process(self) -> _Process:
         """Return a warm process; a new one if the last was killed while it was idle."""
@@ -104,7 +111,8 @@ class LaneSlot:
             process = _Process(child, stack_pipe, AsyncExitStack())
             if self._warm is not None:
                 frame, budget = _pack(self._warm), CallBudget(self._budget.label)
-                answer = await _run(process, self._warm[0], frame, START_DEADLINE_S, budget)
+                watch = CallWatch(child.pid, stack_pipe, budget)
+                answer = await _run(process, self._warm[0], frame, START_DEADLINE_S, watch)
                 answer.take()
             process = _Process(child, stack_pipe, stack.pop_all())
         return process
@@ -153,12 +161,12 @@ def _pack(call: LaneCall) -> bytes:
 
 async def _run(
     process: _Process, function: Callable[..., Any], frame: bytes, deadline_s: float,
-    budget: CallBudget, replier: Replier | None = None,
+    watch: CallWatch, replier: Replier | None = None,
 ) -> LaneAnswer:  # fmt: skip
     """Run one call and return its answer. If this raises, the process is of no more use."""
     child = process.child
-    name = budget.name_of(function)
-    with CallWatch(child.pid, process.stack_pipe, budget) as watch:
+    name = watch.budget.name_of(function)
+    with watch:
         try:
             async with asyncio.timeout(deadline_s):
                 await child.pipe.send(frame)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from ...config.specs import CoreSpec
 from ...records.engine import EngineLoad
+from ...records.first_rollouts import FirstRollouts
 from ...records.group import ClosedGroup, Group
 from ...records.ids import GroupId, PolicyVersion, RolloutId, Step, make_rollout_id
 from ...records.restored import Restored, RestoredGroup
@@ -37,7 +38,7 @@ from .events import (
 from .rollouts.admission import Admission
 from .rollouts.evals import Evaluations
 from .rollouts.groups import OpenGroup, OpenGroups, Running, Stragglers
-from .rollouts.patience import FirstRollouts, Patience, UselessStreak
+from .rollouts.patience import Patience, UselessStreak
 from .rollouts.retries import Retries
 from .rollouts.tasks import TaskMix
 

@@ -15,7 +15,7 @@ from ...config.plan import env_name
 from ...config.specs import EnvAddress, OrchestratorSpec, ServerLimits
 from ...config.terms import disagreements
 from ...envserver import client as env_client
-from ...errors import ProtocolError, RunDirError
+from ...errors import ProtocolError
 from ...ledger.ledger import open_ledger
 from ...loop.lanes.threads import thread
 from ...loop.processes.part import Parent, run_part, unchanged
@@ -214,7 +214,7 @@ async def _look_out(
         await _write_situation(run, tracker, upkeep)
         await asyncio.sleep(LOOK_EVERY_S)
         if await thread(run.identify) != place:
-            raise RunDirError(f"{run.path} was removed while the run was using it")
+            raise run.removed()
         await upkeep.attempt("Looking for the ledger", run.check_ledger)
         await events.put(Tick(time.monotonic(), await disks.look()))
         if remark := tracker.remark():

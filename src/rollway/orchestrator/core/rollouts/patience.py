@@ -1,24 +1,15 @@
-"""When to stop waiting: for an environment that does not answer, for a run in which nothing happens, for
-rollouts that all fail, and for groups that never train."""
+"""When to stop waiting: for an environment that does not answer, for a run in which nothing happens, and
+for groups that never train."""
 
 from collections import Counter
 
+from ....records.first_rollouts import is_for_lack_of_disk
 from ....records.group import ClosedGroup
-from ....records.rollout import Cancelled, Failed, Outcome
 
 MAX_QUIET_S = 3600.0
 """A run in which nothing settles, trains or loads for this long stops and says what it waited for."""
 MAX_REASONS = 3
 """The commonest reasons that a stuck run names."""
-DISK_FULL = "No space left on device"
-FIRST_ROLLOUTS, SAME_SHARE = 32, 0.9
-"""If this share of the first rollouts fails in the same way, the run stops: a mistake is likelier than
-an accident."""
-
-
-def is_for_lack_of_disk(failed: Failed) -> bool:
-    """Return whether a rollout failed because a disk was full. That says nothing about the others."""
-    return failed.boundary == "worker" and DISK_FULL in failed.error
 
 
 class Patience:
@@ -76,38 +67,6 @@ class Patience:
         if self._now_s is None or since_s is None:
             return False
         return self._now_s - since_s >= self._env_patience_s
-
-
-class FirstRollouts:
-    """Looks at the first rollouts that settle after a start. Cancelled ones do not count."""
-
-    def __init__(self) -> None:
-        self._num_settled = 0
-        self._failures: Counter[str] = Counter()
-        self._texts: dict[str, str] = {}
-
-    def settled(self, outcome: Outcome) -> None:
-        if isinstance(outcome, Cancelled) or self._num_settled >= FIRST_ROLLOUTS:
-            return
-        if isinstance(outcome, Failed) and is_for_lack_of_disk(outcome):
-            return
-        self._num_settled += 1
-        if isinstance(outcome, Failed):
-            self._failures[outcome.kind] += 1
-            self._texts.setdefault(outcome.kind, outcome.text)
-
-    @property
-    def reason(self) -> str:
-        """Why the run has no chance; empty if it may have one."""
-        if self._num_settled < FIRST_ROLLOUTS or not self._failures:
-            return ""
-        ((kind, count),) = self._failures.most_common(1)
-        if count < SAME_SHARE * FIRST_ROLLOUTS:
-            return ""
-        return (
-            f"{count} of the first {FIRST_ROLLOUTS} rollouts failed in the same way: "
-            f"{self._texts[kind]}"
-        )
 
 
 class UselessStreak:

@@ -1,9 +1,9 @@
-"""A run whose first rollouts nearly all fail in the same way has no chance."""
+"""A run or an evaluation whose first rollouts nearly all fail in the same way has no chance."""
 
 from tests.orchestrator.builders import scored
 
-from rollway.orchestrator.core.rollouts.patience import FIRST_ROLLOUTS, FirstRollouts
 from rollway.orchestrator.shell.failure_counts import FailureCounts, is_worth_a_line
+from rollway.records.first_rollouts import FIRST_LOST, FIRST_ROLLOUTS, FirstRollouts
 from rollway.records.rollout import Cancelled, Failed, Outcome
 
 
@@ -44,6 +44,17 @@ def test_a_run_with_some_good_rollouts_goes_on() -> None:
     bad: list[Outcome] = [raised(task) for task in range(FIRST_ROLLOUTS)]
     assert watch([*good, *bad]) == ""
     assert watch([*good, *bad, *bad, *bad]) == "", "only the first ones are looked at"
+
+
+def test_rollouts_that_all_end_their_worker_are_fewer_until_it_stops() -> None:
+    lost: list[Outcome] = [
+        Failed("worker", f"worker {n} was ended by SIGSEGV", where="shop.py:3 in Shop.exact")
+        for n in range(FIRST_ROLLOUTS)
+    ]
+    assert watch(lost[: FIRST_LOST - 1]) == ""
+    assert f"{FIRST_LOST} of the first {FIRST_LOST} rollouts" in watch(lost)
+    assert watch([scored(0.5, 0), *lost[:FIRST_LOST]]) == "", "one that ended well: the rest may"
+    assert f"{FIRST_ROLLOUTS - 1} of the first" in watch([scored(0.5, 0), *lost])
 
 
 def test_failures_are_counted_by_environment_and_cause() -> None:
