@@ -15,7 +15,6 @@ import pytest
 from rollway.inference.engines.dialect import make_prompt
 from rollway.inference.engines.link import EngineAccess, open_link
 from rollway.inference.engines.vllm import Vllm
-from rollway.inference.http.endpoint import read_all
 from rollway.records.turn import Sampling
 from rollway.vllm.binary_reply import SAFETENSORS
 from tests_vllm.models import write_model
@@ -114,7 +113,7 @@ async def test_a_request_that_is_cancelled_is_aborted(
         access = EngineAccess(right_dense.url, 60)
         with open_link(access) as link:
             async with link.request("POST", "/v1/completions", body, accept) as reply:
-                await read_all(reply)
+                await reply.read_all()
 
     drawing = [asyncio.create_task(draw()) for _ in range(NUM_LONG)]
     while gauge(right_dense, "num_requests_running") < NUM_LONG:  # noqa: ASYNC110

@@ -31,18 +31,16 @@ def shout(text: str, num_before: int) -> str:
 async def error_of(answer: Any, **client: Any) -> str:
     """Return the client's error for an endpoint that gives this answer."""
     async with chat_double(answer) as double:
-        with (
-            ChatClient(double.url, "double", **client) as chat,
-            pytest.raises(EngineError) as caught,
-        ):
-            await chat.complete(HI, HOT)
+        async with ChatClient(double.url, "double", **client) as chat:
+            with pytest.raises(EngineError) as caught:
+                await chat.complete(HI, HOT)
         assert str(caught.value).startswith(f"{double.url}/chat/completions: ")
         return str(caught.value)
 
 
 async def test_the_client_sends_messages_and_returns_a_reply() -> None:
     async with chat_double(shout) as double:
-        with ChatClient(double.url, "double") as chat:
+        async with ChatClient(double.url, "double") as chat:
             await chat.check()
             reply = await chat.complete(HI, HOT)
             assert reply == ChatReply("HI", None, (), "stop", 7, 2)
@@ -60,7 +58,7 @@ async def test_the_client_sends_messages_and_returns_a_reply() -> None:
 
 async def test_the_reasoning_of_earlier_replies_is_sent_back() -> None:
     async with chat_double(shout) as double:
-        with ChatClient(double.url, "double") as chat:
+        async with ChatClient(double.url, "double") as chat:
             await chat.complete(
                 [*HI, Message("assistant", "so", "hm"), Message("user", "why?")], HOT
             )
@@ -71,10 +69,12 @@ async def test_the_reasoning_of_earlier_replies_is_sent_back() -> None:
 
 
 async def test_v1_is_added_to_a_url_without_a_path() -> None:
-    async with chat_double(shout) as double:
-        with ChatClient(double.url.removesuffix("v1"), "double") as chat:
-            assert chat.url == double.url
-            assert (await chat.complete(HI, HOT)).content == "HI"
+    async with (
+        chat_double(shout) as double,
+        ChatClient(double.url.removesuffix("v1"), "double") as chat,
+    ):
+        assert chat.url == double.url
+        assert (await chat.complete(HI, HOT)).content == "HI"
 
 
 async def test_a_reply_may_have_tool_calls_and_reasoning_and_no_content() -> None:
@@ -91,7 +91,7 @@ async def test_a_reply_may_have_tool_calls_and_reasoning_and_no_content() -> Non
         "tool_calls": [call],
     }
     async with chat_double(lambda *_: message) as double:
-        with ChatClient(double.url, "double") as chat:
+        async with ChatClient(double.url, "double") as chat:
             reply = await chat.complete(HI, HOT, [tool])
         assert double.requests[0]["tools"] == [tool]
     assert reply == ChatReply(
@@ -101,11 +101,11 @@ async def test_a_reply_may_have_tool_calls_and_reasoning_and_no_content() -> Non
 
 async def test_the_key_is_sent_and_never_appears_in_an_error() -> None:
     async with chat_double(shout, key="sesame") as double:
-        with ChatClient(double.url, "double", "sesame") as chat:
+        async with ChatClient(double.url, "double", "sesame") as chat:
             await chat.check()
             await chat.complete(HI, HOT)
         for key in ("", "open"):
-            with ChatClient(double.url, "double", key) as chat:
+            async with ChatClient(double.url, "double", key) as chat:
                 with pytest.raises(EngineError, match="HTTP 401: who are you") as caught:
                     await chat.check()
                 assert "open" not in str(caught.value)
@@ -117,25 +117,27 @@ async def test_the_key_is_sent_and_never_appears_in_an_error() -> None:
 
 
 async def test_a_model_that_the_endpoint_does_not_list_is_an_error() -> None:
-    async with chat_double(shout, models=("qwen3-8b", "qwen3-32b")) as double:
-        with (
-            ChatClient(double.url, "qwen-8b") as chat,
-            pytest.raises(
-                EngineError, match=r"no model 'qwen-8b' at .*; did you mean 'qwen3-8b'\?"
-            ),
+    async with (
+        chat_double(shout, models=("qwen3-8b", "qwen3-32b")) as double,
+        ChatClient(double.url, "qwen-8b") as chat,
+    ):
+        with pytest.raises(
+            EngineError, match=r"no model 'qwen-8b' at .*; did you mean 'qwen3-8b'\?"
         ):
             await chat.check()
 
 
 async def test_an_endpoint_without_a_list_of_models_is_accepted() -> None:
-    async with chat_double(shout, models=()) as double:
-        with ChatClient(double.url, "whatever") as chat:
-            await chat.check()
-            assert chat.model == "whatever"
+    async with (
+        chat_double(shout, models=()) as double,
+        ChatClient(double.url, "whatever") as chat,
+    ):
+        await chat.check()
+        assert chat.model == "whatever"
 
 
 async def test_an_endpoint_that_does_not_exist_is_an_error() -> None:
-    with ChatClient("http://127.0.0.1:1/v1", "m") as chat:
+    async with ChatClient("http://127.0.0.1:1/v1", "m") as chat:
         with pytest.raises(
             EngineError, match=r"no endpoint at http://127\.0\.0\.1:1/v1: cannot connect"
         ):
@@ -157,7 +159,7 @@ async def test_a_busy_endpoint_is_asked_again(after: str | None) -> None:
         return web.Response(status=(429, 503)[num_before], headers=headers)
 
     async with chat_double(busy) as double:
-        with ChatClient(double.url, "double") as chat:
+        async with ChatClient(double.url, "double") as chat:
             assert (await chat.complete(HI, HOT)).content == "now"
         assert double.num_asked["hi"] == 3
 
@@ -173,11 +175,9 @@ async def test_a_pause_beyond_the_deadline_is_an_error_at_once() -> None:
 async def test_at_the_deadline_the_client_closes_the_connection_to_a_slow_endpoint() -> None:
     async with chat_double(shout) as double:
         double.is_held = lambda text: True
-        with (
-            ChatClient(double.url, "double", deadline_s=1) as chat,
-            pytest.raises(EngineError, match=r"no reply within 1 s"),
-        ):
-            await chat.complete(HI, HOT)
+        async with ChatClient(double.url, "double", deadline_s=1) as chat:
+            with pytest.raises(EngineError, match=r"no reply within 1 s"):
+                await chat.complete(HI, HOT)
         await double.until_held(0)
         assert double.num_aborted == 1
 
@@ -220,16 +220,14 @@ async def test_a_parameter_that_the_endpoint_refuses_is_left_out_from_then_on() 
             return web.json_response({"error": error}, status=400)
 
         double._answer = picky
-        with ChatClient(double.url, "double") as chat:
+        async with ChatClient(double.url, "double") as chat:
             assert (await chat.complete(HI, Sampling(50))).content == "fine"
             assert double.num_asked["hi"] == 7
             assert (await chat.complete(HI, Sampling(50))).content == "fine"
             assert double.num_asked["hi"] == 8
-        with (
-            ChatClient(double.url, "double") as chat,
-            pytest.raises(EngineError, match="Unsupported parameter: 'temperature'"),
-        ):
-            await chat.complete(HI, HOT)
+        async with ChatClient(double.url, "double") as chat:
+            with pytest.raises(EngineError, match="Unsupported parameter: 'temperature'"):
+                await chat.complete(HI, HOT)
 
 
 async def test_parameters_that_an_endpoint_does_not_know_are_left_out_together() -> None:
@@ -244,18 +242,17 @@ async def test_parameters_that_an_endpoint_does_not_know_are_left_out_together()
             return web.json_response({"error": error}, status=400)
 
         double._answer = unknowing
-        with ChatClient(double.url, "double") as chat:
+        async with ChatClient(double.url, "double") as chat:
             assert (await chat.complete(HI, HOT)).content == "fine"
     assert [len(request) for request in double.requests] == [8, 5]
 
 
 async def test_token_ids_are_asked_for_and_may_be_missing() -> None:
-    async with chat_double(shout) as double:
-        with ChatClient(double.url, "double") as chat:
-            await chat.ask_for_ids(HI, [1])
-            assert double.requests[-1]["return_token_ids"]
-            assert (await chat.complete(HI, HOT)).tokens is None
-            assert "return_token_ids" not in double.requests[-1], "it returned none"
+    async with chat_double(shout) as double, ChatClient(double.url, "double") as chat:
+        await chat.ask_for_ids(HI, [1])
+        assert double.requests[-1]["return_token_ids"]
+        assert (await chat.complete(HI, HOT)).tokens is None
+        assert "return_token_ids" not in double.requests[-1], "it returned none"
 
         def strict(text: str, num_before: int) -> str | web.Response:
             if "return_token_ids" in double.requests[-1]:
@@ -264,23 +261,25 @@ async def test_token_ids_are_asked_for_and_may_be_missing() -> None:
             return "fine"
 
         double._answer = strict
-        with ChatClient(double.url, "double") as chat:
+        async with ChatClient(double.url, "double") as chat:
             await chat.ask_for_ids(HI, [1])
             assert (await chat.complete(HI, HOT)).content == "fine"
 
 
 async def test_token_ids_of_a_reply(tiny_moe: Path) -> None:
     renderer, tokenizer = SyncRenderer(qwen3(tiny_moe)), Tokenizer(str(tiny_moe))
-    async with chat_double(shout, renderer=renderer) as double:
-        with ChatClient(double.url, "double") as chat:
-            await chat.ask_for_ids(HI, renderer.prompt(HI))
-            tokens = (await chat.complete(HI, HOT)).tokens
-            assert tokens is not None
-            assert tokens.prompt_ids == renderer.prompt(HI)
-            assert tokenizer.decode(tokens.completion_ids) == "HI<|im_end|>"
-            assert tokens.logprobs == [LOGPROB] * len(tokens.completion_ids)
-            await chat.ask_for_ids(HI, [1, 2, 3])
-            assert (await chat.complete(HI, HOT)).tokens is None, "it has other ids"
+    async with (
+        chat_double(shout, renderer=renderer) as double,
+        ChatClient(double.url, "double") as chat,
+    ):
+        await chat.ask_for_ids(HI, renderer.prompt(HI))
+        tokens = (await chat.complete(HI, HOT)).tokens
+        assert tokens is not None
+        assert tokens.prompt_ids == renderer.prompt(HI)
+        assert tokenizer.decode(tokens.completion_ids) == "HI<|im_end|>"
+        assert tokens.logprobs == [LOGPROB] * len(tokens.completion_ids)
+        await chat.ask_for_ids(HI, [1, 2, 3])
+        assert (await chat.complete(HI, HOT)).tokens is None, "it has other ids"
 
 
 async def test_an_aborted_reply_is_asked_for_again() -> None:
@@ -291,9 +290,8 @@ async def test_an_aborted_reply_is_asked_for_again() -> None:
         choice = {"message": message, "finish_reason": "abort"}
         return web.json_response({"choices": [choice]})
 
-    async with chat_double(abort_first) as double:
-        with ChatClient(double.url, "double") as chat:
-            assert (await chat.complete(HI, HOT)).content == "whole"
+    async with chat_double(abort_first) as double, ChatClient(double.url, "double") as chat:
+        assert (await chat.complete(HI, HOT)).content == "whole"
 
 
 WINDOW = 20
@@ -324,7 +322,7 @@ def narrow(double: ChatDouble) -> Answer:
 async def test_a_reply_gets_the_room_that_is_left_and_a_full_context_is_named() -> None:
     async with chat_double(shout) as double:
         double._answer = narrow(double)
-        with ChatClient(double.url, "double") as chat:
+        async with ChatClient(double.url, "double") as chat:
             reply = await chat.complete([Message("user", "a" * 14)], Sampling(10))
             assert (reply.content, reply.finish_reason) == ("x" * 6, "length")
             assert chat.max_context == WINDOW, "the error has named it"
@@ -336,11 +334,10 @@ async def test_a_reply_gets_the_room_that_is_left_and_a_full_context_is_named() 
 
 
 async def test_many_requests_at_once_each_get_their_own_reply() -> None:
-    async with chat_double(shout) as double:
-        with ChatClient(double.url, "double") as chat:
-            requests = [chat.complete([Message("user", f"n{n}")], HOT) for n in range(50)]
-            replies = await asyncio.gather(*requests)
-            assert [reply.content for reply in replies] == [f"N{n}" for n in range(50)]
+    async with chat_double(shout) as double, ChatClient(double.url, "double") as chat:
+        requests = [chat.complete([Message("user", f"n{n}")], HOT) for n in range(50)]
+        replies = await asyncio.gather(*requests)
+        assert [reply.content for reply in replies] == [f"N{n}" for n in range(50)]
 
 
 async def test_a_list_of_models_in_an_unknown_shape_is_ignored() -> None:
@@ -349,6 +346,5 @@ async def test_a_list_of_models_in_an_unknown_shape_is_ignored() -> None:
 
     app = web.Application()
     app.router.add_get("/v1/models", bare_list)
-    async with served(app) as url:
-        with ChatClient(url, "whatever") as chat:
-            await chat.check()
+    async with served(app) as url, ChatClient(url, "whatever") as chat:
+        await chat.check()

@@ -229,3 +229,28 @@ async def test_the_model_is_chosen_by_name_and_the_key_is_sent() -> None:
             ).__aenter__()
         with pytest.raises(EngineError, match="HTTP 401: who are you"):
             await open_engine(EngineAccess(double.url, 5), NO_ROUTES).__aenter__()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda: web.Response(text="<h1>Welcome</h1>", content_type="text/html"),
+         r"not a completion: .*It is 'text/html.*may be another server than an engine"),
+        (lambda: web.Response(body=b"{}", headers={"Content-Encoding": "gzip"}),
+         r"the reply is compressed \('gzip'\), which was not asked for"),
+        (lambda: web.Response(status=307, headers={"Location": "http://me:secret@other.test"}),
+         r"HTTP 307: .*; it redirects to http://\*\*\*@other.test.*: name that address instead"),
+    ],
+)  # fmt: skip
+async def test_what_answers_like_no_engine_is_said(
+    answer: Callable[[], web.Response], said: str
+) -> None:
+    async def reply(request: web.Request, body: dict[str, Any]) -> web.Response:
+        return answer()
+
+    async with serving(reply) as url:
+        access = EngineAccess(url, 60)
+        async with open_engine(access, ReplyRules(wants_routes=False)) as engine:
+            prompt = make_prompt(np.arange(4, dtype=np.int32))
+            with pytest.raises(EngineError, match=said):
+                await engine.complete(prompt, Sampling(4), [], 0)

@@ -53,7 +53,9 @@ def test_rollouts_that_all_end_their_worker_are_fewer_until_it_stops() -> None:
     ]
     assert watch(lost[: FIRST_LOST - 1]) == ""
     assert f"{FIRST_LOST} of the first {FIRST_LOST} rollouts" in watch(lost)
-    assert watch([scored(0.5, 0), *lost[:FIRST_LOST]]) == "", "one that ended well: the rest may"
+    assert watch([scored(0.5, 0), *lost[:FIRST_LOST]]) == "", (
+        "one that ended well: the rest may"
+    )
     assert f"{FIRST_ROLLOUTS - 1} of the first" in watch([scored(0.5, 0), *lost])
 
 

@@ -96,7 +96,9 @@ class EvalProgress:
         rows = _reward_rows(spec, summary)
         failed = f"{num_failed} of {settled}: {_counts(summary.errors)}"
         rows["failed"] = failed if num_failed else "none"
-        before = f", without the {self._num_before} rollouts done before" * bool(self._num_before)
+        before = f", without the {self._num_before} rollouts done before" * bool(
+            self._num_before
+        )
         rows["time"] = f"{self._elapsed_s:.1f} s{before}"
         if self.health.whole_run:
             rows["lag p99/max ms"] = lag_line(self.health.whole_run)

@@ -25,7 +25,11 @@ class FirstRollouts:
         self._failed: dict[str, Failed] = {}
 
     def settled(self, outcome: Outcome) -> None:
-        if isinstance(outcome, Cancelled) or self._num_settled >= FIRST_ROLLOUTS or self.reason:
+        if (
+            isinstance(outcome, Cancelled)
+            or self._num_settled >= FIRST_ROLLOUTS
+            or self.reason
+        ):
             return
         if isinstance(outcome, Failed) and is_for_lack_of_disk(outcome):
             return
@@ -46,6 +50,4 @@ class FirstRollouts:
             return ""
         if count < SAME_SHARE * num_settled:
             return ""
-        return (
-            f"{count} of the first {num_settled} rollouts failed in the same way: {failed.text}"
-        )
+        return f"{count} of the first {num_settled} rollouts failed in the same way: {failed.text}"

@@ -180,7 +180,7 @@ async def _open_chat(prepared: Prepared, watch: LoopWatch) -> AsyncIterator[Spea
     )  # fmt: skip
     async with tokenising, AsyncExitStack() as stack:
         clients = [
-            stack.enter_context(
+            await stack.enter_async_context(
                 ChatClient(url, engine.model or "", key, deadline_s=engine.request_deadline_s)
             )
             for url in server.engine_urls

@@ -16,7 +16,7 @@ from ...errors import UNREADABLE, ContextFull, EngineError
 from ...records.task import CalledFunction, Message, ToolCall
 from ...records.turn import Sampling
 from ..http import endpoint
-from ..http.client import HttpClient
+from ..http.api_client import ApiClient
 from ..http.framing import HttpAway, HttpError, ReplyHead
 
 PATH = "/chat/completions"
@@ -159,7 +159,8 @@ class ChatClient:
         self.max_context = 0
         """The endpoint's context window, or 0 as long as it is not known."""
         try:
-            self._http = HttpClient(self.url, endpoint.request_headers(key, self.url))
+            headers = endpoint.request_headers(key, self.url)
+            self._http = ApiClient(self.url, headers, proxied=True)
         except HttpError as error:
             raise EngineError(str(error)) from None
 
@@ -219,7 +220,8 @@ class ChatClient:
                 while True:
                     request, headers = self._request(messages, sampling, tools), {}
                     try:
-                        head, body = await self._post(msgspec.json.encode(request))
+                        encoded = msgspec.json.encode(request)
+                        head, body = await self._http.fetch("POST", PATH, encoded)
                     except HttpAway as error:
                         num_away += 1
                         if num_away > MAX_AWAY:
@@ -256,10 +258,6 @@ class ChatClient:
         if head.status not in endpoint.RETRY_STATUSES:
             raise self._error(refusal)
         return None, refusal
-
-    async def _post(self, body: bytes) -> tuple[ReplyHead, bytearray]:
-        async with self._http.request("POST", PATH, body) as reply:
-            return reply.head, await endpoint.read_all(reply)
 
     def _request(
         self, messages: Sequence[Message], sampling: Sampling, tools: ToolSpecs
@@ -339,8 +337,8 @@ class ChatClient:
     def _error(self, problem: str) -> EngineError:
         return EngineError(f"{self.url}{PATH}: {problem}")
 
-    def __enter__(self) -> "ChatClient":
+    async def __aenter__(self) -> "ChatClient":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._http.close()
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.close()

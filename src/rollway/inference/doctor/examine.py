@@ -12,7 +12,7 @@ from ...model.shape import ModelShape
 from ...records.probe import Probe
 from ...records.turn import Sampling, Turn
 from ...vllm.binary_reply import SAFETENSORS
-from ..engines.control import OURS, EngineControl, open_control
+from ..engines.control import OURS, EngineControl, open_api, open_control
 from ..engines.dialect import EngineCall, make_prompt
 from ..engines.engine import ACCEPT, Engine, open_engine
 from ..engines.facts import EXTENSION, MIDDLEWARE, SAMPLED_LOGPROBS, EngineFacts, problems
@@ -20,7 +20,6 @@ from ..engines.link import EngineAccess, open_link
 from ..engines.status import is_at_least
 from ..engines.verdict import CEILINGS, COARSEST, FLOORS, Tolerance, compare, why_refused
 from ..engines.vllm import Vllm
-from ..http.endpoint import read_all
 from ..replies.checks import ReplyRules
 from .finding import Finding, note, ok, wrong
 
@@ -216,9 +215,9 @@ async def chat_with_tools(patient: Patient) -> Finding:
         "max_tokens": 1,
     }
     call = EngineCall("/v1/chat/completions", msgspec.json.encode(request))
-    with open_link(patient.access) as link:
+    async with open_api(patient.access) as api:
         try:
-            await link.fetch("POST", call)
+            await api.fetch("POST", call)
         except EngineError as error:
             return note("chat with tools", f"only evaluations over chat need it: {error}")
     return ok("chat with tools", "answered")
@@ -231,7 +230,7 @@ async def binary_replies(patient: Patient) -> Finding | None:
     body = dialect.encode_request(model, make_prompt(PROMPT), Sampling(1), [], 0)
     with open_link(patient.access) as link:
         async with link.request("POST", dialect.path, body, ACCEPT) as reply:
-            await read_all(reply)
+            await reply.read_all()
             kind = reply.head.headers.get("content-type")
     if kind == SAFETENSORS:
         return ok("binary replies", "columns and routes come as raw bytes")

@@ -9,10 +9,11 @@ from msgspec import Struct
 from ...errors import UNREADABLE, EngineAway, EngineError, EngineLate, ReplyAborted
 from ...model.shape import ModelShape
 from ...records.engine import EngineLoad
+from ..http.api_client import ApiClient
 from ..http.endpoint import ServedModel
 from .dialect import Dialect, EngineCall, ProbeAnswer, Texts
 from .facts import EngineFacts, parse_facts
-from .link import EngineAccess, EngineLink, open_link, pick_dialect
+from .link import EngineAccess, EngineApi, address_of, naming_address, pick_dialect
 from .status import parse_load, parse_version
 
 METRICS = EngineCall("/metrics")
@@ -39,10 +40,10 @@ class EngineControl:
     """One engine. After EngineAway or EngineLate it may come back. Other EngineErrors are refusals."""
 
     def __init__(
-        self, link: EngineLink, served: ServedModel, shape: ModelShape | None = None
+        self, api: EngineApi, served: ServedModel, shape: ModelShape | None = None
     ) -> None:
-        self._link = link
-        self.url = link.url
+        self._api = api
+        self.url = api.url
         self._dialect: Dialect = pick_dialect(served, shape)
         self.served = served
         self._is_paused = False
@@ -90,7 +91,7 @@ class EngineControl:
     async def _ask_probe(self, body: bytes) -> list[ProbeAnswer]:
         dialect = self._dialect
         try:
-            answer = await self._link.fetch(
+            answer = await self._api.fetch(
                 "POST", EngineCall(dialect.path, body), PROBE_DEADLINE_S
             )
         except EngineError as error:
@@ -108,7 +109,7 @@ class EngineControl:
         return dialect.parse_probe(answer)
 
     async def _post(self, call: EngineCall) -> None:
-        body = await self._link.fetch("POST", call)
+        body = await self._api.fetch("POST", call)
         try:
             result = msgspec.json.decode(body, type=_Result)
         except UNREADABLE:
@@ -132,7 +133,7 @@ class EngineControl:
         """Return the answer, empty if the engine does not know the path. Any other refusal raises
         EngineAway, because an engine that answers with an error may recover."""
         try:
-            return await self._link.fetch("GET", call, deadline_s)
+            return await self._api.fetch("GET", call, deadline_s)
         except (EngineAway, EngineLate):
             raise
         except EngineError as error:
@@ -142,9 +143,20 @@ class EngineControl:
 
 
 @asynccontextmanager
+async def open_api(access: EngineAccess) -> AsyncIterator[EngineApi]:
+    """Open an engine for small calls. It need not be running yet. As completions come from it directly,
+    so do the answers to these calls: a proxy that the environment names is not asked."""
+    url, headers = address_of(access)
+    with naming_address(url):
+        client = ApiClient(url, headers, proxied=False)
+    async with client:
+        yield EngineApi(client, access, url)
+
+
+@asynccontextmanager
 async def open_control(
     access: EngineAccess, shape: ModelShape | None = None
 ) -> AsyncIterator[EngineControl]:
     """Open the control of an engine that answers and serves the model of `access`."""
-    with open_link(access) as link:
-        yield EngineControl(link, await link.fetch_model(), shape)
+    async with open_api(access) as api:
+        yield EngineControl(api, await api.fetch_model(), shape)

@@ -14,6 +14,7 @@ from ...vllm.binary_reply import SAFETENSORS
 from ..http.client import HttpReply
 from ..http.connection import Connection
 from ..http.endpoint import ServedModel, describe_error
+from ..http.framing import JSON
 from ..replies.body import BodyBuffer, BodyBuffers, BodyCutter, bounded
 from ..replies.checks import ReplyRules
 from ..replies.columns import ReplyColumns, decode_reply
@@ -27,7 +28,7 @@ INLINE_ROUTES_BYTES = 1 << 20
 """Routes up to this size are decoded on the loop, at several GB/s in well under a millisecond."""
 INLINE_JSON_BYTES = 256 << 10
 """JSON up to this size is parsed on the loop. Routes are cut out of it before and do not count."""
-ACCEPT = f"{SAFETENSORS}, application/json;q=0.9"
+ACCEPT = f"{SAFETENSORS}, {JSON};q=0.9"
 Drawn = tuple[ReplyColumns, Routes | None]
 
 
@@ -197,10 +198,18 @@ class Engine:
             buffer, lambda key, bulk: dialect.unneeded_chars(key, bulk, wanted)
         )
         await reply.read(bounded(cutter.feed, limit), cutter)
-        if self._long_replies is None or len(cutter.rest) <= INLINE_JSON_BYTES:
-            drawn = dialect.parse_columns(cutter.rest)
-        else:
-            drawn = await self._long_replies.parse_columns(dialect.name, cutter.rest)
+        try:
+            if self._long_replies is None or len(cutter.rest) <= INLINE_JSON_BYTES:
+                drawn = dialect.parse_columns(cutter.rest)
+            else:
+                drawn = await self._long_replies.parse_columns(dialect.name, cutter.rest)
+        except EngineError as error:
+            kind = reply.head.headers.get("content-type", JSON)
+            if kind.startswith(JSON):
+                raise
+            raise EngineError(
+                f"{error}. It is {kind!r}: {self.url} may be another server than an engine"
+            ) from None
         if not self._routes:
             return drawn, None
         args = cutter.bulks, wanted, len(drawn.token_ids)

@@ -12,12 +12,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from urllib.parse import urlsplit
 
 from .connection import Connection
-from .framing import BodySink, HttpAway, HttpError, ReplyHead, Skipper
+from .endpoint import MAX_BODY_BYTES, check_header, split_url
+from .framing import JSON, BodySink, Bytes, HttpAway, HttpError, ReplyHead, Skipper
 
-JSON = "application/json"
 READ_BYTES = 64 << 10
 """How much is read from a socket at a time. uvloop reads at most 32 of these pieces in a row."""
 MAX_IDLE_S = 60.0
@@ -42,6 +41,18 @@ class HttpReply:
         await self.connection.read(self.head, sink, skipper)
         self.is_read = True
 
+    async def read_all(self) -> bytearray:
+        """Read a small body. A body above MAX_BODY_BYTES raises HttpError."""
+        body = bytearray()
+
+        def take(buffer: Bytes, start: int, end: int) -> None:
+            if len(body) + end - start > MAX_BODY_BYTES:
+                raise HttpError(f"the reply has a body of more than {MAX_BODY_BYTES} bytes")
+            body.extend(memoryview(buffer)[start:end])
+
+        await self.read(take)
+        return body
+
 
 ConnectionCheck = Callable[[Connection], Awaitable[None]]
 """May ask something on a connection before it is used, and raises to refuse the connection."""
@@ -52,17 +63,10 @@ class HttpClient:
     itself, and idle ones are reused."""
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
-        problem = f"{url!r} is not the address of an HTTP server"
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise HttpError(f"{problem}: {error}") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise HttpError(problem)
-        self._host = parts.hostname
+        parts = split_url(url)
+        self._host = parts.hostname or ""
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._port = port or (443 if self._tls else 80)
+        self._port = parts.port or (443 if self._tls else 80)
         self._path = parts.path.rstrip("/")
         self._netloc = parts.netloc.rpartition("@")[2]
         lines = [_header_line(name, value) for name, value in (headers or {}).items()]
@@ -87,6 +91,13 @@ class HttpClient:
                 self._keep(connection)
             else:
                 connection.close()
+
+    async def fetch(
+        self, method: str, path: str, body: bytes = b""
+    ) -> tuple[ReplyHead, bytearray]:
+        """Return a small reply, whatever its status."""
+        async with self.request(method, path, body) as reply:
+            return reply.head, await reply.read_all()
 
     async def get_on(self, connection: Connection, path: str) -> HttpReply:
         """Send a GET on a connection that is being checked. The caller must read the whole reply."""
@@ -168,7 +179,5 @@ class HttpClient:
 
 
 def _header_line(name: str, value: str) -> str:
-    """Return the line of a header. An error does not show the value, which may be a secret."""
-    if not (value.isascii() and value.isprintable()):
-        raise HttpError(f"the value for the header {name} is not one line of ASCII text")
+    check_header(name, value)
     return f"{name}: {value}\r\n"

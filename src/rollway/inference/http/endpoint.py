@@ -4,18 +4,18 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, Protocol
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 from msgspec import Struct
 
 from ...config.credentials import authorization
 from ...errors import UNREADABLE, EngineError, did_you_mean
-from .client import HttpClient, HttpReply
-from .framing import Bytes, HttpAway, HttpError
+from .framing import Bytes, HttpAway, HttpError, ReplyHead
 
 MAX_BODY_BYTES = 8 << 20
-"""The largest body that `read_all` accepts."""
+"""The largest body of a small reply."""
 MAX_LISTED_MODELS = 10
 """How many models an error message lists."""
 TOO_LARGE_STATUSES = (400, 413, 422)
@@ -88,23 +88,36 @@ def request_headers(key: str, url: str) -> Mapping[str, str]:
     return {"User-Agent": "rollway"} | ({"Authorization": proof} if proof else {})
 
 
-async def read_all(reply: HttpReply) -> bytearray:
-    """Read a small body. A body above MAX_BODY_BYTES raises HttpError."""
-    body = bytearray()
+def split_url(url: str) -> SplitResult:
+    problem = f"{url!r} is not the address of an HTTP server"
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise HttpError(f"{problem}: {error}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise HttpError(problem)
+    return parts
 
-    def take(buffer: Bytes, start: int, end: int) -> None:
-        if len(body) + end - start > MAX_BODY_BYTES:
-            raise HttpError(f"the reply has a body of more than {MAX_BODY_BYTES} bytes")
-        body.extend(memoryview(buffer)[start:end])
 
-    await reply.read(take)
-    return body
+def check_header(name: str, value: str) -> None:
+    """Refuse a value that a header cannot have. The error does not show it: it may be a secret."""
+    if not (value.isascii() and value.isprintable()):
+        raise HttpError(f"the value for the header {name} is not one line of ASCII text")
 
 
-async def fetch_models(http: HttpClient, path: str) -> list[ServedModel] | None:
+class Fetcher(Protocol):
+    async def fetch(
+        self, method: str, path: str, body: bytes = b""
+    ) -> tuple[ReplyHead, bytearray]:
+        """Return the reply to a request, whatever its status, or raise HttpError."""
+        ...
+
+
+async def fetch_models(http: Fetcher, path: str) -> list[ServedModel] | None:
     """Return the models that an endpoint lists at `path`, or None if it has no list."""
-    async with http.request("GET", path) as reply:
-        status, body = reply.head.status, await read_all(reply)
+    head, body = await http.fetch("GET", path)
+    status = head.status
     if status in NO_LIST_STATUSES:
         return None
     if status != 200:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+JSON = "application/json"
 MAX_HEAD_BYTES = 64 << 10
 _HEX = re.compile(rb"[0-9a-fA-F]{1,15}")
 
@@ -161,6 +162,9 @@ Body = CountedBody | ChunkedBody | UntilClosedBody
 
 
 def make_body(head: ReplyHead, sink: BodySink, skipper: Skipper | None = None) -> Body:
+    coding = head.headers.get("content-encoding", "identity")
+    if coding != "identity":
+        raise HttpError(f"the reply is compressed ({coding!r}), which was not asked for")
     if head.is_chunked:
         return ChunkedBody(sink)
     if head.length is None:

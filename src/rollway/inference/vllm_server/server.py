@@ -16,7 +16,8 @@ from ...errors import EngineError
 from ...loop.processes import child
 from ...loop.processes.part import Parent, describe_death, run_part, unchanged
 from ...model.shape import read_shape
-from ..engines.link import EngineAccess, EngineLink, open_link
+from ..engines.control import open_api
+from ..engines.link import EngineAccess, EngineApi
 from .command import HOST, VllmCommand, check_gpus, find_gpus, make_command
 
 BECOME = f"{__name__}:become_vllm"
@@ -38,15 +39,18 @@ async def vllm_server(spec: VllmSpec, parent: Parent) -> None:
     with _plugin_folder() as folder:
         command = _command(spec, folder)
         access = EngineAccess(f"http://{HOST}:{spec.port}", ANSWER_S)
-        async with _start(command, spec) as process, asyncio.TaskGroup() as tasks:
-            with open_link(access) as link:
-                running = [
-                    tasks.create_task(_fail_when_ended(process)),
-                    tasks.create_task(_watch(link, spec.port, parent)),
-                ]
-                await parent.wait_until_gone()
-                for task in running:
-                    task.cancel()
+        async with (
+            _start(command, spec) as process,
+            open_api(access) as api,
+            asyncio.TaskGroup() as tasks,
+        ):
+            running = [
+                tasks.create_task(_fail_when_ended(process)),
+                tasks.create_task(_watch(api, spec.port, parent)),
+            ]
+            await parent.wait_until_gone()
+            for task in running:
+                task.cancel()
 
 
 def _command(spec: VllmSpec, plugin_folder: Path) -> VllmCommand:
@@ -89,20 +93,20 @@ async def _fail_when_ended(process: child.Child) -> None:
     raise EngineError(f"vLLM (pid {process.pid}) {describe_death(process, code)}")
 
 
-async def _watch(link: EngineLink, port: int, parent: Parent) -> None:
+async def _watch(api: EngineApi, port: int, parent: Parent) -> None:
     """Report when vLLM answers for the first time. Fail if it then falls silent."""
-    while not await _answers(link):  # noqa: ASYNC110, a server that starts can only be asked
+    while not await _answers(api):  # noqa: ASYNC110, a server that starts can only be asked
         await asyncio.sleep(ASK_EVERY_S)
-    await parent.report_ready(link.url)
+    await parent.report_ready(api.url)
     heard_s = monotonic()
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
-        if await _answers(link):
+        if await _answers(api):
             heard_s = monotonic()
             continue
         patience_s = HUNG_AFTER_S if await _listens(port) else GONE_AFTER_S
         if monotonic() - heard_s > patience_s:
-            raise EngineError(f"vLLM at {link.url} has not answered for {patience_s:g} s")
+            raise EngineError(f"vLLM at {api.url} has not answered for {patience_s:g} s")
 
 
 async def _listens(port: int) -> bool:
@@ -117,10 +121,10 @@ async def _listens(port: int) -> bool:
     return True
 
 
-async def _answers(link: EngineLink) -> bool:
+async def _answers(api: EngineApi) -> bool:
     try:
         async with asyncio.timeout(ANSWER_S):
-            return await link.is_healthy()
+            return await api.is_healthy()
     except TimeoutError:
         return False
 
