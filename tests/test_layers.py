@@ -191,7 +191,7 @@ def test_no_function_takes_many_parameters() -> None:
 
 def is_command(path: Path, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """A command's function is registered in `cli/main.py` under its own name."""
-    registered = f"{path.stem}.{function.name})"
+    registered = f'"{path.stem}:{function.name}"'
     return (
         relative(path).startswith("cli/")
         and registered in (SOURCE / "cli" / "main.py").read_text()

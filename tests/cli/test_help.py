@@ -10,7 +10,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from rollway.cli.main import app
+from rollway.cli.main import make_app
 from rollway.config.sections import EngineConfig
 
 
@@ -22,7 +22,7 @@ def commands(
         yield from commands(child, (*path, name))
 
 
-COMMANDS = dict(commands(get_command(app)))
+COMMANDS = dict(commands(get_command(make_app())))
 LEAVES = {
     path: command for path, command in COMMANDS.items() if not hasattr(command, "commands")
 }
@@ -36,7 +36,7 @@ def squeeze(text: str) -> str:
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_help_shows_every_text_as_written(path: tuple[str, ...]) -> None:
     """Text in brackets, such as [transport.zmq], must not be taken for markup."""
-    shown = CliRunner().invoke(app, [*path, "--help"])
+    shown = CliRunner().invoke(make_app(), [*path, "--help"])
     assert shown.exit_code == 0
     command = COMMANDS[path]
     texts = [
@@ -88,5 +88,5 @@ def test_options_are_called_like_the_keys_of_a_run_file() -> None:
 def test_a_wrong_value_is_refused_under_the_name_of_its_option(
     tiny_moe: Path, option: str
 ) -> None:
-    refused = CliRunner().invoke(app, ["engine", str(tiny_moe), option, "0"])
+    refused = CliRunner().invoke(make_app(), ["engine", str(tiny_moe), option, "0"])
     assert str(refused.exception) == f"{option} 0: expected a whole number, at least 1"

@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 
 import rollway as rw
 from rollway.cli.envs import describe
-from rollway.cli.main import app
+from rollway.cli.main import make_app
 from rollway.errors import ConfigError
 
 SOURCE = Path(rw.__file__).parents[1]
 
 
 def init(*args: str) -> str:
-    result = CliRunner().invoke(app, ["init", *args], catch_exceptions=True)
+    result = CliRunner().invoke(make_app(), ["init", *args], catch_exceptions=True)
     if result.exception is not None:
         raise result.exception
     return result.output
@@ -96,7 +96,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_environments_are_listed_with_a_description() -> None:
-    listed = CliRunner().invoke(app, ["envs"]).output.splitlines()
+    listed = CliRunner().invoke(make_app(), ["envs"]).output.splitlines()
     (line,) = [line for line in listed if line.startswith("reverse-text ")]
     assert line.endswith("  say a random word backwards. Single turn, exact-match reward.")
 

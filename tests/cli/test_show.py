@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from rollway.cli.main import app
+from rollway.cli.main import make_app
 from rollway.ledger.ledger import open_ledger
 from rollway.model.tiny import write_tokenizer
 from rollway.payload.blob import build, row_columns
@@ -60,7 +60,7 @@ async def settle(run: RunDir) -> None:
 
 
 def show(*args: str) -> str:
-    result = CliRunner().invoke(app, ["show", *args], env={"COLUMNS": "160"})
+    result = CliRunner().invoke(make_app(), ["show", *args], env={"COLUMNS": "160"})
     return result.output if result.exception is None else str(result.exception)
 
 

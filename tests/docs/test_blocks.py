@@ -18,7 +18,7 @@ import typer
 from tests.docs.pages import ROOT, Block, Line, blocks, commands
 from typer.main import get_command
 
-from rollway.cli.main import app
+from rollway.cli.main import make_app
 from rollway.config.load import check, load
 from rollway.config.plan import plan
 from rollway.config.sections import RunConfig
@@ -95,7 +95,7 @@ def rollway_commands() -> list[Line]:
 @pytest.mark.parametrize("line", rollway_commands(), ids=label)
 def test_options_of_a_command_exist(line: Line) -> None:
     """The command is parsed and not run."""
-    command: Any = get_command(app)
+    command: Any = get_command(make_app())
     args, context = line.args, None
     while hasattr(command, "commands"):
         context = typer.Context(command, parent=context)

@@ -11,7 +11,7 @@ from msgspec import Struct
 from tests.docs.pages import PAGES, ROOT
 from typer.main import get_command
 
-from rollway.cli.main import app
+from rollway.cli.main import make_app
 from rollway.config.sections import RunConfig
 
 COMMANDS = ("eval", "serve", "engine")
@@ -76,7 +76,7 @@ KEYS = set(keys_of(msgspec.inspect.type_info(RunConfig)))
 
 
 def options(command: str) -> set[str]:
-    commands: Any = get_command(app)
+    commands: Any = get_command(make_app())
     return {
         option for parameter in commands.commands[command].params for option in parameter.opts
     }

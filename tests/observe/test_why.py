@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from rollway.cli.main import app
+from rollway.cli.main import make_app
 from rollway.observe.why import first_line, lines
 from rollway.records.engine import EngineLoad
 from rollway.records.ids import GroupId, RolloutId, WorkerName
@@ -101,18 +101,20 @@ def test_the_oldest_rollouts_come_first_and_the_rest_is_counted() -> None:
 
 def test_why_says_when_a_run_has_ended(tmp_path: Path) -> None:
     cli = CliRunner()
-    assert "not a run directory" in str(cli.invoke(app, ["why", str(tmp_path)]).exception)
+    assert "not a run directory" in str(
+        cli.invoke(make_app(), ["why", str(tmp_path)]).exception
+    )
     (tmp_path / "config.toml").write_text("")
-    assert "never started" in str(cli.invoke(app, ["why", str(tmp_path)]).exception)
+    assert "never started" in str(cli.invoke(make_app(), ["why", str(tmp_path)]).exception)
     (tmp_path / "now.json").write_bytes(msgspec.json.encode(NOW))
-    result = cli.invoke(app, ["why", str(tmp_path)])
+    result = cli.invoke(make_app(), ["why", str(tmp_path)])
     assert result.exit_code == 0
     assert "The run has ended. State at 1970-01-01" in result.output
     assert "step 7 waits for rollouts" in result.output
     with RunDir(tmp_path).lock():
-        result = cli.invoke(app, ["why", str(tmp_path)])
+        result = cli.invoke(make_app(), ["why", str(tmp_path)])
     assert "The run is starting or ending, or its orchestrator hangs. State" in result.output
-    picture = cli.invoke(app, ["why", str(tmp_path), "--json"])
+    picture = cli.invoke(make_app(), ["why", str(tmp_path), "--json"])
     assert msgspec.json.decode(picture.output, type=Situation) == NOW
 
 
@@ -120,5 +122,5 @@ def test_why_says_when_a_run_has_ended(tmp_path: Path) -> None:
 def test_a_state_file_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.toml").write_text("")
     (tmp_path / "now.json").write_text(text)
-    message = str(CliRunner().invoke(app, ["why", str(tmp_path)]).exception)
+    message = str(CliRunner().invoke(make_app(), ["why", str(tmp_path)]).exception)
     assert "now.json cannot be read" in message

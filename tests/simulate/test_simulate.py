@@ -9,7 +9,7 @@ import pytest
 from tests.orchestrator.builders import core_spec
 from typer.testing import CliRunner
 
-from rollway.cli.main import app
+from rollway.cli.main import make_app
 from rollway.orchestrator.core.core import Core
 from rollway.records.ids import Step
 from rollway.simulate.durations import Durations, MeanDurations, SampledRollout, around_means
@@ -84,7 +84,7 @@ def test_a_run_survives_failed_rollouts() -> None:
 
 def test_the_command_says_what_limits_the_run(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "reverse-text" / "run.toml"
-    result = CliRunner().invoke(app, ["simulate", str(example), "--rollouts", "3000"])
+    result = CliRunner().invoke(make_app(), ["simulate", str(example), "--rollouts", "3000"])
     assert result.exit_code == 0, result.output
     for word in (
         "step  ",
@@ -97,7 +97,7 @@ def test_the_command_says_what_limits_the_run(tmp_path: Path) -> None:
     ):
         assert word in result.output
     (tmp_path / "config.toml").write_text("")
-    bad = CliRunner().invoke(app, ["simulate", str(example), "--from", str(tmp_path)])
+    bad = CliRunner().invoke(make_app(), ["simulate", str(example), "--from", str(tmp_path)])
     assert "has no metrics.jsonl" in str(bad.exception)
 
 
@@ -119,7 +119,9 @@ def test_the_report_names_what_limits_the_simulated_run(
     options: list[str], limit: str
 ) -> None:
     example = Path(__file__).parents[2] / "examples" / "reverse-text" / "run.toml"
-    said = CliRunner().invoke(app, ["simulate", str(example), "--rollouts", "3000", *options])
+    said = CliRunner().invoke(
+        make_app(), ["simulate", str(example), "--rollouts", "3000", *options]
+    )
     lines = dict(
         re.split(r" {2,}", line, maxsplit=1)
         for line in said.output.splitlines()

@@ -13,7 +13,6 @@ from ..config.sections import ENGINE_KEY_VAR, EngineConfig, VllmConfig
 from ..config.specs import EngineSpec, Speaks, VllmSpec
 from ..errors import ConfigError
 from ..inference.engines.link import EngineAccess
-from ..inference.engines.speech import find_speech
 from ..loop.processes.part import Part
 from ..loop.processes.port import bind_port
 from .parts import RunningParts
@@ -101,6 +100,9 @@ async def choose_speech(engine: EngineConfig, say: Callable[[str], None]) -> Spe
     accesses = [
         EngineAccess(url, engine.request_deadline_s, model, key) for url in external.urls
     ]
+    # only here, because the client takes long to import
+    from ..inference.engines.speech import find_speech
+
     speaks = await find_speech(accesses)
     if speaks == "messages":
         if engine.routes:

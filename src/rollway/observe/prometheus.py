@@ -4,7 +4,6 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
-from aiohttp import web
 from msgspec import Struct
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -124,6 +123,8 @@ async def serve_metrics(
     if config is None:
         yield
         return
+
+    from aiohttp import web  # only here, because it takes long to import
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=render(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -1,10 +1,10 @@
 """What all rollouts of one worker share: the environment, speakers, lanes for its code, toolsets."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import (
+    AbstractAsyncContextManager,
     AbstractContextManager,
-    AsyncExitStack,
     asynccontextmanager,
     nullcontext,
 )
@@ -19,11 +19,10 @@ from ...config.specs import RouterSpec, WorkerSpec
 from ...envs.chat import Speaker
 from ...envs.environment import Environment
 from ...envs.in_lane import EnvSpec, load_shared
-from ...inference.chat.client import ChatClient
 from ...inference.engines.engine import ExpectedPolicy, Policies
 from ...inference.engines.link import EngineAccess
 from ...inference.engines.pool import PoolConfig, open_pool
-from ...inference.rendering.rendering import Renderer, ReplyTokenizer, SyncRenderer
+from ...inference.rendering.rendering import Renderer, SyncRenderer
 from ...inference.replies.checks import ReplyRules
 from ...inference.replies.long_replies import LongReplies
 from ...loop.lanes.lanes import Lane, ProcessLane
@@ -35,7 +34,6 @@ from ...payload.writer import SegmentWriter
 from ...records.payload import SegmentName
 from ...records.task import Message
 from .live_rollout import LiveRollout
-from .message_speaker import MessageSpeakers, ReplyTokens
 from .plain_code import PlainCode
 from .rewards import Scoring
 from .token_speaker import TokenSpeakers
@@ -78,24 +76,32 @@ class Prepared(Struct, frozen=True):
     part: WorkerSpec
     spec: EnvSpec
     env: Environment
+    connect: "Connect"
     renderer: SyncRenderer | None
     rules: ReplyRules
     policies: Policies
-    greeting: list[int]
+    greeting: list[int] = []
     """The token ids of GREETING, as the trained model has them. Empty unless messages are trained."""
+
+
+Connect = Callable[[Prepared, LoopWatch], AbstractAsyncContextManager[SpeakerFactory]]
 
 
 def prepare(part: WorkerSpec) -> Prepared:
     server, env = part.server, part.server.env
     spec = EnvSpec(env.id, msgspec.json.encode(env.args), server.seed, part.source)
-    renderer, rules = None, ReplyRules(wants_routes=False)
     if server.speaks == "tokens":
         renderer, rules = SyncRenderer(server.model), _rules(server)
-    greeting: list[int] = []
-    if server.speaks == "messages" and server.is_training:
-        rules = ReplyRules(wants_routes=False, shape=read_shape(server.model.path))
-        greeting = SyncRenderer(server.model).prompt(GREETING)
-    return Prepared(part, spec, spec.build(), renderer, rules, Policies(), greeting)
+        return Prepared(part, spec, spec.build(), open_engines, renderer, rules, Policies())
+    # only here, because the client of chat endpoints takes long to import
+    from .message_speaker import open_chat
+
+    if not server.is_training:
+        rules = ReplyRules(wants_routes=False)
+        return Prepared(part, spec, spec.build(), open_chat, None, rules, Policies())
+    rules = ReplyRules(wants_routes=False, shape=read_shape(server.model.path))
+    greeting = SyncRenderer(server.model).prompt(GREETING)
+    return Prepared(part, spec, spec.build(), open_chat, None, rules, Policies(), greeting)
 
 
 def _rules(server: RouterSpec) -> ReplyRules:
@@ -129,25 +135,22 @@ async def open_kit(prepared: Prepared, watch: LoopWatch) -> AsyncIterator[Kit]:
         warm=(load_and_limit, limits.scoring_memory_mb, load_shared, spec), max_waiting=most,
     )  # fmt: skip
     plain = ProcessLane(f"{name}.plain", num_plain, label="plain code", max_waiting=4 * most)
-    async with open_speakers(prepared, watch) as speakers, scoring, plain:
+    async with prepared.connect(prepared, watch) as speakers, scoring, plain:
         kit = build_kit(config, spec, prepared.env, speakers, scoring, plain)
         async with kit.toolsets:
             yield kit
 
 
 @asynccontextmanager
-async def open_speakers(
-    prepared: Prepared, watch: LoopWatch
+async def open_engines(
+    prepared: "Prepared", watch: LoopWatch
 ) -> AsyncIterator[SpeakerFactory]:
     """Connect to the engines. A patient worker waits until one answers; others raise EngineError."""
+    assert prepared.renderer is not None, "prepared for engines that take tokens"
     name, server = prepared.part.name, prepared.part.server
     engine, key = server.engine, os.environ.get(server.engine.key_var or "", "")
     deadline_s, model = engine.request_deadline_s, engine.model or ""
     waiting = 4 * server.env.local.concurrency
-    if prepared.renderer is None:
-        async with _open_chat(prepared, watch) as speakers:
-            yield speakers
-        return
     rendering = ProcessLane(
         f"{name}.render", 1, label="rendering", watch=watch, max_waiting=waiting
     )
@@ -167,31 +170,6 @@ async def open_speakers(
             async with open_pool(config, policy, replies, is_patient=is_patient) as engines:
                 renderer = Renderer(prepared.renderer, server.model, rendering)
                 yield TokenSpeakers(engines, renderer, prepared.policies)
-
-
-@asynccontextmanager
-async def _open_chat(prepared: Prepared, watch: LoopWatch) -> AsyncIterator[SpeakerFactory]:
-    """Connect to chat endpoints. Their replies are tokenised only if the run trains on them."""
-    part, server = prepared.part, prepared.part.server
-    engine, key = server.engine, os.environ.get(server.engine.key_var or "", "")
-    tokenising = ProcessLane(
-        f"{part.name}.tokenise", 1, label="tokenising", watch=watch,
-        max_waiting=4 * server.env.local.concurrency,
-    )  # fmt: skip
-    async with tokenising, AsyncExitStack() as stack:
-        clients = [
-            await stack.enter_async_context(
-                ChatClient(url, engine.model or "", key, deadline_s=engine.request_deadline_s)
-            )
-            for url in server.engine_urls
-        ]
-        for client in clients:
-            await client.check(engine.patience_s if part.is_patient else 0.0)
-            if prepared.greeting:
-                await client.ask_for_ids(GREETING, prepared.greeting)
-        tokenizer = ReplyTokenizer(server.model, tokenising)
-        tokens = ReplyTokens(tokenizer, prepared.rules) if server.is_training else None
-        yield MessageSpeakers(clients, prepared.policies, tokens)
 
 
 def open_store(part: WorkerSpec) -> AbstractContextManager[PayloadStore]:

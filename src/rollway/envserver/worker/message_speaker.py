@@ -1,7 +1,9 @@
 """Turns of a chat with an endpoint that takes messages. Its replies become rows if they are trained."""
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,11 @@ from ...inference.engines.engine import ExpectedPolicy, Policies
 from ...inference.rendering.rendering import ReplyTokenizer
 from ...inference.replies.checks import ReplyRules
 from ...inference.replies.columns import make_columns
+from ...loop.lanes.lanes import ProcessLane
+from ...loop.watch.run import LoopWatch
 from ...records.task import Message
 from ...records.turn import Turn
+from .kit import GREETING, Prepared
 from .live_rollout import LiveRollout
 
 Tools = Sequence[dict[str, Any]]
@@ -136,3 +141,28 @@ class MessageSpeakers:
         client = self._clients[live.run.group % len(self._clients)]
         policy = self._policies.of(live.run.client)
         return MessageSpeaker(client, policy, self._tokens, live)
+
+
+@asynccontextmanager
+async def open_chat(prepared: Prepared, watch: LoopWatch) -> AsyncIterator["MessageSpeakers"]:
+    """Connect to chat endpoints. Their replies are tokenised only if the run trains on them."""
+    part, server = prepared.part, prepared.part.server
+    engine, key = server.engine, os.environ.get(server.engine.key_var or "", "")
+    tokenising = ProcessLane(
+        f"{part.name}.tokenise", 1, label="tokenising", watch=watch,
+        max_waiting=4 * server.env.local.concurrency,
+    )  # fmt: skip
+    async with tokenising, AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(
+                ChatClient(url, engine.model or "", key, deadline_s=engine.request_deadline_s)
+            )
+            for url in server.engine_urls
+        ]
+        for client in clients:
+            await client.check(engine.patience_s if part.is_patient else 0.0)
+            if prepared.greeting:
+                await client.ask_for_ids(GREETING, prepared.greeting)
+        tokenizer = ReplyTokenizer(server.model, tokenising)
+        tokens = ReplyTokens(tokenizer, prepared.rules) if server.is_training else None
+        yield MessageSpeakers(clients, prepared.policies, tokens)

@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import gc
 import logging
 import os
 import pkgutil
@@ -9,7 +10,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -235,7 +236,19 @@ def main() -> None:
     os.setpgid(0, 0)  # Ctrl-C goes to the parent alone, which decides what to do
     os.nice(int(niceness))
     log_to(None, name)
-    pkgutil.resolve_name(entry)(name, socket.socket(fileno=int(fd)))
+    _find(entry)(name, socket.socket(fileno=int(fd)))
+
+
+def _find(entry: str) -> Callable[[str, socket.socket], None]:
+    """Import the entry. What is imported stays, so the collector need not look for garbage meanwhile:
+    with the libraries of a model that takes a sixth of the time."""
+    gc.disable()
+    try:
+        found: Callable[[str, socket.socket], None] = pkgutil.resolve_name(entry)
+        return found
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-
-from aiohttp import web
+from typing import TYPE_CHECKING
 
 from ...errors import PortError
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 MAX_BACKLOG = 4096
 
@@ -28,10 +30,12 @@ def bind_port(key: str, host: str, port: int | None) -> socket.socket:
 
 @asynccontextmanager
 async def serve_app(
-    app: web.Application, sock: socket.socket, shutdown_s: float = 0.1
+    app: "web.Application", sock: socket.socket, shutdown_s: float = 0.1
 ) -> AsyncIterator[str]:
     """Serve an app on a bound socket for the length of the block, and yield its address. A client that
     hangs up cancels its request. Requests may still run for `shutdown_s` when the block ends."""
+    from aiohttp import web  # only here, because it takes long to import
+
     runner = web.AppRunner(
         app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_s
     )
