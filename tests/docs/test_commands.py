@@ -1,8 +1,8 @@
 """Commands of the documentation run as printed, in a folder that holds what they name.
 
 Evaluations run with few rollouts against servers that answer by what they are asked. Training that takes
-minutes or needs an external engine is a dry run. A short training runs with its own engine and trainer
-once; when it is resumed or started over, stand-ins take their places.
+minutes or needs an external engine is a dry run. Short trainings run with stand-ins for the engine and
+the trainer.
 """
 
 import asyncio
@@ -78,7 +78,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory, stopped: Path) -> Path:
 
 
 def fill_folder(folder: Path, tiny_moe: Path) -> None:
-    work = Workspace(folder, tiny_moe)
+    with drawing_engines(tiny_moe) as (engine,), copying_trainer(tiny_moe) as trainer:
+        work = Workspace(folder, tiny_moe, engines=[engine.url], trainer=trainer)
+        fill_with(work, tiny_moe, stand_ins(engine.url))
+
+
+def fill_with(work: Workspace, tiny_moe: Path, instead: list[str]) -> None:
+    folder = work.folder
     (run_file,) = [
         block.text for block in blocks("toml") if block.text.startswith("# run.toml\n")
     ]
@@ -96,7 +102,7 @@ def fill_folder(folder: Path, tiny_moe: Path) -> None:
     assert demo is not None
     (built / RECIPE).write_bytes(recipe(demo))
     try:
-        with work.training(*first_training().args[2:]) as process:
+        with work.training(*first_training().args[2:], *instead) as process:
             work.wait_for_step(process, STOPPED_AFTER)
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=DEADLINE_S)

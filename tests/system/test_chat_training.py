@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.doubles.chat import chat_double, qwen3
+from tests.doubles.stand_ins import CopyingTrainer
 from tests.doubles.workspace import Workspace
 
 from rollway.inference.rendering.rendering import SyncRenderer
@@ -43,11 +44,11 @@ async def test_three_steps(
 
 
 async def test_without_the_key_a_chat_endpoint_is_refused(
-    tmp_path: Path, tiny_dense: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_dense: Path, trainer: CopyingTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     async with chat_double(some_letters) as double:
-        work = Workspace(tmp_path, tiny_dense, engines=[double.url])
+        work = Workspace(tmp_path, tiny_dense, engines=[double.url], trainer=trainer)
         done = await asyncio.to_thread(work.train, "--set", "engine.verify=true")
     assert done.returncode == 1
     assert "engine.external.fill_ids" in done.stderr

@@ -4,14 +4,17 @@ from pathlib import Path
 
 import pytest
 from tests.doubles.sglang import sglang_double
+from tests.doubles.stand_ins import CopyingTrainer, DrawingEngine
 from tests.doubles.workspace import Workspace
 
 pytestmark = [pytest.mark.system]
 
 
-def work_with(folder: Path, model: Path, url: str) -> Workspace:
+def work_with(
+    folder: Path, model: Path, url: str, trainer: CopyingTrainer | None = None
+) -> Workspace:
     """Return a workspace whose engine returns routes and is verified."""
-    work = Workspace(folder, model, engines=[url])
+    work = Workspace(folder, model, engines=[url], trainer=trainer)
     text = work.file.read_text().replace("routes = false", "").replace("verify = false", "")
     work.file.write_text(text)
     return work
@@ -42,16 +45,21 @@ def test_a_run_with_routes_and_verified_loads(
 
 
 def test_a_server_that_cannot_be_trained_on(
-    tmp_path: Path, tiny_moe: Path, engine_url: str
+    tmp_path: Path, tiny_moe: Path, engine: DrawingEngine, trainer: CopyingTrainer
 ) -> None:
-    with sglang_double(engine_url, has_routes=False) as double:
-        done = work_with(tmp_path, tiny_moe, double.url).train("--set", "max_steps=3")
+    with sglang_double(engine.url, has_routes=False) as double:
+        done = work_with(tmp_path, tiny_moe, double.url, trainer).train()
     assert done.returncode == 1
     for text in ("does not return routes", "--enable-return-routed-experts"):
         assert text in done.stderr
+
+
+def test_a_server_that_ignores_weights(
+    tmp_path: Path, tiny_moe: Path, engine_url: str
+) -> None:
     with sglang_double(engine_url, ignores_loads=True) as double:
         work = work_with(tmp_path, tiny_moe, double.url)
-        done = work.train("--set", "max_steps=3", "--clean")
+        done = work.train("--set", "max_steps=3")
     assert done.returncode == 1
     for text in ("is out of service", "went 0% of the way"):
         assert text in done.stderr

@@ -59,7 +59,7 @@ def test_a_whole_run_that_is_interrupted_and_resumed(
     assert again.code == 1
     assert again.err.count("\n") == 1
     assert "--resume continues it, --clean starts over" in again.err
-    last = work.metrics()[-1]["step"] + 10
+    last = work.metrics()[-1]["step"] + 4
     to_the_end = ("--resume", *options, "--set", f"max_steps={last}")
     done = work.train(*to_the_end)
     assert done.returncode == 0, done.stderr

@@ -23,14 +23,13 @@ def trained_once(work: Workspace, last: int) -> None:
     assert steps == [(step,) for step in range(1, last + 1)]
 
 
-def test_a_run_over_a_socket_with_two_ranks(work: Workspace) -> None:
-    done = work.train(*ZMQ, "--set", "trainer.ranks=2")
+def test_a_run_over_a_socket_with_two_ranks(trains: Workspace) -> None:
+    done = trains.train(*ZMQ, "--set", "trainer.ranks=2")
     assert done.returncode == 0, done.stderr
-    trained_once(work, 4)
-    assert work.metrics()[0]["mismatch_kl"] < 1e-5, "fresh rows: engine and trainer agree"
-    assert not list((work.run / "payload").iterdir())
-    assert not (work.run / "landing").exists(), "the trainer opened the run's own segments"
-    work.assert_nothing_is_left()
+    trained_once(trains, 4)
+    assert not list((trains.run / "payload").iterdir())
+    assert not (trains.run / "landing").exists(), "the trainer opened the run's own segments"
+    trains.assert_nothing_is_left()
 
 
 def test_a_killed_trainer_ends_the_run_and_resume_goes_on(trains: Workspace) -> None:

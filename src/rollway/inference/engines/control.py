@@ -13,7 +13,15 @@ from ..http.api_client import ApiClient
 from ..http.endpoint import ServedModel
 from .dialect import Dialect, EngineCall, ProbeAnswer, Texts
 from .facts import EngineFacts, parse_facts
-from .link import EngineAccess, EngineApi, address_of, naming_address, pick_dialect
+from .link import (
+    NO_TOKENS,
+    NOT_FOUND,
+    EngineAccess,
+    EngineApi,
+    address_of,
+    naming_address,
+    pick_dialect,
+)
 from .status import parse_load, parse_version
 
 METRICS = EngineCall("/metrics")
@@ -73,7 +81,7 @@ class EngineControl:
         try:
             await self._post(update.label)
         except EngineError as error:
-            if error.status != 404:
+            if error.status != NOT_FOUND:
                 raise
         if self._is_paused:
             await self._post(update.resume)
@@ -95,11 +103,8 @@ class EngineControl:
                 "POST", EngineCall(dialect.path, body), PROBE_DEADLINE_S
             )
         except EngineError as error:
-            if error.status == 404:
-                raise EngineError(
-                    f"{error}. It takes no token ids: if it is a chat endpoint, set "
-                    "engine.external.fill_ids = true to train on it"
-                ) from None
+            if error.status == NOT_FOUND:
+                raise EngineError(f"{error}. {NO_TOKENS}") from None
             if NOT_NUMBERS not in str(error):
                 raise
             raise EngineError(
@@ -137,7 +142,7 @@ class EngineControl:
         except (EngineAway, EngineLate):
             raise
         except EngineError as error:
-            if error.status == 404:
+            if error.status == NOT_FOUND:
                 return bytearray()
             raise EngineAway(str(error), status=error.status) from None
 

@@ -21,7 +21,7 @@ from ..replies.columns import ReplyColumns, decode_reply
 from ..replies.long_replies import LongReplies
 from ..replies.routes import WantedRoutes
 from .dialect import Dialect, Prompt
-from .link import EngineAccess, EngineLink, open_link, pick_dialect
+from .link import NO_TOKENS, NOT_FOUND, EngineAccess, EngineLink, open_link, pick_dialect
 from .status import is_at_least, parse_version
 
 INLINE_ROUTES_BYTES = 1 << 20
@@ -107,22 +107,15 @@ class Engine:
         start = routes_start if self._routes else None
         wanted = WantedRoutes(routes_start, len(prompt), sampling.max_tokens)
         version, dialect = policy.version, self._dialect
-        check = partial(self._check_connection, policy)
         salt = str(version) if self._rules.knows_versions else ""
         body = dialect.encode_request(self.model, prompt, sampling, stop_ids, start, salt)
-        async with (
-            self._link.request("POST", dialect.path, body, ACCEPT, check=check) as reply,
-            self._buffers.borrow_for(reply) as buffer,
-        ):
-            limit = self._rules.most_bytes(len(prompt) + sampling.max_tokens)
-            if (reply.head.length or 0) > limit:
-                raise EngineError(
-                    f"its reply has {reply.head.length} bytes, of at most {limit}"
-                )
-            if reply.head.headers.get("content-type") == SAFETENSORS:
-                drawn, routes = await self._read_binary(reply, buffer, wanted, limit)
-            else:
-                drawn, routes = await self._read_json(reply, buffer, wanted, limit)
+        limit = self._rules.most_bytes(len(prompt) + sampling.max_tokens)
+        try:
+            drawn, routes = await self._draw(body, policy, wanted, limit)
+        except EngineError as error:
+            if error.status == NOT_FOUND:
+                raise EngineError(f"{error}. {NO_TOKENS}", status=NOT_FOUND) from None
+            raise
         if self._routes and routes is None:
             raise EngineError(
                 f"the reply of {self.url} has no routes: "
@@ -144,6 +137,23 @@ class Engine:
             routes_start=start or 0,
             engine=self.url,
         )
+
+    async def _draw(
+        self, body: bytes, policy: ExpectedPolicy, wanted: WantedRoutes, limit: int
+    ) -> Drawn:
+        """Send a request and read its reply, of at most `limit` bytes."""
+        path, check = self._dialect.path, partial(self._check_connection, policy)
+        async with (
+            self._link.request("POST", path, body, ACCEPT, check=check) as reply,
+            self._buffers.borrow_for(reply) as buffer,
+        ):
+            if (reply.head.length or 0) > limit:
+                raise EngineError(
+                    f"its reply has {reply.head.length} bytes, of at most {limit}"
+                )
+            if reply.head.headers.get("content-type") == SAFETENSORS:
+                return await self._read_binary(reply, buffer, wanted, limit)
+            return await self._read_json(reply, buffer, wanted, limit)
 
     def drop_requests(self) -> None:
         self._link.drop_requests()

@@ -20,6 +20,12 @@ from .sglang import Sglang
 from .vllm import Vllm
 
 INTERNAL_ERROR = 500
+NOT_FOUND = 404
+NO_TOKENS = (
+    "If it is a chat endpoint, which takes no token ids, set engine.external.fill_ids = true to train "
+    "on it"
+)
+"""What to do about a server without the path for completions."""
 HEALTH_PATH = "/health"
 REDIRECTS = range(300, 400)
 
