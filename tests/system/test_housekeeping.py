@@ -1,6 +1,7 @@
 """What a run writes for people may fail in any way: the run trains the same steps, and says so."""
 
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -16,6 +17,9 @@ from tests.doubles.workspace import DEADLINE_S, Workspace
 from rollway.errors import PayloadError
 
 pytestmark = pytest.mark.system
+
+TIDIED = ("weights", "payload")
+FAULTS = Path(__file__).parents[1] / "doubles" / "faults"
 
 
 def trained_once(work: Workspace, last: int) -> None:
@@ -44,6 +48,44 @@ def test_folders_in_the_place_of_files_and_folders_that_are_gone(
     assert out.count("Saving rollouts failed: ") == 1, "counted, not repeated"
     assert "The run goes on" in out
     trained_once(light, 6)
+
+
+NAMES = {
+    "now.json": "Writing now.json", "now.json.partial": "Writing now.json",
+    "metrics.jsonl": "Writing metrics.jsonl", "rollouts": "Saving rollouts",
+    "weights": "Removing old weights", "payload": "Removing (unused payload|payload that)",
+}  # fmt: skip
+"""What the console calls the work at which a file or folder of the run failed."""
+
+
+@pytest.mark.parametrize("seed", ["0"])
+def test_housekeeping_that_fails_at_random_costs_no_step(
+    light: Workspace, monkeypatch: pytest.MonkeyPatch, seed: str
+) -> None:
+    """Files are missing, read-only, stale or on a full disk, some calls take 5 s, and other programs
+    lock the ledger."""
+    log = light.folder.parent / "faults.log"
+    for name, value in {"RUN": light.run, "LOG": log, "SEED": seed}.items():
+        monkeypatch.setenv(f"FAULTS_{name}", str(value))
+    monkeypatch.setenv("PYTHONPATH", str(FAULTS))
+    options = ("--set", "max_steps=20", "--set", "orchestrator.keep_weights=1")
+    with light.started(*options) as process:
+        light.wait_for_step(process, 3)
+        with closing(sqlite3.connect(light.run / "run.db", timeout=60)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            light.wait_for_line(process, "^Writing the ledger failed: database is locked")
+        out, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    faults = [line.split() for line in log.read_text().splitlines()]
+    errors = [(kind, place.split("/")[0]) for kind, _, place in faults if kind != "slow"]
+    # what is gone need not be removed
+    failed = {name for kind, name in errors if kind != "ENOENT" or name not in TIDIED}
+    assert len(faults) > 20
+    said = "".join(light.printed) + out
+    for name in failed:
+        assert re.search(f"^{NAMES[name]}.* failed", said, re.MULTILINE), (name, faults)
+    trained_once(light, 20)
 
 
 def test_a_ledger_that_is_locked_for_long_holds_the_run_and_is_said(
@@ -120,12 +162,14 @@ def test_a_full_disk_holds_the_run_until_there_is_room(
         options.append("--resume")
     else:
         (tmp_path / "outputs").symlink_to(small_disk)
+    trainer.hold_at(4)
     with work.started(*options) as process:
         work.wait_for_step(process, 2)
         filler = fill(small_disk)
         work.wait_for_line(
             process, r"^The disk of .* is full: no rollout starts until there is room"
         )
+        trainer.release()
         command = [sys.executable, "-m", "rollway", "why", str(work.run)]
         assert subprocess.run(command, capture_output=True, check=False).returncode == 0
         filler.unlink()

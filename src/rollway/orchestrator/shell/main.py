@@ -71,7 +71,7 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
 
     async with AsyncExitStack() as stack:
         upkeep = Upkeep(lambda text: parent.send(Notice(text)))
-        await stack.enter_async_context(_removing_unused_payload(run, core))
+        await stack.enter_async_context(_removing_unused_payload(run, core, upkeep))
         peers = await _connect(spec, core, parent, stack)
         ledger = await stack.enter_async_context(open_ledger(run.ledger, upkeep.failed))
         tracker = RolloutTracker(core.view, peers.fleet.states)
@@ -85,6 +85,7 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
         )
         peers.fleet.listen(tracker.unsettled, performer.send_policy)
         stack.push_async_callback(_write_situation, run, tracker, upkeep)  # however it ends
+        stack.push_async_callback(steps.finish)
         await performer.send_policy()
         parent.in_flight, parent.on_stats = lambda: core.num_in_flight, on_stats
         clients, trainer = peers.clients.items(), peers.trainer
@@ -117,13 +118,16 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
 
 
 @asynccontextmanager
-async def _removing_unused_payload(run: RunDir, core: Core) -> AsyncIterator[None]:
+async def _removing_unused_payload(
+    run: RunDir, core: Core, upkeep: Upkeep
+) -> AsyncIterator[None]:
     """Give the space of unused segments back when the block ends, also if it is cancelled or fails."""
     try:
         yield
     finally:
         is_complete = core.view().is_finished
-        await thread(remove_segments if is_complete else remove_spares, run.payload)
+        remove = remove_segments if is_complete else remove_spares
+        await upkeep.attempt("Removing unused payload", remove, run.payload)
 
 
 async def _connect(

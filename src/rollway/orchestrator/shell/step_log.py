@@ -1,5 +1,6 @@
 """Reports a finished step: a line of `metrics.jsonl`, and a message for the console."""
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -93,6 +94,8 @@ class StepPhases:
 
 MAX_UNWRITTEN = 1_000
 """Steps whose metrics are kept while `metrics.jsonl` cannot be written."""
+LAST_TRIES, LAST_PAUSE_S = 3, 0.5
+"""How often they are tried once more at the end of a run."""
 SHORTEST_STEP_S = 0.001
 """Keeps rates finite if two versions arrive at once."""
 SUSPICIOUS_KL, SUSPICIOUS_STEPS = 0.2, 3
@@ -164,6 +167,9 @@ class StepLog:
     async def _append(self, line: bytes) -> None:
         """Append a line to `metrics.jsonl`, behind those that could not be written before."""
         self._unwritten.append(line)
+        await self._write()
+
+    async def _write(self) -> None:
         while self._unwritten:
             first = self._unwritten[0]
             if not await self._upkeep.attempt(
@@ -171,6 +177,14 @@ class StepLog:
             ):
                 return
             self._unwritten.popleft()
+
+    async def finish(self) -> None:
+        """Write the lines that could not be written before, now that the run ends."""
+        for _ in range(LAST_TRIES):
+            await self._write()
+            if not self._unwritten:
+                return
+            await asyncio.sleep(LAST_PAUSE_S)
 
     async def _warn_of_mismatch(self, metrics: Mapping[str, float]) -> None:
         kl = metrics.get("mismatch_kl", 0.0)
