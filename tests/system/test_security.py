@@ -1,17 +1,32 @@
 """Nobody but the user who started a run can talk to it or read its files."""
 
 import http.client
+import json
 import os
+import re
 import socket
 import stat
-from collections.abc import Callable
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
-from tests.doubles.workspace import Workspace
+import zmq
+from tests.doubles.stand_ins import DrawingEngine
+from tests.doubles.workspace import DEADLINE_S, ENVS, MARK, Workspace, marked_processes
 
-pytestmark = pytest.mark.system
+from rollway.records.ids import PolicyVersion, RolloutId
+from rollway.records.task import Task
+from rollway.records.turn import Sampling
+from rollway.wire.keys import ClientKeys, make_keys, read_client_keys
+from rollway.wire.messages import Hello, NewPolicy, Run, encode
+
+root_only = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+pytestmark = [pytest.mark.system, root_only]
 
 NOBODY = 65534
 CONTROLS = (
@@ -58,10 +73,24 @@ def connect_to(path: str) -> str:
     return "connected"
 
 
-def listening(work: Workspace) -> tuple[dict[int, str], set[str]]:
-    """Return the ports of a run with the process that has them, and its unix sockets that have names."""
+def send_messages(address: str, keys: ClientKeys | None) -> str:
+    """Say hello to an env server, name a version, and ask for a rollout of one's own."""
+    task = Task(id="0", prompt="0?", answer="1")
+    run = Run(RolloutId("r"), 1, task, Sampling(8), PolicyVersion(0), 0)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as wire:
+        wire.setsockopt(zmq.LINGER, 0)
+        if keys:
+            keys.secure(wire)
+        wire.connect(address)
+        for message in (Hello("client"), NewPolicy(PolicyVersion(99)), run):
+            wire.send(encode(message))
+        return "answered" if wire.poll(1000) else "no answer"
+
+
+def listening(processes: Iterable[psutil.Process]) -> tuple[dict[int, str], set[str]]:
+    """Return the ports of processes with the one that has them, and their unix sockets with names."""
     ports, paths = {}, set[str]()
-    for process in work.processes():
+    for process in processes:
         for found in process.net_connections("inet"):
             if found.status == psutil.CONN_LISTEN:
                 ports[found.laddr.port] = " ".join(process.cmdline())
@@ -70,7 +99,13 @@ def listening(work: Workspace) -> tuple[dict[int, str], set[str]]:
     return ports, paths
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def assert_private(paths: set[str]) -> None:
+    """No other user can connect to these unix sockets, or enter the folders that they are in."""
+    for path in paths:
+        assert as_nobody(lambda path=path: connect_to(path)) == "PermissionError"
+        assert stat.S_IMODE(Path(path).parent.stat().st_mode) == 0o700
+
+
 def test_every_socket_and_file_of_a_run_is_guarded(work: Workspace) -> None:
     """The engine has a port with a key, Prometheus one that tells figures, and the rest are unix sockets
     in private folders."""
@@ -80,16 +115,14 @@ def test_every_socket_and_file_of_a_run_is_guarded(work: Workspace) -> None:
     options = ("--set", "max_steps=500", "--set", f"metrics.prometheus.port={scrape}",
                "--set", "transport.zmq={}")  # fmt: skip
     with work.training(*options) as process:
-        ports, paths = listening(work)
+        ports, paths = listening(work.processes())
         (engine,) = [port for port, owner in ports.items() if "embedded.front" in owner]
         assert set(ports) == {engine, scrape}, "these are all ports"
         for path in CONTROLS:
             assert as_nobody(lambda path=path: post(engine, path)) == "401"
         assert as_nobody(lambda: post(engine, "/health")) in ("200", "405")
         assert len(paths) == 3, "clients, workers, and the trainer"
-        for path in paths:
-            assert as_nobody(lambda path=path: connect_to(path)) == "PermissionError"
-            assert stat.S_IMODE(Path(path).parent.stat().st_mode) == 0o700
+        assert_private(paths)
         files = [path for path in work.run.rglob("*") if not path.is_symlink()]
         opened = [path for path in files if path.stat().st_mode & 0o077]
         assert files
@@ -99,3 +132,75 @@ def test_every_socket_and_file_of_a_run_is_guarded(work: Workspace) -> None:
         log = (work.run / "logs" / "engine.log").read_text()
         assert "refused request 1: its key is missing or wrong" in log
     assert all(line["off_policy/max"] <= 1 for line in work.metrics())
+
+
+@contextmanager
+def started(folder: Path, *args: str) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-m", "rollway", *args]
+    with subprocess.Popen(
+        command, cwd=folder, env={**os.environ, MARK: str(folder)}, text=True, stdout=subprocess.PIPE
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(DEADLINE_S)
+
+
+def options(engine: DrawingEngine, kind: str) -> tuple[str, ...]:
+    return (
+        "--engine-url", engine.url, "--renderer", "qwen3", "--workers", "1",
+        "--template", '{"enable_thinking": false}', "--args", json.dumps({"kind": kind}),
+    )  # fmt: skip
+
+
+def test_an_evaluation_listens_at_private_sockets_only(
+    tmp_path: Path, tiny_moe: Path, engine: DrawingEngine
+) -> None:
+    words = ("eval", str(ENVS), "-m", "m", "-n", "100000", "--max-tokens", "8", "--tokens",
+             "--tokenizer", str(tiny_moe))  # fmt: skip
+    with started(tmp_path, *words, *options(engine, "Counting")) as process:
+        while not engine.num_drawn:
+            assert process.poll() is None
+            time.sleep(0.05)
+        ports, paths = listening(marked_processes(str(tmp_path)))
+        assert not ports
+        assert len(paths) == 2, "clients, and workers"
+        assert_private(paths)
+
+
+def test_a_served_environment_listens_at_private_sockets_or_demands_keys(
+    tmp_path: Path, tiny_moe: Path, engine: DrawingEngine
+) -> None:
+    words = (
+        "serve",
+        str(ENVS),
+        "--model",
+        str(tiny_moe),
+        *options(engine, "Counting"),
+    )
+    with started(tmp_path, *words) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if "Serving" in line)
+        ports, paths = listening(marked_processes(str(tmp_path)))
+        assert not ports
+        assert_private(paths)
+    server, _ = make_keys(tmp_path / "keys")
+    _, other = make_keys(tmp_path / "other")
+    unknown = read_client_keys(other)
+    with started(
+        tmp_path, *words, "--bind", "tcp://127.0.0.1:*", "--keys", str(server)
+    ) as process:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if "Serving" in line)
+        found = re.search(r"at (tcp://127.0.0.1:(\d+)) ", line)
+        assert found
+        ports, paths = listening(marked_processes(str(tmp_path)))
+        assert set(ports) == {int(found[2])}
+        assert_private(paths)
+        for keys in (None, unknown):
+            told = as_nobody(lambda keys=keys: send_messages(found[1], keys))
+            assert told == "no answer"
+        log = tmp_path / "outputs" / "serve" / "envs" / "logs" / "envs.router.log"
+        assert "refused connection 2" in log.read_text()
+    assert not engine.num_drawn, "no rollout of a stranger ran"
