@@ -2,9 +2,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-JOBS ?= 3
+JOBS ?= 4
 
-.PHONY: help setup demo test quick test-vllm lint docs bench clean
+.PHONY: help setup demo test test-all quick test-vllm lint docs bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -13,7 +13,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rollway needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[local,dev]'
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[local,dev]'
 	@touch $@
 
 setup: $(READY)  ## Create .venv with everything rollway needs
@@ -21,7 +21,10 @@ setup: $(READY)  ## Create .venv with everything rollway needs
 demo: $(READY)  ## Train a tiny Mixture-of-Experts on reverse-text (a few minutes on 2 cores)
 	$(BIN)/rollway train examples/reverse-text/run.toml --clean
 
-test: lint  ## Lint, then run all tests, JOBS of them at a time
+test: lint  ## Lint, then run the tests, JOBS of them at a time (under eight minutes)
+	$(BIN)/pytest -n $(JOBS) --dist worksteal -m 'not long'
+
+test-all: lint  ## The same, and whole systems whose subject has a shorter test too
 	$(BIN)/pytest -n $(JOBS) --dist worksteal
 
 quick: lint  ## Lint, then run all tests but those that start whole systems (under two minutes)

@@ -20,7 +20,7 @@ def some_letters(text: str, number: int) -> str:
     return "a" * random.Random(f"{text} {number}").randint(1, 5)
 
 
-@pytest.mark.parametrize("has_ids", [False, True])
+@pytest.mark.parametrize("has_ids", [False, pytest.param(True, marks=pytest.mark.long)])
 async def test_three_steps(
     tmp_path: Path, tiny_dense: Path, monkeypatch: pytest.MonkeyPatch, has_ids: bool
 ) -> None:

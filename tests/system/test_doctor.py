@@ -23,6 +23,7 @@ async def doctor(*args: object) -> tuple[int, str]:
     return process.returncode or 0, out.decode()
 
 
+@pytest.mark.long
 async def test_a_right_engine_and_one_with_other_weights(
     tiny_moe: Path, tiny_dense: Path
 ) -> None:

@@ -85,6 +85,7 @@ def test_an_engine_that_comes_back_with_old_weights(
     check_steps(light, 8)
 
 
+@pytest.mark.long
 def test_an_engine_that_never_comes_back_stops_the_run_and_resume_continues_it(
     light: Workspace, engine: DrawingEngine
 ) -> None:

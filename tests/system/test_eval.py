@@ -231,6 +231,7 @@ async def test_sigterm_and_sigkill_leave_nothing_running(tmp_path: Path) -> None
         assert len(lines(tmp_path / "SIGKILL")) == 3
 
 
+@pytest.mark.long
 async def test_a_killed_worker_and_tasks_that_are_others_now(tmp_path: Path) -> None:
     async with chat_double(lambda said, nth: str(number(said))) as double:
         double.is_held = lambda said: not double.release.is_set()
@@ -254,6 +255,7 @@ async def test_a_killed_worker_and_tasks_that_are_others_now(tmp_path: Path) -> 
         assert "the environment has changed; start again without --resume" in changed.err
 
 
+@pytest.mark.long
 async def test_the_latest_matching_is_resumed_and_failed_ones_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rollway: Rollway
 ) -> None:
@@ -327,6 +329,7 @@ async def test_what_cannot_be_run_is_one_line(tmp_path: Path, tiny_moe: Path) ->
             assert refused.err.count("\n") == 1, refused.err
 
 
+@pytest.mark.long
 async def test_fewer_tasks_than_asked_for(tmp_path: Path) -> None:
     (tmp_path / "few.py").write_text(
         "import rollway as rw\n"

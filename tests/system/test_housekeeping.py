@@ -29,27 +29,6 @@ def trained_once(work: Workspace, last: int) -> None:
     assert work.ledger(twice) == [(0,)]
 
 
-def test_folders_in_the_place_of_files_and_folders_that_are_gone(
-    light: Workspace, trainer: CopyingTrainer
-) -> None:
-    trainer.hold_at(3)
-    with light.started(
-        "--set", "max_steps=6", "--set", "orchestrator.keep_weights=1"
-    ) as process:
-        light.wait_for_step(process, 2)
-        (light.run / "now.json").unlink()
-        (light.run / "now.json").mkdir()
-        shutil.rmtree(light.run / "rollouts")
-        (light.run / "rollouts").write_text("in the way")
-        trainer.release()
-        out, err = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, err
-    assert "Writing now.json failed: " in out
-    assert out.count("Saving rollouts failed: ") == 1, "counted, not repeated"
-    assert "The run goes on" in out
-    trained_once(light, 6)
-
-
 NAMES = {
     "now.json": "Writing now.json", "now.json.partial": "Writing now.json",
     "metrics.jsonl": "Writing metrics.jsonl", "rollouts": "Saving rollouts",
@@ -86,19 +65,6 @@ def test_housekeeping_that_fails_at_random_costs_no_step(
     for name in failed:
         assert re.search(f"^{NAMES[name]}.* failed", said, re.MULTILINE), (name, faults)
     trained_once(light, 20)
-
-
-def test_a_ledger_that_is_locked_for_long_holds_the_run_and_is_said(
-    light: Workspace, trainer: CopyingTrainer
-) -> None:
-    with light.started() as process:
-        light.wait_for_step(process, 1)
-        with closing(sqlite3.connect(light.run / "run.db", timeout=60)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            light.wait_for_line(process, "^Writing the ledger failed: database is locked")
-        _, err = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, err
-    trained_once(light, 4)
 
 
 def test_a_ledger_that_is_removed_is_said(light: Workspace, trainer: CopyingTrainer) -> None:
@@ -179,6 +145,7 @@ def test_a_full_disk_holds_the_run_until_there_is_room(
     trained_once(work, 8)
 
 
+@pytest.mark.long
 def test_a_killed_run_whose_last_weights_are_cut_off_goes_on_from_the_step_before(
     trains: Workspace,
 ) -> None:

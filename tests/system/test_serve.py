@@ -185,6 +185,7 @@ store = "frames"
 """
 
 
+@pytest.mark.long
 async def test_a_run_trains_on_a_served_environment(
     tmp_path: Path, tiny_moe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ def work_with(
     return work
 
 
+@pytest.mark.long
 def test_a_run_with_routes_and_verified_loads(
     tmp_path: Path, tiny_moe: Path, engine_url: str
 ) -> None:
@@ -54,6 +55,7 @@ def test_a_server_that_cannot_be_trained_on(
         assert text in done.stderr
 
 
+@pytest.mark.long
 def test_a_server_that_ignores_weights(
     tmp_path: Path, tiny_moe: Path, engine_url: str
 ) -> None:

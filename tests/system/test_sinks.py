@@ -29,6 +29,7 @@ def steps_of(work: Workspace) -> list[int]:
     ]
 
 
+@pytest.mark.long
 def test_a_resumed_run_goes_on_in_both(light: Workspace) -> None:
     first = light.train("--set", "max_steps=2", *SINKS)
     assert first.returncode == 0, first.stderr

@@ -112,6 +112,7 @@ def check_evals(work: Workspace, screen: str) -> None:
     assert work.ledger(sql) == [(0,)], "what is evaluated never trains"
 
 
+@pytest.mark.long
 def test_a_solved_task_comes_up_rarely_until_it_fails_again(
     light: Workspace, envs: Path
 ) -> None:
@@ -134,6 +135,7 @@ def test_a_solved_task_comes_up_rarely_until_it_fails_again(
     assert light.ledger("SELECT count(*) FROM pools") == [(0,)]
 
 
+@pytest.mark.long
 def test_training_continues_without_an_environment_that_never_answers(
     light: Workspace, envs: Path
 ) -> None:

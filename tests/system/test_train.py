@@ -213,15 +213,15 @@ def test_a_killed_env_worker_costs_nothing_but_time(
     light.assert_nothing_is_left()
 
 
-def test_a_part_stopped_from_outside_ends_the_run(trains: Workspace) -> None:
-    with trains.training(*ENDLESS) as process:
-        (victim,) = trains.find("rollway.trainer.front:main")
+def test_a_part_stopped_from_outside_ends_the_run(light: Workspace) -> None:
+    with light.training(*ENDLESS) as process:
+        (victim,) = light.find("rollway.envserver.router.router:main")
         victim.terminate()
         _, err = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 1
-    assert "trainer" in err
+    assert "router" in err
     assert "was stopped from outside" in err
-    trains.assert_nothing_is_left(was_killed=True)  # the rank is killed with its front
+    light.assert_nothing_is_left(was_killed=True)
 
 
 def test_a_dense_model_trains_and_its_run_asks_for_no_routes(

@@ -23,6 +23,7 @@ def trained_once(work: Workspace, last: int) -> None:
     assert steps == [(step,) for step in range(1, last + 1)]
 
 
+@pytest.mark.long
 def test_a_run_over_a_socket_with_two_ranks(trains: Workspace) -> None:
     done = trains.train(*ZMQ, "--set", "trainer.ranks=2")
     assert done.returncode == 0, done.stderr

@@ -155,7 +155,14 @@ async def train_nothing(team: Team, batches: list[Batch]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize("what", ["payload is gone", "another model", "the state is damaged"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param("payload is gone", marks=pytest.mark.long),
+        pytest.param("another model", marks=pytest.mark.long),
+        "the state is damaged",
+    ],
+)
 async def test_batches_that_would_give_other_weights_are_not_trained_again(
     tiny_moe: Path, tmp_path: Path, recorded: list[Batch], what: str
 ) -> None:

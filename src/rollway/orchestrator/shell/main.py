@@ -84,8 +84,7 @@ async def orchestrator(spec: OrchestratorSpec, parent: Parent) -> None:
             peers, books, events, _samplings(spec), first_version, on_unsent
         )
         peers.fleet.listen(tracker.unsettled, performer.send_policy)
-        stack.push_async_callback(_write_situation, run, tracker, upkeep)  # however it ends
-        stack.push_async_callback(steps.finish)
+        stack.push_async_callback(_write_last, run, tracker, steps, upkeep)  # however it ends
         await performer.send_policy()
         parent.in_flight, parent.on_stats = lambda: core.num_in_flight, on_stats
         clients, trainer = peers.clients.items(), peers.trainer
@@ -205,6 +204,13 @@ async def _write_situation(run: RunDir, tracker: RolloutTracker, upkeep: Upkeep)
     """Write the picture that `rollway why` reads."""
     picture = msgspec.json.encode(tracker.situation())
     await upkeep.attempt("Writing now.json", write_whole, run.now, picture)
+
+
+async def _write_last(
+    run: RunDir, tracker: RolloutTracker, steps: StepLog, upkeep: Upkeep
+) -> None:
+    await steps.finish()
+    await _write_situation(run, tracker, upkeep)
 
 
 async def _look_out(
