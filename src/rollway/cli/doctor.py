@@ -14,6 +14,7 @@ from ..loop.watch.run import run
 from ..model.hub import find_folder
 from ..model.shape import ModelShape, read_shape
 from ..records.probe import Probe
+from ..records.text import visible
 from .checks import TrustRemoteCode, need_torch
 
 DEADLINE_S = 60.0
@@ -77,7 +78,7 @@ async def _examine(
 ) -> list[Finding]:
     found = []
     async for finding in examine(access, shape, probe, intrusive=intrusive):
-        echo(f"{MARKS[finding.verdict]} {finding.subject}: {finding.text}")
+        echo(visible(f"{MARKS[finding.verdict]} {finding.subject}: {finding.text}"))
         found.append(finding)
     return found
 

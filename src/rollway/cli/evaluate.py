@@ -27,6 +27,7 @@ from ..model.hub import find_folder
 from ..observe.console import Screen
 from ..preflight.checks import EnvToCheck, ModelToCheck, check_model_and_envs
 from ..preflight.machine import check_engines, check_room_on_disk, check_urls
+from ..records.text import visible
 from ..records.turn import Sampling
 from .checks import (
     Args,
@@ -292,7 +293,7 @@ def run_and_show(evaluation: Evaluation) -> None:
 def show(progress: EvalProgress, screen: Screen) -> None:
     screen.close()
     for line in progress.table():
-        echo(line)
+        echo(visible(line))
 
 
 async def run_until_sigterm(evaluation: Evaluation, watch: LoopWatch) -> None:

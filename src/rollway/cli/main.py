@@ -9,9 +9,7 @@ import typer
 
 from ..errors import RollwayError
 from ..loop.processes.child import OWNER_ONLY, raise_file_limit
-from ..loop.processes.part import first_cause
-from ..records.text import visible
-from .stopping import INTERRUPTED
+from .stopping import INTERRUPTED, explain
 
 COMMANDS = {
     "train": "train:train",
@@ -62,9 +60,9 @@ def main(args: Sequence[str] | None = None) -> None:
         make_app(typed or COMMANDS)(args)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except (RollwayError, BaseExceptionGroup) as error:
-        cause = first_cause(error)
-        if not isinstance(cause, RollwayError):
+    except (RollwayError, OSError, BaseExceptionGroup) as error:
+        text = explain(error)
+        if text is None:
             raise
-        print(f"rollway: {visible(str(cause))}", file=sys.stderr)
+        print(f"rollway: {text}", file=sys.stderr)
         sys.exit(1)

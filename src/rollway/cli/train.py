@@ -17,24 +17,23 @@ from ..config.load import load
 from ..config.plan import Plan, plan
 from ..config.sections import RunConfig
 from ..config.specs import WarmupSpec, watch_spec
-from ..errors import ConfigError, RollwayError, RunDirError
+from ..errors import ConfigError, RunDirError
 from ..launch.run import run_all
 from ..launch.sinks import feed_sinks
 from ..launch.watch import RunWatch
 from ..loop.processes.child import log_to
-from ..loop.processes.part import first_cause
+from ..loop.processes.leftovers import mark_folder
 from ..loop.watch.run import LoopWatch, run
 from ..observe.console import Screen
 from ..observe.prometheus import serve_metrics
 from ..preflight.machine import check_engines
 from ..records.restored import StartPoint
-from ..records.text import visible
 from ..resume.resume import find_start_point, refuse_to_overwrite
 from ..rundir.rundir import RunDir, without_none
 from ..warmup.build import build_model
 from .checks import Overrides, RunFile
 from .run_checks import check_run
-from .stopping import STOPPED, cancel_on_sigterm, exit_for
+from .stopping import STOPPED, cancel_on_sigterm, exit_for, explain
 
 FAILED = 1
 
@@ -82,6 +81,7 @@ def train(
     if clean:
         directory.clean()
     with directory.lock():
+        mark_folder(directory.path)
         start = find_start_point(checked.config, directory, resume=resume, say=echo)
         if is_complete(config, start):
             echo(
@@ -152,7 +152,7 @@ def run_and_show(training: TrainRequest) -> None:
     except Exception as error:
         screen.close()
         # whichever part misses its files first says so in its own words: this is the cause
-        removed = directory.identify() != place
+        removed = directory.identify() not in (place, None)
         show_error(directory.removed() if removed else error)
         echo(what_next(training, watch.last_step), err=True)
         raise Exit(FAILED) from None
@@ -174,9 +174,8 @@ def what_next(training: TrainRequest, last_step: int) -> str:
 
 def show_error(error: Exception) -> None:
     """Print an error that the user can fix as one line, and a bug with its traceback."""
-    cause = first_cause(error)
-    if isinstance(cause, RollwayError):
-        echo(f"rollway: {visible(str(cause))}", err=True)
+    if (text := explain(error)) is not None:
+        echo(f"rollway: {text}", err=True)
     else:
         traceback.print_exception(error)
 

@@ -11,6 +11,7 @@ import msgspec
 
 from ..config.plan import env_name
 from ..errors import UNREADABLE, RunDirError
+from ..loop.processes.leftovers import mark_folder
 from ..payload.reuse import remove_segments
 from ..rundir.rundir import lock_folder, write_whole
 from .result import RolloutResult, RolloutResults
@@ -35,7 +36,8 @@ class EvalFolder:
         self.check(spec, resume=resume)
         for folder in (self.logs, self.payload):
             folder.mkdir(parents=True, exist_ok=True)
-        with lock_folder(self.logs, f"evaluates in {self.path}"):
+        with lock_folder(self.path, f"evaluates in {self.path}"):
+            mark_folder(self.path)
             remove_segments(self.payload)
             if not resume:
                 text = msgspec.json.format(msgspec.json.encode(spec))

@@ -284,6 +284,11 @@ def _open_database(path: Path) -> sqlite3.Connection:
 
 
 def unusable(path: Path, error: sqlite3.Error) -> RunDirError:
+    if _may_pass(error):
+        return RunDirError(
+            f"the ledger {path} cannot be used now: {error}; end the program that has locked it, or "
+            "make room on its disk, and try again"
+        )
     return RunDirError(
         f"the ledger {path} cannot be used: {error}; --clean starts over without it"
     )

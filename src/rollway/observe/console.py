@@ -3,6 +3,7 @@
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TextIO
 
 from ..loop.watch.stall_text import ms, stall_text
@@ -117,5 +118,7 @@ class Screen:
         self._status = ""
 
     def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
+        # a full disk behind a redirection, a pipe whose reader is gone: the run goes on unseen
+        with suppress(OSError):
+            self._stream.write(text)
+            self._stream.flush()

@@ -4,6 +4,7 @@ It reads `metrics.jsonl` and `evals.jsonl` and notes how far each sink has come.
 that is new, gets the steps that it lacks when the run is resumed.
 """
 
+import logging
 import socket
 import tomllib
 import uuid
@@ -18,6 +19,8 @@ from ..config.specs import SinksSpec
 from ..loop.processes.child import receive_spec
 from ..rundir.metrics_file import MetricsFile
 from ..rundir.rundir import RunDir, write_whole
+
+log = logging.getLogger(__name__)
 
 
 class MetricsSink(Protocol):
@@ -132,7 +135,10 @@ def serve(name: str, sock: socket.socket) -> None:
     is_over = False
     while True:
         for feed in feeds:
-            feed.pass_on()
+            try:
+                feed.pass_on()
+            except OSError as error:  # a full disk: the next frame is another try
+                log.warning("cannot pass steps on: %s", error)
         if is_over:
             break
         is_over = pipe.receive() is None

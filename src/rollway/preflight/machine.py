@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from ..config.address import IPC
 from ..config.sections import EngineConfig, RunConfig
 from ..errors import ConfigError, PortError, RunDirError
+from ..inference.http.endpoint import find_proxy
 from ..loop.processes.port import bind_port
 
 LOOPBACK = "127.0.0.1"
@@ -116,8 +117,10 @@ def check_engine_key(engine: EngineConfig, option: str = "engine.external.key_va
 
 
 def check_engines(urls: tuple[str, ...]) -> None:
-    """Refuse an address at which nothing listens."""
+    """Refuse an address at which nothing listens. Of one behind a proxy that cannot be seen."""
     for url in urls:
+        if find_proxy(url):
+            continue
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         try:

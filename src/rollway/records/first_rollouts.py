@@ -4,7 +4,8 @@ from collections import Counter
 
 from .rollout import Cancelled, Failed, Outcome
 
-DISK_FULL = "No space left on device"
+DISK_FULL = ("No space left on device", "Disk quota exceeded")
+"""The kernel's words for a disk on which this user has no room left."""
 FIRST_ROLLOUTS, SAME_SHARE = 32, 0.9
 """If this share of the first rollouts fails in the same way, a mistake is likelier than an accident."""
 FIRST_LOST = 8
@@ -13,7 +14,8 @@ FIRST_LOST = 8
 
 def is_for_lack_of_disk(failed: Failed) -> bool:
     """Return whether a rollout failed because a disk was full. That says nothing about the others."""
-    return failed.boundary == "worker" and DISK_FULL in failed.error
+    is_full = any(words in failed.error for words in DISK_FULL)
+    return failed.boundary == "worker" and is_full
 
 
 class FirstRollouts:

@@ -49,12 +49,15 @@ class RunDir:
     def exists(self) -> bool:
         return self.config.exists()
 
-    def identify(self) -> tuple[int, int]:
-        """Return what stays the same as long as nobody removes the directory; zeros if it is gone."""
+    def identify(self) -> tuple[int, int] | None:
+        """Return what stays the same as long as nobody removes the directory; zeros if it is gone, and
+        None if that cannot be seen now, as on a network file system without its server."""
         try:
             found = self.path.stat()
         except FileNotFoundError:
             return 0, 0
+        except OSError:
+            return None
         return found.st_dev, found.st_ino
 
     def removed(self) -> RunDirError:

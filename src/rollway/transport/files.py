@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from watchfiles._rust_notify import RustNotify
 
-from ..errors import UNREADABLE, PayloadError
+from ..errors import UNREADABLE, PayloadError, RunDirError
 from ..loop.lanes.threads import thread
 from ..records.batch import BatchManifest
 from ..records.engine import Published
@@ -23,6 +23,7 @@ from .batch import Batch, decode_manifest
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
+FULL = (errno.ENOSPC, errno.EDQUOT)
 LOOK_AGAIN_MS = 1000
 """Look for a file this often even without a notification: some network file systems send none."""
 
@@ -89,8 +90,8 @@ async def when_there_is_room(what: str, write: Callable[[], None]) -> None:
         try:
             return await thread(write)
         except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
+            if error.errno not in FULL:
+                raise RunDirError(f"cannot write {what}: {error}") from None
             log.warning("cannot write %s (%s): waiting for room", what, error)
             await asyncio.sleep(RETRY_S)
 

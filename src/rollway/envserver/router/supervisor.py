@@ -119,6 +119,12 @@ class Supervisor:
                 name = place.workers[-1]
                 log.warning("%s could not start: %s", name, error)
                 died = WorkerDied(name, "could not start")
+            except OSError as error:  # of this process: it has no descriptors or memory left
+                if not self._is_any_up and life == 0:
+                    raise
+                log.warning("no worker can be started: %s", error)
+                await place.pause(time.monotonic() - started_s)
+                continue
             if not (place.closed.is_set() and died.how == DRAINED):
                 await self.deaths.put(died)
             await place.pause(time.monotonic() - started_s)

@@ -5,6 +5,7 @@ import os
 import re
 from typing import Any
 
+from ...config.credentials import hide_credentials
 from ...errors import EngineError
 from ...records.task import Message
 from ...records.turn import Sampling
@@ -48,5 +49,6 @@ class Judge:
         answer = await self.ask(prompt)
         numbers = [float(text) for text in _NUMBER.findall(answer)]
         if not numbers or not math.isfinite(numbers[-1]):
-            raise EngineError(f"the judge at {self._url} gave no number: {answer[:200]!r}")
+            url = hide_credentials(self._url)
+            raise EngineError(f"the judge at {url} gave no number: {answer[:200]!r}")
         return numbers[-1]

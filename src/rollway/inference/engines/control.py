@@ -148,20 +148,22 @@ class EngineControl:
 
 
 @asynccontextmanager
-async def open_api(access: EngineAccess) -> AsyncIterator[EngineApi]:
-    """Open an engine for small calls. It need not be running yet. As completions come from it directly,
-    so do the answers to these calls: a proxy that the environment names is not asked."""
+async def open_api(
+    access: EngineAccess, *, proxied: bool = False
+) -> AsyncIterator[EngineApi]:
+    """Open an engine for small calls. It need not be running yet. Completions of token ids come from it
+    directly, so only for a server that may be a chat endpoint is a proxy asked."""
     url, headers = address_of(access)
     with naming_address(url):
-        client = ApiClient(url, headers, proxied=False)
+        client = ApiClient(url, headers, proxied=proxied)
     async with client:
         yield EngineApi(client, access, url)
 
 
 @asynccontextmanager
 async def open_control(
-    access: EngineAccess, shape: ModelShape | None = None
+    access: EngineAccess, shape: ModelShape | None = None, *, proxied: bool = False
 ) -> AsyncIterator[EngineControl]:
     """Open the control of an engine that answers and serves the model of `access`."""
-    async with open_api(access) as api:
+    async with open_api(access, proxied=proxied) as api:
         yield EngineControl(api, await api.fetch_model(), shape)

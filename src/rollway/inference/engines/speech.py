@@ -28,7 +28,7 @@ async def find_speech(engines: Iterable[EngineAccess]) -> Speaks:
 
 async def _reports_version(access: EngineAccess) -> bool:
     try:
-        async with open_control(access) as control:
+        async with open_control(access, proxied=True) as control:
             return bool(await control.weight_version())
     except EngineLate:
         raise

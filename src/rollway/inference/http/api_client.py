@@ -3,16 +3,14 @@
 Replies of many megabytes have a client of their own (`client.py`).
 """
 
-import ipaddress
 from collections.abc import AsyncGenerator, Mapping
 from typing import Self
-from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from aiohttp import ClientResponse, ClientSession
 
 from ...config.credentials import hide_credentials
-from .endpoint import MAX_BODY_BYTES, check_header, split_url
+from .endpoint import MAX_BODY_BYTES, check_header, find_proxy, split_url
 from .framing import JSON, HttpAway, HttpError, ReplyHead
 
 KEEP_S = 4.0
@@ -26,12 +24,12 @@ class ApiClient:
     event loop at the latest."""
 
     def __init__(self, url: str, headers: Mapping[str, str], *, proxied: bool) -> None:
-        parts = split_url(url)
+        split_url(url)
         for name, value in headers.items():
             check_header(name, value)
         self._base = url.rstrip("/")
         self._headers = {"Accept": JSON, "Content-Type": JSON, **headers}
-        self._proxy = _find_proxy(parts.scheme, parts.hostname or "") if proxied else None
+        self._proxy = find_proxy(url) if proxied else None
         self._life: AsyncGenerator[ClientSession] | None = None
         self._session: ClientSession | None = None
 
@@ -99,20 +97,6 @@ async def _session(
         timeout=aiohttp.ClientTimeout(total=None),  # callers have deadlines of their own
     ) as session:
         yield session
-
-
-def _find_proxy(scheme: str, host: str) -> str | None:
-    """Return the proxy that the environment names for requests to a host."""
-    if _is_this_machine(host) or proxy_bypass(host):
-        return None
-    return getproxies().get(scheme)
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _head_of(reply: ClientResponse) -> ReplyHead:

@@ -1,11 +1,13 @@
 """Shared by the clients of engines and of chat endpoints: keys, lists of models, small replies."""
 
+import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
 from urllib.parse import SplitResult, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import msgspec
 from msgspec import Struct
@@ -98,6 +100,22 @@ def split_url(url: str) -> SplitResult:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise HttpError(problem)
     return parts
+
+
+def find_proxy(url: str) -> str | None:
+    """Return the proxy that the environment names for requests to a server: none for this machine."""
+    parts = split_url(url)
+    host = parts.hostname or ""
+    if _is_this_machine(host) or proxy_bypass(host):
+        return None
+    return getproxies().get(parts.scheme)
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def check_header(name: str, value: str) -> None:

@@ -166,7 +166,9 @@ async def _report_failure(pipe: AsyncPipe, cause: BaseException) -> None:
     """Send an error that the user can fix as it is. Of a bug, or a machine that fails, the class is told
     too: a full disk may have kept it out of the log."""
     failure = PartFailure(str(cause))
-    if not isinstance(cause, RollwayError):
+    if isinstance(cause, OSError) and cause.filename is not None:
+        failure = PartFailure(f"cannot use {cause.filename}: {cause.strerror}")
+    elif not isinstance(cause, RollwayError):
         failure = PartFailure(f"{type(cause).__name__}: {cause}", is_bug=True)
     try:
         await pipe.send(encode(failure))

@@ -109,6 +109,9 @@ class MarkedCoroutine(Coroutine[Any, Any, Any]):
         words[_OWNER] = self._owner
         try:
             return self._coro.throw(*error)
+        except (SystemExit, KeyboardInterrupt):
+            words[_QUIT] = self._owner
+            raise
         finally:
             words[_OWNER] = 0
 

@@ -223,9 +223,9 @@ async def _look_out(
     while True:
         await _write_situation(run, tracker, upkeep)
         await asyncio.sleep(LOOK_EVERY_S)
-        if await thread(run.identify) != place:
-            raise run.removed()
         await upkeep.attempt("Looking for the ledger", run.check_ledger)
+        if await thread(run.identify) not in (place, None):
+            raise run.removed()
         await events.put(Tick(time.monotonic(), await disks.look()))
         if remark := tracker.remark():
             await parent.send(Notice(remark))

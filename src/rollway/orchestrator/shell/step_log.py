@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic
 
 import msgspec
@@ -93,7 +94,7 @@ class StepPhases:
 
 
 MAX_UNWRITTEN = 1_000
-"""Steps whose metrics are kept while `metrics.jsonl` cannot be written."""
+"""Lines that are kept while `metrics.jsonl` or `evals.jsonl` cannot be written."""
 LAST_TRIES, LAST_PAUSE_S = 3, 0.5
 """How often they are tried once more at the end of a run."""
 SHORTEST_STEP_S = 0.001
@@ -123,9 +124,8 @@ class StepLog:
         upkeep: Upkeep,
     ) -> None:
         self._upkeep = upkeep
-        self._unwritten: deque[bytes] = deque(maxlen=MAX_UNWRITTEN)
-        self._file = MetricsFile(run.metrics)
-        self._evals = MetricsFile(run.evals)
+        self._unwritten: deque[tuple[Path, bytes]] = deque(maxlen=MAX_UNWRITTEN)
+        self._run = run
         self._parent = parent
         self._lags = lags
         self._view = view
@@ -160,23 +160,23 @@ class StepLog:
         }
         rest = {"stalls": stall_records(stalls), "time": time.time()}
         line = msgspec.json.encode({**metrics, **lag_metrics(lags), **rest})
-        await self._append(line)
+        await self._append(self._run.metrics, line)
         await parent.send(StepDone(step, metrics, lags))
         await self._warn_of_mismatch(metrics)
 
-    async def _append(self, line: bytes) -> None:
-        """Append a line to `metrics.jsonl`, behind those that could not be written before."""
-        self._unwritten.append(line)
+    async def _append(self, path: Path, line: bytes) -> None:
+        """Append a line to a file, behind the lines that could not be written before."""
+        self._unwritten.append((path, line))
         await self._write()
 
     async def _write(self) -> None:
         while self._unwritten:
-            first = self._unwritten[0]
-            if not await self._upkeep.attempt(
-                "Writing metrics.jsonl", self._file.append, first
-            ):
+            # taken out first: a call that is cancelled writes its line to the end
+            path, line = self._unwritten.popleft()
+            append = MetricsFile(path).append
+            if not await self._upkeep.attempt(f"Writing {path.name}", append, line):
+                self._unwritten.appendleft((path, line))
                 return
-            self._unwritten.popleft()
 
     async def finish(self) -> None:
         """Write the lines that could not be written before, now that the run ends."""
@@ -202,7 +202,7 @@ class StepLog:
         """Write a line of `evals.jsonl`, and send a message for the console."""
         metrics = eval_metrics(groups, self._correct_at, env_name)
         line = msgspec.json.encode({"step": version, **metrics, "time": time.time()})
-        await self._upkeep.attempt("Writing evals.jsonl", self._evals.append, line)
+        await self._append(self._run.evals, line)
         await self._parent.send(EvalDone(version, metrics))
 
 
