@@ -1,13 +1,29 @@
-"""The long strings of a body are cut out correctly, whatever the pieces it arrives in."""
+"""Bodies of replies: their long strings are cut out, and large ones wait for a place."""
 
+import asyncio
 import itertools
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollway.inference.replies.body import HEAD_CHARS, BodyBuffer, BodyCutter
+from rollway.inference.http.client import HttpClient
+from rollway.inference.http.framing import HttpAway
+from rollway.inference.replies.body import (
+    HEAD_CHARS,
+    INLINE_BODY_BYTES,
+    BodyBuffer,
+    BodyBuffers,
+    BodyCutter,
+)
+from rollway.testing.engine import served
+
+LARGE = bytes(INLINE_BODY_BYTES + 1)
 
 BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="
 ROUTES, PROMPT = b'"routed_experts"', b'"prompt_routed_experts"'
@@ -91,3 +107,59 @@ def test_a_body_buffer_can_be_used_again() -> None:
         body_buffer.clear()
         body_buffer.add(word, 0, len(word))
         assert bytes(body_buffer.view(0, body_buffer.length)) == word
+
+
+@asynccontextmanager
+async def large_replies() -> AsyncIterator[HttpClient]:
+    """A client of a server whose replies need a place."""
+
+    async def reply(request: web.Request) -> web.Response:
+        return web.Response(body=LARGE)
+
+    app = web.Application()
+    app.router.add_get("/", reply)
+    async with served(app) as url:
+        client = HttpClient(url)
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+@pytest.mark.anyio
+async def test_a_large_body_behind_others_that_do_not_end_is_given_up() -> None:
+    buffers = BodyBuffers(1, idle_s=0.2)
+    async with large_replies() as client:
+        async with (
+            client.request("GET", "/") as first,
+            client.request("GET", "/") as second,
+            buffers.borrow_for(first),
+            asyncio.timeout(10),
+        ):
+            with pytest.raises(
+                HttpAway, match=r"waited 0\.2 s .* have stopped in the middle"
+            ) as caught:
+                await buffers.borrow_for(second).__aenter__()
+            assert caught.value.request_was_sent
+        async with client.request("GET", "/") as third, buffers.borrow_for(third) as buffer:
+            await third.read(buffer.add)
+            assert buffer.length == len(LARGE)
+
+
+@pytest.mark.anyio
+async def test_a_large_body_waits_as_long_as_others_end() -> None:
+    """Together the bodies take longer than one of them may wait while none ends."""
+    buffers = BodyBuffers(1, idle_s=1.5)
+    async with large_replies() as client:
+
+        async def read_slowly() -> int:
+            async with (
+                client.request("GET", "/") as reply,
+                buffers.borrow_for(reply) as buffer,
+            ):
+                await asyncio.sleep(0.5)
+                await reply.read(buffer.add)
+                return buffer.length
+
+        lengths = await asyncio.gather(*(read_slowly() for _ in range(5)))
+    assert lengths == [len(LARGE)] * 5

@@ -30,8 +30,10 @@ def test_pauses_grow_up_to_a_bound(num_refused: int, luck: float) -> None:
 
 @pytest.mark.parametrize(
     ("text", "pause_s"),
-    [("3", 3.0), ("0.5", 0.5), ("-1", 0.0), ("", None), ("soon", None),
-     ("Wed, 21 Oct 2026 07:28:30 GMT", 30.0), ("Wed, 21 Oct 2026 07:27:00 GMT", 0.0)],
+    [("3", 3.0), ("0.5", 0.5), ("0", 0.0), ("", None), ("soon", None),
+     ("-1", None), ("inf", None), ("-inf", None), ("nan", None), ("1e999", None),
+     ("Wed, 21 Oct 2026 07:28:30 GMT", 30.0), ("Wed, 21 Oct 2026 07:27:00 GMT", 0.0),
+     ("Wed, 21 Oct 99999999999999999999 07:28:30 GMT", None)],
 )  # fmt: skip
 def test_retry_after_is_a_number_or_a_date(text: str, pause_s: float | None) -> None:
     now = datetime(2026, 10, 21, 7, 28, tzinfo=UTC)

@@ -254,3 +254,56 @@ async def test_what_answers_like_no_engine_is_said(
             prompt = make_prompt(np.arange(4, dtype=np.int32))
             with pytest.raises(EngineError, match=said):
                 await engine.complete(prompt, Sampling(4), [], 0)
+
+
+async def chunked(request: web.Request, body: bytes, kind: str) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": kind})
+    response.enable_chunked_encoding()
+    await response.prepare(request)
+    await response.write(body)
+    return response
+
+
+async def until_closed(request: web.Request, body: bytes, kind: str) -> web.StreamResponse:
+    """The body ends with its connection, as old servers and some proxies do it."""
+    assert request.transport is not None
+    request.transport.write(
+        f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n\r\n".encode() + body
+    )
+    request.transport.close()
+    return web.Response()
+
+
+@pytest.mark.parametrize("send", [chunked, until_closed])
+@pytest.mark.parametrize("kind", ["application/json", SAFETENSORS])
+async def test_a_reply_without_length_that_is_larger_than_any_right_one_is_refused(
+    send: Callable[[web.Request, bytes, str], Awaitable[Any]], kind: str
+) -> None:
+    rules = ReplyRules(wants_routes=False, shape=ModelShape(num_layers=2, vocab_size=1000))
+    limit = rules.most_bytes(10)
+    choice = {
+        "finish_reason": "stop",
+        "token_ids": [1],
+        "logprobs": {"token_logprobs": [-0.5]},
+    }
+    padding = 0
+
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.Response:
+        if kind == SAFETENSORS:
+            # without routes in the rules they are no more than padding
+            routes = np.zeros((padding // 6, LAYERS, TOPK), np.uint8)
+            whole = encode_reply([1], [-0.5], [4], "stop", routes)
+        else:
+            whole = json.dumps({"choices": [choice], "padding": "x" * padding}).encode()
+        return await send(request, whole, kind)  # type: ignore[no-any-return]
+
+    async with (
+        serving(answer) as url,
+        open_engine(EngineAccess(url, deadline_s=30), rules) as engine,
+    ):
+        prompt = prompt_of(6)
+        turn = await engine.complete(prompt, Sampling(4), [], 0)
+        assert turn.completion_ids.tolist() == [1]
+        padding = limit
+        with pytest.raises(EngineError, match=f"its reply has more than {limit} bytes"):
+            await engine.complete(prompt, Sampling(4), [], 0)

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollway.inference.http.client import HttpClient, HttpReply
-from rollway.inference.http.framing import ChunkedBody, HttpError, parse_head
+from rollway.inference.http.connection import IDLE_S
+from rollway.inference.http.framing import ChunkedBody, HttpAway, HttpError, parse_head
 
 pytestmark = pytest.mark.anyio
 
@@ -19,7 +20,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def client_of(serve: Serve) -> AsyncIterator[HttpClient]:
+async def client_of(serve: Serve, idle_s: float = IDLE_S) -> AsyncIterator[HttpClient]:
     """A client of a server that handles each connection with `serve`."""
     ended: list[asyncio.Future[None]] = []
 
@@ -34,7 +35,8 @@ async def client_of(serve: Serve) -> AsyncIterator[HttpClient]:
         connection_ended.set_result(None)
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    client = HttpClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    client = HttpClient(url, idle_s=idle_s)
     try:
         yield client
     finally:
@@ -137,6 +139,33 @@ async def test_broken_replies_are_errors(reply: bytes, message: str) -> None:
         with pytest.raises(HttpError, match=message):
             async with client.request("POST", "/", b"{}") as answer:
                 await read_text(answer)
+
+
+@pytest.mark.parametrize("head", [OK + b"Content-Length: 9\r\n\r\n", CHUNKED, OK + b"\r\n"])
+async def test_a_server_that_stops_in_the_middle_of_a_body_is_given_up(head: bytes) -> None:
+    serve = reply_with(head + b"5\r\nhalf")
+    async with client_of(serve, idle_s=0.2) as client, asyncio.timeout(10):
+        with pytest.raises(
+            HttpAway, match=r"sent nothing for 0\.2 s in the middle"
+        ) as caught:
+            async with client.request("POST", "/", b"{}") as answer:
+                await read_text(answer)
+        assert caught.value.request_was_sent
+
+
+async def test_a_server_may_be_slow_as_long_as_it_sends_something() -> None:
+    """The whole body takes longer than the server may pause."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(OK + b"Content-Length: 5\r\n\r\n")
+        for letter in b"hello":
+            await asyncio.sleep(0.4)
+            writer.write(bytes([letter]))
+        await reader.read()
+
+    async with client_of(serve, idle_s=1.2) as client, client.request("GET", "/") as answer:
+        assert await read_text(answer) == b"hello"
 
 
 async def test_a_connection_is_not_used_again_if_the_server_sends_more_than_it_announced() -> (

@@ -19,6 +19,8 @@ from rollway.inference.engines.pool import (
     PoolConfig,
     open_pool,
 )
+from rollway.inference.http.connection import IDLE_S
+from rollway.inference.replies.body import INLINE_BODY_BYTES
 from rollway.inference.replies.checks import ReplyRules
 from rollway.model.shape import ModelShape
 from rollway.records.turn import Sampling, Turn
@@ -202,19 +204,114 @@ async def test_an_engine_that_is_busy_is_asked_until_patience_ends(status: int) 
         assert not engine.busy
         engine.busy = [(status, "60")]
         with pytest.raises(
-            EngineError, match=rf"HTTP {status}: busy; waited .* \(engine.patience_s"
+            EngineError, match=rf"{engine.url}.*HTTP {status}: busy; it asks to be left alone"
         ):
             await ask(pool.pin(0), 2)
 
 
-async def test_an_engine_that_stops_in_the_middle_of_a_reply_costs_only_itself() -> None:
-    """All places for large bodies of the first engine are taken. The second one answers."""
+async def test_a_request_never_waits_longer_for_an_engine_than_patience_lasts() -> None:
+    """Every engine asks to be left alone for an hour: also later requests fail, and say so."""
+    async with (
+        versioned_engine() as a,
+        versioned_engine() as b,
+        pool_of(a, b, patience_s=5.0) as pool,
+    ):
+        for engine in (a, b):
+            engine.busy = [(429, "3600")]
+        said = (
+            r"HTTP 429: busy; it asks to be left alone for 3600 s, and a request waits for an engine "
+            r"for at most 5 s \(engine\.patience_s\)"
+        )
+        async with asyncio.timeout(30):
+            for number in range(3):
+                with pytest.raises(EngineError, match=rf"{a.url}.*{said}"):
+                    await ask(pool.pin(0), number)
+    assert (prompts(a), prompts(b)) == ([0], [0])
+
+
+async def test_an_engine_that_asks_for_an_endless_pause_is_asked_again() -> None:
+    async with versioned_engine() as engine, pool_of(engine) as pool:
+        engine.busy = [(503, "inf"), (503, "nan")]
+        await ask(pool.pin(0), 1)
+    assert prompts(engine) == [1, 1, 1]
+
+
+async def test_a_rollout_moves_away_from_an_engine_that_asks_to_be_left_alone() -> None:
+    async with (
+        versioned_engine() as a,
+        versioned_engine() as b,
+        pool_of(a, b, patience_s=5.0) as pool,
+    ):
+        a.busy = [(503, "3600")]
+        await ask(pool.pin(0), 0)
+        await ask(pool.pin(0), 1)
+    assert (prompts(a), prompts(b)) == ([0], [0, 1])
+
+
+async def test_a_pause_after_a_loss_ends_with_the_patience_of_the_request() -> None:
+    """The fourth pause would last until 3.75 s. The request asks again when its patience ends."""
+    async with versioned_engine() as engine, pool_of(engine, patience_s=2.0) as pool:
+        engine.version_status = 503
+        with pytest.raises(EngineError, match=r"HTTP 503.*; waited 2\.\d s for an engine"):
+            await ask(pool.pin(0), 0)
+
+
+async def test_a_pause_before_the_first_try_counts_as_waiting() -> None:
+    async with versioned_engine() as engine, pool_of(engine, patience_s=0.5) as pool:
+        engine.busy = [(503, "0.7")] * 2
+        with pytest.raises(EngineError, match=r"for 0\.7 s, .* for at most 0\.5 s"):
+            await ask(pool.pin(0), 1)
+        pool.patience_s = 1.0
+        with pytest.raises(EngineError, match=r"for 0\.7 s, .* for at most 1 s"):
+            await ask(pool.pin(0), 2)
+        assert prompts(engine) == [1, 2], "two pauses are longer than its patience"
+
+
+async def test_a_client_that_refuses_an_engine_drops_only_its_own_requests() -> None:
     async with versioned_engine() as a, versioned_engine() as b, pool_of(a, b) as pool:
+        mine, theirs = ExpectedPolicy(), ExpectedPolicy()
+        for policy in (mine, theirs):
+            pool.obey(policy)
         a.stalls = True
+        moving = asyncio.create_task(ask(pool.pin(0, mine), 1))
+        staying = asyncio.create_task(ask(pool.pin(0, theirs), 2))
+        await a.wait_until(lambda: len(prompts(a)) == 2)
+        mine.refuse([a.url])
+        assert (await moving).engine == b.url
+        assert prompts(b) == [1]
+        assert not staying.done()
+        theirs.refuse([a.url])
+        assert (await staying).engine == b.url
+
+
+async def test_what_a_client_expects_of_an_engine_keeps_no_other_client_from_it() -> None:
+    """A version that no engine has makes requests of its own client wait, and those of no other."""
+    async with (
+        versioned_engine() as a,
+        versioned_engine() as b,
+        pool_of(a, b, patience_s=1.0) as pool,
+    ):
+        wrong = ExpectedPolicy()
+        wrong.version = 999
+        wrong.refuse([b.url])
+        with pytest.raises(EngineError, match="has version '0', not 999 yet; waited"):
+            await ask(pool.pin(0, wrong), 1)
+        await ask(pool.pin(0), 2)
+    assert (prompts(a), prompts(b)) == ([2], [])
+
+
+async def test_an_engine_that_stops_in_the_middle_of_a_reply_costs_only_itself() -> None:
+    """All places for large bodies of the first engine are taken. The second one answers, also with large
+    bodies."""
+    async with versioned_engine() as a, versioned_engine() as b, pool_of(a, b) as pool:
+        a.stalls, b.padding = True, 2 * INLINE_BODY_BYTES
         stuck = [asyncio.create_task(ask(pool.pin(0), n)) for n in range(4)]
         await a.wait_until(lambda: len(prompts(a)) == 4)
-        for n in range(10, 20):
-            await ask(pool.pin(1), n)
+        async with asyncio.timeout(
+            IDLE_S / 2
+        ):  # after IDLE_S the first engine's replies are given up
+            for n in range(10, 20):
+                await ask(pool.pin(1), n)
         assert not any(task.done() for task in stuck)
         for task in stuck:
             task.cancel()

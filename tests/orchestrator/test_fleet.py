@@ -181,8 +181,14 @@ async def test_an_engine_that_does_not_load_what_it_is_given_is_taken_out_of_ser
         assert drawn_by_both.outcome == Failed(
             "engine", f"the engine at {deaf.url}, which drew it, was taken out of service"
         )
-        for rollout_id, url in (("g1.1", good.url), ("g2.0", deaf.url)):
-            fine = settled(rollout_id, url)
+        for urls in ((), ("http://other:8000",), (good.url, "http://other:8000")):
+            drawn_by_any = await watched.fleet.vet(settled("g1.1", *urls))
+            assert drawn_by_any.outcome == Failed(
+                "engine",
+                f"the engine at {deaf.url}, which may have drawn it, was taken out of service",
+            )
+        for rollout_id, urls in (("g1.1", (good.url,)), ("g2.0", (deaf.url,)), ("g2.0", ())):
+            fine = settled(rollout_id, *urls)
             assert await watched.fleet.vet(fine) is fine
         deaf.ignores_updates = False
         await watched.update(2)
@@ -217,15 +223,34 @@ async def test_an_engine_whose_rows_depart_from_the_others_is_taken_out_of_servi
 
 
 async def test_a_rollout_waits_for_the_verdict_about_its_engine() -> None:
+    """A rollout that does not say which engines drew it waits for all."""
     async with versioned_engine() as engine, watched_fleet(engine) as watched:
         engine.may_score.clear()
         updating = asyncio.create_task(watched.update(1))
         await engine.wait_until(lambda: "/resume" in engine.calls)
-        vetting = asyncio.create_task(watched.fleet.vet(settled("g1.0", engine.url)))
+        vetting = [
+            asyncio.create_task(watched.fleet.vet(settled("g1.0", *urls)))
+            for urls in ((engine.url,), ())
+        ]
         await asyncio.sleep(0.1)
-        assert not vetting.done()
+        assert not any(task.done() for task in vetting)
         engine.may_score.set()
-        await asyncio.gather(updating, vetting)
+        await asyncio.gather(updating, *vetting)
+
+
+async def test_a_rollout_of_a_version_that_the_run_has_not_published_fails() -> None:
+    """Also a rollout of a chat endpoint, which names no engine."""
+    async with versioned_engine() as engine, watched_fleet(engine) as watched:
+        await watched.update(1)
+        for urls in ((engine.url,), ()):
+            early = settled("g1.0", *urls, last_version=2)
+            assert (await watched.fleet.vet(early)).outcome == Failed(
+                "engine",
+                "its reply names version 2, and the run has published version 1 last: does another "
+                "run use this engine?",
+            )
+            fine = settled("g1.0", *urls, last_version=1)
+            assert await watched.fleet.vet(fine) is fine
 
 
 async def test_a_run_ends_if_its_only_engine_cannot_load_a_version() -> None:
@@ -268,8 +293,9 @@ async def test_a_trainer_that_writes_no_probes_is_mentioned_once() -> None:
     assert message.startswith("The trainer writes no probe beside its weights")
 
 
-def settled(rollout_id: str, *engines: str) -> Settled:
-    outcome = replace(scored(1.0, 0), engines=engines)
+def settled(rollout_id: str, *engines: str, last_version: int = 0) -> Settled:
+    last = PolicyVersion(last_version)
+    outcome = replace(scored(1.0, 0), engines=engines, last_version=last)
     return Settled(RolloutId(rollout_id), 1, WorkerName("w0"), outcome)
 
 

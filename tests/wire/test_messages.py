@@ -115,6 +115,8 @@ NAN, INF = float("nan"), float("inf")
         changed(Cancel(RolloutId("r"), ""), reason="x" * 1001),
         changed(RunGroup.of([RUN]), members=[]),
         changed(NewPolicy(PolicyVersion(1)), version=-1),
+        changed(NewPolicy(PolicyVersion(1)), version=2**31),
+        changed(NewPolicy(PolicyVersion(1)), version=2**53),
         changed(FrameTaken(WorkerName("w"), 1), num_bytes=-1),
         b"\x91" * 100_000,
         b"\xdd\xff\xff\xff\xff",

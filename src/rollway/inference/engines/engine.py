@@ -144,7 +144,9 @@ class Engine:
         """Send a request and read its reply, of at most `limit` bytes."""
         path, check = self._dialect.path, partial(self._check_connection, policy)
         async with (
-            self._link.request("POST", path, body, ACCEPT, check=check) as reply,
+            self._link.request(
+                "POST", path, body, ACCEPT, check=check, owner=policy
+            ) as reply,
             self._buffers.borrow_for(reply) as buffer,
         ):
             if (reply.head.length or 0) > limit:
@@ -155,8 +157,9 @@ class Engine:
                 return await self._read_binary(reply, buffer, wanted, limit)
             return await self._read_json(reply, buffer, wanted, limit)
 
-    def drop_requests(self) -> None:
-        self._link.drop_requests()
+    def drop_requests(self, policy: ExpectedPolicy) -> None:
+        """Give up the requests that were made under this policy."""
+        self._link.drop_requests(policy)
 
     async def _check(self, drawn: ReplyColumns, routes: Routes | None, newest: int) -> None:
         self._rules.check_columns(drawn, newest)

@@ -101,48 +101,57 @@ class EngineApi:
         return EngineError(message, status=status)
 
 
+class _UnderWay:
+    """A request under way, and for whom it was made."""
+
+    def __init__(self, limit_s: float, owner: object) -> None:
+        self.deadline = asyncio.timeout(limit_s)
+        self.owner = owner
+        self.was_dropped = False
+
+
 class EngineLink(EngineApi):
     """Also reads the large replies to requests for completions."""
 
     def __init__(self, http: HttpClient, access: EngineAccess, url: str) -> None:
         super().__init__(http, access, url)
         self._client = http
-        self._was_dropped: dict[asyncio.Timeout, bool] = {}
-        """The requests under way, by their deadlines, and whether each was given up."""
+        self._under_way: set[_UnderWay] = set()
 
     @asynccontextmanager
     async def request(
         self, method: str, path: str, body: bytes = b"", accept: str = JSON, *,
-        check: ConnectionCheck | None = None,
+        check: ConnectionCheck | None = None, owner: object = None,
     ) -> AsyncIterator[HttpReply]:  # fmt: skip
         """Give a reply with status 200 to the block, which must read it by the deadline. Everything else
-        raises EngineError."""
+        raises EngineError. `drop_requests` ends all requests of an owner."""
         limit_s, url = self._access.deadline_s, f"{self.url}{path}"
-        deadline = asyncio.timeout(limit_s)
-        self._was_dropped[deadline] = False
+        under_way = _UnderWay(limit_s, owner)
+        self._under_way.add(under_way)
         try:
             with _naming(url):
                 async with (
-                    deadline,
+                    under_way.deadline,
                     self._client.request(method, path, body, accept, check) as reply,
                 ):
                     if reply.head.status != 200:
                         raise await self._refusal(url, reply.head, await reply.read_all())
                     yield reply
         except TimeoutError:
-            if self._was_dropped[deadline]:
+            if under_way.was_dropped:
                 raise EngineAway(f"{url}: the engine was taken out of service") from None
             raise _late(url, limit_s) from None
         finally:
-            del self._was_dropped[deadline]
+            self._under_way.discard(under_way)
 
-    def drop_requests(self) -> None:
-        """End all requests under way with EngineAway, because the engine may not be used any more."""
+    def drop_requests(self, owner: object) -> None:
+        """End an owner's requests under way with EngineAway: it may not use the engine any more."""
         now_s = asyncio.get_running_loop().time()
-        for deadline in self._was_dropped:
-            with suppress(RuntimeError):  # this one is ending already
-                deadline.reschedule(now_s)
-                self._was_dropped[deadline] = True
+        for under_way in self._under_way:
+            if under_way.owner is owner:
+                with suppress(RuntimeError):  # this one is ending already
+                    under_way.deadline.reschedule(now_s)
+                    under_way.was_dropped = True
 
     async def fetch_on(
         self, connection: Connection, call: EngineCall

@@ -26,27 +26,38 @@ the cause."""
 
 
 class _Member:
+    """An engine, and when the rollouts of one policy may ask it again."""
+
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.rests_until_s = 0.0
+        self.asked_until_s = 0.0
+        """Until when the engine itself asked to be left alone."""
+        self.asked = ""
+        """What it said then."""
         self._rest_s = FIRST_REST_S
 
     def note_answer(self) -> None:
         self._rest_s = FIRST_REST_S
 
-    def note_loss(self, retry_after_s: float | None) -> None:
+    def note_loss(self, error: EngineError) -> None:
         """Leave the engine alone for a while, or for as long as it asks. When many requests fail at
         once, only the first counts."""
         now_s = time.monotonic()
-        if retry_after_s is not None:
-            self.rests_until_s = max(self.rests_until_s, now_s + retry_after_s)
+        asked_s = error.retry_after_s if isinstance(error, EngineAway) else None
+        if asked_s is not None:
+            if now_s + asked_s > self.asked_until_s:
+                self.asked_until_s = now_s + asked_s
+                self.asked = f"{error}; it asks to be left alone for {asked_s:g} s"
+            self.rests_until_s = max(self.rests_until_s, self.asked_until_s)
         elif now_s >= self.rests_until_s:
             self.rests_until_s = now_s + self._rest_s
             self._rest_s = min(2 * self._rest_s, LONGEST_REST_S)
 
 
 class EnginePool:
-    """The engines of a worker. `policy` is that of clients which have none of their own."""
+    """The engines of a worker. `policy` is that of clients which have none of their own. Each policy has
+    its own members: an engine that one client cannot use is not left alone by the others."""
 
     def __init__(
         self,
@@ -55,7 +66,8 @@ class EnginePool:
         patience_s: float,
         max_context: int | None = None,
     ) -> None:
-        self._members = [_Member(engine) for engine in engines]
+        self._engines = tuple(engines)
+        self._members: dict[ExpectedPolicy, list[_Member]] = {}
         self.policy = policy
         self.patience_s = patience_s
         windows = [max_context or 0, *(engine.max_context for engine in engines)]
@@ -65,27 +77,28 @@ class EnginePool:
         self.obey(policy)
 
     def obey(self, policy: ExpectedPolicy) -> None:
-        """Give up requests to engines as soon as this policy refuses them. Their rollouts move to other
-        engines."""
+        """Give up this policy's requests to engines as soon as it refuses them. Their rollouts move to
+        other engines."""
 
         def drop_refused() -> None:
-            for member in self._members:
-                if member.engine.url in policy.refused:
-                    member.engine.drop_requests()
+            for engine in self._engines:
+                if engine.url in policy.refused:
+                    engine.drop_requests(policy)
 
         policy.on_refused = drop_refused
 
     def pin(self, number: int, policy: ExpectedPolicy | None = None) -> "PinnedEngine":
         """Choose an engine by number, for the rollout of a client with this policy. Rollouts with equal
         numbers share an engine and its prefix cache, and consecutive numbers are spread evenly."""
-        return PinnedEngine(self, number % len(self._members), policy or self.policy)
+        return PinnedEngine(self, number % len(self._engines), policy or self.policy)
 
     async def wait_for_member(
-        self, index: int, policy: ExpectedPolicy
+        self, index: int, policy: ExpectedPolicy, until_s: float
     ) -> tuple[int, _Member]:
         """Return the member at `index`, or the next one that does not rest, and its index. If all rest,
-        wait for the first that may be asked again."""
-        members, now_s = self._members, time.monotonic()
+        wait for the first that may be asked again, but not beyond `until_s`. Raise EngineError if that
+        one asked to be left alone for longer."""
+        members, now_s = self._members_for(policy), time.monotonic()
         order = [*range(index, len(members)), *range(index)]
 
         def reluctance(number: int) -> tuple[bool, float]:
@@ -94,8 +107,19 @@ class EnginePool:
             return is_refused, max(now_s, member.rests_until_s)
 
         chosen = min(order, key=reluctance)
-        await asyncio.sleep(max(0.0, members[chosen].rests_until_s - now_s))
-        return chosen, members[chosen]
+        member = members[chosen]
+        if member.asked_until_s > until_s:
+            raise EngineError(
+                f"{member.asked}, and a request waits for an engine for at most {self.patience_s:g} s "
+                "(engine.patience_s)"
+            )
+        await asyncio.sleep(max(0.0, min(member.rests_until_s, until_s) - now_s))
+        return chosen, member
+
+    def _members_for(self, policy: ExpectedPolicy) -> list[_Member]:
+        if policy not in self._members:
+            self._members[policy] = [_Member(engine) for engine in self._engines]
+        return self._members[policy]
 
 
 class PinnedEngine:
@@ -114,25 +138,29 @@ class PinnedEngine:
         self, prompt: Prompt, sampling: Sampling, stop_ids: list[int], routes_start: int
     ) -> Turn:
         """Draw one reply. If no engine answers, wait for one until the pool's patience ends."""
+        patience_s = self._pool.patience_s
         since_s: float | None = None
         num_lost = 0
         while True:
-            self._index, member = await self._pool.wait_for_member(self._index, self._policy)
+            pause_began_s = time.monotonic()
+            self._index, member = await self._pool.wait_for_member(
+                self._index, self._policy, (since_s or pause_began_s) + patience_s
+            )
+            paused_s = time.monotonic() - pause_began_s
             try:
                 turn = await member.engine.complete(
                     prompt, sampling, stop_ids, routes_start, self._policy
                 )
             except (EngineAway, ReplyAborted) as error:
-                asked_s = error.retry_after_s if isinstance(error, EngineAway) else None
-                member.note_loss(asked_s)
-                since_s = since_s or time.monotonic()
+                member.note_loss(error)
+                since_s = since_s or time.monotonic() - paused_s
                 if isinstance(error, ReplyAborted) or error.request_was_sent:
                     num_lost += 1
                 waited_s = time.monotonic() - since_s
                 if num_lost >= MAX_LOST:
                     message = f"{error}; this request was lost {num_lost} times"
                     raise EngineError(message) from None
-                if waited_s + (asked_s or 0.0) >= self._pool.patience_s:
+                if waited_s >= patience_s:
                     raise _waited_too_long(error, waited_s) from None
             else:
                 member.note_answer()

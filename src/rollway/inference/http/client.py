@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
-from .connection import Connection
+from .connection import IDLE_S, Connection
 from .endpoint import MAX_BODY_BYTES, check_header, split_url
 from .framing import JSON, BodySink, Bytes, HttpAway, HttpError, ReplyHead, Skipper
 
@@ -62,7 +62,13 @@ class HttpClient:
     """Sends requests to one server, all with the same `headers`. Each request has a connection to
     itself, and idle ones are reused."""
 
-    def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        """`idle_s` is how long the server may send nothing in the middle of a body."""
         parts = split_url(url)
         self._host = parts.hostname or ""
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
@@ -74,6 +80,7 @@ class HttpClient:
         self._idle: deque[tuple[float, Connection]] = deque()
         """Connections and when they were used last, the oldest first."""
         self._scratch = bytearray(READ_BYTES)
+        self._idle_s = idle_s
 
     @asynccontextmanager
     async def request(
@@ -145,7 +152,8 @@ class HttpClient:
         loop = asyncio.get_running_loop()
         try:
             sock = await self._open_socket(loop)
-            make, name = partial(Connection, self._scratch), self._host if self._tls else None
+            make = partial(Connection, self._scratch, self._idle_s)
+            name = self._host if self._tls else None
             _, connection = await loop.create_connection(
                 make, sock=sock, ssl=self._tls, server_hostname=name
             )

@@ -19,8 +19,9 @@ class Connection(asyncio.BufferedProtocol):
     """Reads into `scratch`, a buffer that all connections of a client share. A body that is not read
     yet waits in the kernel, and bytes that its sink does not need are thrown away there."""
 
-    def __init__(self, scratch: bytearray) -> None:
+    def __init__(self, scratch: bytearray, idle_s: float = IDLE_S) -> None:
         self._scratch = scratch
+        self._idle_s = idle_s
         self._view = memoryview(scratch)
         self._transport: asyncio.Transport
         self._received = bytearray()
@@ -78,10 +79,10 @@ class Connection(asyncio.BufferedProtocol):
         for the place that this body has."""
         while not body_end.done():
             before = self._progress
-            await asyncio.wait([body_end], timeout=IDLE_S)
+            await asyncio.wait([body_end], timeout=self._idle_s)
             if not body_end.done() and self._progress == before:
                 raise HttpAway(
-                    f"the server sent nothing for {IDLE_S:g} s in the middle of a reply",
+                    f"the server sent nothing for {self._idle_s:g} s in the middle of a reply",
                     request_was_sent=True,
                 )
         body_end.result()

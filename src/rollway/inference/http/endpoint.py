@@ -1,6 +1,7 @@
 """Shared by the clients of engines and of chat endpoints: keys, lists of models, small replies."""
 
 import ipaddress
+import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -171,15 +172,17 @@ LONGEST_PAUSE_S = 30.0
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Return the seconds that a reply's Retry-After header asks for, as a number or as a date."""
+    """Return the seconds that a reply's Retry-After header asks for, as a number or as a date. A
+    negative or infinite number counts as no header."""
     text = headers.get("retry-after", "").strip()
     try:
-        return max(0.0, float(text))
+        asked_s = float(text)
+        return asked_s if 0 <= asked_s < math.inf else None
     except ValueError:
         pass
     try:
         when = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)

@@ -8,7 +8,7 @@ their unneeded parts are dropped as they arrive.
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ from msgspec import Struct
 
 from ...errors import EngineError
 from ..http.client import HttpReply
-from ..http.framing import BodySink, Bytes
+from ..http.connection import IDLE_S
+from ..http.framing import BodySink, Bytes, HttpAway
 
 KEY_ENDING = b'routed_experts"'
 """The end of every key whose value is a bulk, in all dialects."""
@@ -284,22 +285,49 @@ def bounded(sink: BodySink, limit: int) -> BodySink:
 class BodyBuffers:
     """The places for large bodies of one engine: an engine that stalls holds up no other."""
 
-    def __init__(self, num_places: int = MAX_LARGE_BODIES) -> None:
+    def __init__(self, num_places: int = MAX_LARGE_BODIES, idle_s: float = IDLE_S) -> None:
         self._free: asyncio.LifoQueue[BodyBuffer] = asyncio.LifoQueue()
         for _ in range(num_places):
             self._free.put_nowait(BodyBuffer())
+        self._idle_s = idle_s
+        self._waiting: set[asyncio.Timeout] = set()
+        """When each reply that waits for a place is given up."""
 
     @asynccontextmanager
     async def borrow_for(self, reply: HttpReply) -> AsyncIterator[BodyBuffer]:
-        """Give a new buffer to a small body. A large body waits until a shared buffer is free."""
+        """Give a new buffer to a small body. A large body waits until a shared buffer is free. If no
+        large body is read to its end for `idle_s`, those that wait are given up with HttpAway."""
         length = reply.head.length
         if length is not None and length <= INLINE_BODY_BYTES:
             yield BodyBuffer(length)
             return
-        buffer = await self._free.get()
+        buffer = await self._wait_for_place()
         try:
             buffer.reserve(length or 0)
             yield buffer
+            self._be_patient()
         finally:
             buffer.clear()
             self._free.put_nowait(buffer)
+
+    async def _wait_for_place(self) -> BodyBuffer:
+        given_up = asyncio.timeout(self._idle_s)
+        self._waiting.add(given_up)
+        try:
+            async with given_up:
+                return await self._free.get()
+        except TimeoutError:
+            raise HttpAway(
+                f"its reply waited {self._idle_s:g} s to be read, because other replies of this engine "
+                "have stopped in the middle",
+                request_was_sent=True,
+            ) from None
+        finally:
+            self._waiting.discard(given_up)
+
+    def _be_patient(self) -> None:
+        """Let the replies that wait for a place wait for another `idle_s`: a body has ended."""
+        until_s = asyncio.get_running_loop().time() + self._idle_s
+        for given_up in self._waiting:
+            with suppress(RuntimeError):  # this one is given up already
+                given_up.reschedule(until_s)

@@ -141,9 +141,10 @@ class EngineFleet:
 
     async def vet(self, settled: Settled) -> Settled:
         """Return a rollout's end once the engines that drew it are judged. If one of them had wrong
-        weights while the rollout ran, the rollout has failed."""
+        weights while the rollout ran, or if a version that drew it is not of this run, the rollout has
+        failed. If it does not name engines of this run, each of them may have drawn it."""
         outcome = settled.outcome
-        if not isinstance(outcome, Scored) or not outcome.engines:
+        if not isinstance(outcome, Scored):
             return settled
         if outcome.last_version > self._wanted.version:
             error = (
@@ -152,12 +153,17 @@ class EngineFleet:
             )
             return replace(settled, outcome=Failed("engine", error))
         drew = [engine for engine in self._engines if engine.url in outcome.engines]
+        is_known = 0 < len(drew) == len(outcome.engines)
+        drew = drew if is_known else self._engines
         if not all(engine.is_judged for engine in drew):
             async with self._changed:
                 await self._changed.wait_for(lambda: all(engine.is_judged for engine in drew))
         for engine in drew:
             if settled.rollout_id in engine.suspects:
-                error = f"the engine at {engine.url}, which drew it, was taken out of service"
+                part = "drew" if is_known else "may have drawn"
+                error = (
+                    f"the engine at {engine.url}, which {part} it, was taken out of service"
+                )
                 return replace(settled, outcome=Failed("engine", error))
         return settled
 
