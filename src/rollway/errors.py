@@ -20,6 +20,7 @@
     │   └── ContextFull          the prompt does not fit its context window
     ├── ProtocolError            a message does not belong to the protocol
     ├── RunStuck                 a step or an evaluation can no longer complete
+    ├── CodeRefused              user code went on after it was told to end, and was left behind
     ├── ToolFailed               a tool raised, and its toolset says that this fails the rollout
     ├── RolloutFailed            a rollout that a test played failed
     ├── AdvantageError           the user's advantage function failed
@@ -41,6 +42,7 @@ These never reach the user:
     └── HttpError                a server cannot be reached, or does not speak HTTP
         └── HttpAway             it cannot be reached, or hung up
     BaseException
+    ├── CodeQuit                 a rollout's code called sys.exit or raised KeyboardInterrupt in a task
     └── EndPlainCode             the worker wants blocking user code to end
 
 A failed rollout is not an exception but a record (`records.rollout.Failed`).
@@ -158,6 +160,13 @@ class PartDied(RollwayError):
         return self.code < 0
 
 
+class CodeRefused(RollwayError):
+    def __init__(self, problem: str, where: str) -> None:
+        super().__init__(f"{problem}, at {where}" if where else problem)
+        self.problem = problem
+        self.where = where
+
+
 class LaneError(RollwayError):
     def __init__(self, problem: str, *, where: str = "") -> None:
         super().__init__(f"{problem}, at {where}" if where else problem)
@@ -193,3 +202,8 @@ def did_you_mean(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
     """Return `; did you mean 'x'?` with the most similar of `names`, or nothing."""
     near = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
     return f"; did you mean '{near[0]}'?" if near else ""
+
+
+class CodeQuit(BaseException):
+    def __init__(self, quitting: BaseException) -> None:
+        super().__init__(f"{type(quitting).__name__}: {quitting}")

@@ -51,6 +51,7 @@ from rollway.wire.messages import (
     Hello,
     NewPolicy,
     Ping,
+    ReplaceMe,
     Run,
     RunGroup,
     ServerStats,
@@ -90,6 +91,43 @@ def test_workers_that_send_statistics_keep_their_lease() -> None:
     assert not [
         command for command in router.wait(60.0, A) if isinstance(command, KillWorker)
     ]
+
+
+def test_a_worker_with_code_that_refuses_to_end_finishes_what_it_has() -> None:
+    router = CoreRouter("a", credits=2)
+    (given,) = runs_sent(router.send(a_run("r")))[A]
+    commands = router.on(WorkerMessage(A, ReplaceMe("code of r refuses to end")))
+    assert SendToWorker(A, Drain()) in commands
+    assert runs_sent(router.send(a_run("late"))) == {}, "it gets nothing more"
+    assert [end.outcome for end in ends_sent(router.settle(given, A))] == [FAILED]
+    router.on(WorkerMessage(A, Drained()))
+    assert "late" in str(router.on(WorkerMessage(B, Hello("b", 2)))), (
+        "its successor takes over"
+    )
+    assert router.on(WorkerMessage(A, ReplaceMe("again"))) == [], "it is gone"
+
+
+def test_a_rollout_whose_end_is_never_reported_ends_all_the_same() -> None:
+    server = ServerConfig(
+        workers=1, rollout_deadline_s=10.0, scoring_deadline_s=5.0, tool_deadline_s=5.0
+    )
+    router = CoreRouter("a", credits=2, server=server)
+    (lost,) = runs_sent(router.send(a_run("lost")))[A]
+    assert not ends_sent(router.wait(130.0, A, pings=(CLIENT,)))
+    (healthy,) = runs_sent(router.send(a_run("healthy")))[A]
+    commands = router.wait(20.0, A, pings=(CLIENT,))
+    (end,) = ends_sent(commands)
+    assert end.rollout_id == "lost"
+    assert isinstance(end.outcome, Failed)
+    assert end.outcome.text == "worker: a did not report its end within 140 s"
+    assert SendToWorker(A, Drain()) in commands
+    assert not [
+        c for c in router.wait(90.0, A, pings=(CLIENT,)) if isinstance(c, KillWorker)
+    ], "a healthy rollout is finished"
+    assert len(ends_sent(router.settle(healthy, A))) == 1
+    (kill,) = [c for c in router.wait(90.0, A, pings=(CLIENT,)) if isinstance(c, KillWorker)]
+    assert kill.worker == A, "it does not end"
+    assert router.settle(lost, A) == [], "the end comes too late"
 
 
 def test_a_new_worker_gets_the_current_policy_version() -> None:

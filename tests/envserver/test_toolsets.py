@@ -40,7 +40,7 @@ class ReturnsNothing(Door):
 
 async def test_a_toolset_that_does_not_return_itself_is_open_all_the_same() -> None:
     door = ReturnsNothing()
-    async with OpenToolsets() as toolsets, toolsets.opened([door], None) as opened:
+    async with OpenToolsets(5.0) as toolsets, toolsets.opened([door], None) as opened:
         assert opened == (door,)
 
 
@@ -48,7 +48,7 @@ async def test_a_toolset_that_cannot_be_closed_keeps_no_other_open() -> None:
     front, jammed, back = Door(), Jammed(), BackDoor()
     with pytest.raises(KeyError, match="jammed"):
         async with (
-            OpenToolsets() as toolsets,
+            OpenToolsets(5.0) as toolsets,
             toolsets.opened([front, jammed, back], None) as opened,
         ):
             assert all(door.is_open for door in opened if isinstance(door, Door))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rollway.errors import CodeQuit
 from rollway.loop.processes.running_code import (
     SIZE,
     RunningCodePage,
@@ -149,7 +150,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize(
     "bad",
-    ["os._exit(4)", "os.kill(os.getpid(), 9)", "os.kill(os.getpid(), 11)", "sys.exit(0)"],
+    ["os._exit(4)", "os.kill(os.getpid(), 9)", "os.kill(os.getpid(), 11)"],
 )
 def test_the_page_shows_who_ran_when_the_process_died(bad: str) -> None:
     with new_page() as (page, fd):
@@ -158,6 +159,21 @@ def test_the_page_shows_who_ran_when_the_process_died(bad: str) -> None:
             stderr=subprocess.DEVNULL, check=False, env=os.environ,
         )  # fmt: skip
         assert owner(page) == 2
+
+
+@pytest.mark.parametrize("quitting", [SystemExit("enough"), KeyboardInterrupt()])
+async def test_an_owners_task_that_quits_ends_alone(quitting: BaseException) -> None:
+    async def quit_in_task() -> None:
+        raise quitting
+
+    with new_page() as (page, _):
+        page.mark_tasks_of(asyncio.get_running_loop())
+        try:
+            task = asyncio.create_task(quit_in_task(), context=owned_by(2))
+            with pytest.raises(CodeQuit, match=type(quitting).__name__):
+                await task
+        finally:
+            asyncio.get_running_loop().set_task_factory(None)
 
 
 def test_the_page_is_empty_when_no_code_ran_as_the_process_ended() -> None:

@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import Context, ContextVar
 from typing import Any
 
-END_DEADLINE_S = 10.0
+from ..loop.bounded_code import GRACE_S, note_left_code
+from ..loop.watch.stacks import where_awaiting
 
 AnyTask = asyncio.Task[Any]
 _rollout_tasks: ContextVar[set[AnyTask] | None] = ContextVar(
@@ -53,7 +54,8 @@ def outside_rollouts() -> Iterator[None]:
 
 @asynccontextmanager
 async def cancel_leftover_tasks() -> AsyncIterator[None]:
-    """On leaving the block, cancel the tasks that were started within it and wait until they end."""
+    """On leaving the block, cancel the tasks that were started within it and wait until they end. Those
+    that refuse to are left behind."""
     tasks: set[AnyTask] = set()
     token = _rollout_tasks.set(tasks)
     try:
@@ -64,4 +66,6 @@ async def cancel_leftover_tasks() -> AsyncIterator[None]:
         for task in left:
             task.cancel()
         if left:
-            await asyncio.wait(left, timeout=END_DEADLINE_S)
+            _, refusing = await asyncio.wait(left, timeout=GRACE_S)
+            for task in refusing:
+                note_left_code(where_awaiting(task))

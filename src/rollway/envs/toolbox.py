@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 from ..errors import LaneError, ToolFailed
+from ..loop.bounded_code import must_end_within
 from ..records.task import Message, ToolCall
 from ..records.text import sendable
 from .background_tasks import outside_rollouts
@@ -90,9 +91,10 @@ class Toolbox:
         if not spec.is_async:
             return await self._call_plain(spec.name, arguments)
         try:
-            async with asyncio.timeout(self._deadline_s) as deadline:
-                with outside_rollouts():
-                    return await getattr(toolset, spec.name)(**arguments)
+            with must_end_within(self._deadline_s, f"tool `{spec.name}`"):
+                async with asyncio.timeout(self._deadline_s) as deadline:
+                    with outside_rollouts():
+                        return await getattr(toolset, spec.name)(**arguments)
         except TimeoutError:
             if not deadline.expired():
                 raise

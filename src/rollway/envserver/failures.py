@@ -6,7 +6,15 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from ..errors import EngineError, LaneError, LaneRaised, LaneTimeout, RollwayError, TraceError
+from ..errors import (
+    CodeQuit,
+    EngineError,
+    LaneError,
+    LaneRaised,
+    LaneTimeout,
+    RollwayError,
+    TraceError,
+)
 from ..loop.coroutines import is_cancelled
 from ..loop.watch import stacks
 from ..loop.watch.rarely import Rarely
@@ -22,6 +30,8 @@ OUR_CODE = str(Path(__file__).resolve().parent.parent)
 def failed(error: BaseException, boundary: Boundary) -> Failed:
     """Return a failure at `boundary`, unless the error shows that the engine is to blame. If the error
     cancels the running task, raise it again."""
+    if isinstance(error, CodeQuit) and error.__cause__ is not None:
+        error = error.__cause__
     text = short(error)
     match error:
         case EngineError() | TraceError():
@@ -59,7 +69,7 @@ def _described(error: BaseException) -> str:
     name = type(error).__name__
     try:
         text = str(error)
-    except Exception as failure:  # code of the user's class
+    except BaseException as failure:  # code of the user's class
         text = f"(its text cannot be read: {type(failure).__name__})"
     return f"{name}: {text}" if text else name
 

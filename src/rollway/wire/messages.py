@@ -28,7 +28,7 @@ from ..records.rollout import Settled
 from ..records.task import Split, Task
 from ..records.turn import Sampling
 
-PROTOCOL = 7
+PROTOCOL = 8
 MAX_CLIENT_BYTES = 16 << 20
 """The largest message to a server. ZMQ closes the connection of a peer that sends more."""
 MAX_TASKS = 100_000
@@ -44,7 +44,8 @@ WorkerLabel = Annotated[WorkerName, Meta(max_length=1_000)]
 Seconds = Annotated[float, Meta(ge=0)]
 
 Phase = Literal[
-    "starting", "engine", "env", "tool", "update", "waiting to be scored", "scoring", "committing"
+    "starting", "engine", "env", "tool", "update", "waiting to be scored", "scoring", "closing tools",
+    "committing",
 ]  # fmt: skip
 
 
@@ -184,6 +185,13 @@ class Drained(Struct, frozen=True, tag="drained"):
     """The last message of a worker that the router has drained."""
 
 
+class ReplaceMe(Struct, frozen=True, tag="replace_me"):
+    """The worker holds code that refuses to end. It must get no more rollouts, and be replaced once its
+    rollouts have ended."""
+
+    reason: Annotated[str, Meta(max_length=MAX_REASON)]
+
+
 class RolloutProgress(Struct, frozen=True):
     """Where a running rollout is: its phase, for how long, and how many turns it has taken."""
 
@@ -267,7 +275,7 @@ class _GroupHead(Struct, frozen=True, tag="run_group"):
 
 
 FromClient = Hello | NextTasks | Run | RunGroup | Cancel | Ping | NewPolicy | FrameTaken
-FromWorker = Hello | Tasks | Settled | RolloutPhases | ServerStats | Drained
+FromWorker = Hello | Tasks | Settled | RolloutPhases | ServerStats | ReplaceMe | Drained
 ToRouter = FromClient | FromWorker
 ToWorker = Run | RunGroup | Cancel | Drain | NextTasks | NewPolicy | FrameTaken
 ToClient = (

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
+from ...config.sections import ServerConfig
 from ...records.ids import RolloutId, WorkerName
 from ...records.rollout import Cancelled, Failed, Settled
 from ...wire.messages import Cancel, FrameTaken, RolloutProgress, Run, RunGroup, WorkerLost
@@ -24,11 +25,23 @@ from .worker_pool import WorkerPool
 ENDING = Cancelled("the env server is ending")
 
 
+def longest_rollout_s(server: ServerConfig) -> float:
+    """Return after how long a rollout has certainly ended in a healthy worker: all its deadlines, and
+    all waiting for lanes and for other members of its group."""
+    return (
+        4 * (server.rollout_deadline_s + server.scoring_deadline_s + server.tool_deadline_s)
+        + 60
+    )
+
+
 class RouterDispatch:
     """The open rollouts: which wait, and which run in which worker."""
 
-    def __init__(self, pool: WorkerPool, max_waiting: int) -> None:
+    def __init__(self, pool: WorkerPool, max_waiting: int, lease_s: float) -> None:
         self._pool = pool
+        self._lease_s = lease_s
+        self._due_s: dict[RolloutId, float] = {}
+        """When each running rollout must have ended, in the order of these times."""
         self._max_waiting = max_waiting
         self._frames = FramesInTransit()
         self._now_s = 0.0
@@ -72,6 +85,7 @@ class RouterDispatch:
             self.waiting.take()
             for run in taken:
                 self._pool.give(worker, run.key, num_losses)
+                self._due_s[run.key] = self._now_s + self._lease_s
             runs = tuple(run.assign(worker, self._now_s) for run in taken)
             is_group = self.whole_groups or len(runs) > 1
             message = RunGroup.of(runs) if is_group else runs[0]
@@ -113,7 +127,7 @@ class RouterDispatch:
                 dropped.append(SendToWorker(worker, FrameTaken(worker, size)))
             return dropped + self.assign()
         self._frames.sent(run.client, worker, size)
-        self.open_runs.remove(run)
+        self._remove(run)
         answer = replace(settled, rollout_id=run.rollout_id)
         return [SendToClient(run.client, answer, event.frame), *self.assign()]
 
@@ -136,6 +150,7 @@ class RouterDispatch:
             end = self._end_after_loss(run, loss, accused)
             if end is None:
                 run.unassign()
+                del self._due_s[run.key]
                 units.setdefault((run.client, run.unit), []).append(run.key)
                 continue
             if isinstance(end, Failed):
@@ -151,6 +166,32 @@ class RouterDispatch:
         num_moved = sum(len(unit) for unit in units.values())
         why = describe_loss(loss, accused)
         return commands + self.assign(), WorkerLost(loss.worker, num_moved, num_failed, why)
+
+    def overdue(self) -> list[OpenRun]:
+        """Return the rollouts that should have ended by now, whatever their code does."""
+        found = []
+        for key, due_s in self._due_s.items():
+            if due_s > self._now_s:
+                break
+            found.append(self.open_runs[key])
+        return found
+
+    def end_overdue(self, run: OpenRun) -> Commands:
+        """End a rollout whose worker does not say how it ended. An end that still comes is dropped."""
+        worker, key = run.worker, run.key
+        assert worker is not None
+        self._pool.give_back(worker, key)
+        text = f"{worker} did not report its end within {self._lease_s:g} s"
+        reason = "its server waits no longer"
+        return [
+            SendToWorker(worker, Cancel(key, reason)),
+            LogNote(f"{key} ({run.where}) failed (worker): {text}"),
+            self._end(run, Failed("worker", text)),
+        ]
+
+    def _remove(self, run: OpenRun) -> None:
+        self.open_runs.remove(run)
+        self._due_s.pop(run.key, None)
 
     def progress(
         self, worker: WorkerName, rollouts: Iterable[RolloutProgress]
@@ -183,7 +224,7 @@ class RouterDispatch:
 
     def _end(self, run: OpenRun, outcome: Cancelled | Failed) -> RouterCommand:
         self.waiting.remove(run.key)
-        self.open_runs.remove(run)
+        self._remove(run)
         return SendToClient(run.client, run.settled(outcome))
 
 

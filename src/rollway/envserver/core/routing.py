@@ -23,6 +23,7 @@ from ...wire.messages import (
     NextTasks,
     Ping,
     Refused,
+    ReplaceMe,
     RolloutPhases,
     RolloutProgress,
     Run,
@@ -36,13 +37,14 @@ from ...wire.messages import (
 )
 from .blame import Loss
 from .clients import Clients, Undelivered
-from .dispatch import RouterDispatch
+from .dispatch import RouterDispatch, longest_rollout_s
 from .events import (
     ClientMessage,
     ClientUnreachable,
     Commands,
     EndServer,
     KillWorker,
+    LogNote,
     RetireWorker,
     RouterEvent,
     RouterStats,
@@ -59,6 +61,9 @@ from .leases import Leases
 from .scaling import Scaling, WorkerLoad
 from .task_requests import MAX_OPEN, TaskRequests
 from .worker_pool import WorkerPool
+
+END_S = 60.0
+"""A drained worker has this long to end, beyond the time that its toolsets may take to close."""
 
 
 class Routing:
@@ -83,7 +88,8 @@ class Routing:
         """Whether a worker has said what the environment needs."""
         self._pool = WorkerPool()
         self._leases: Leases[WorkerName] = Leases()
-        self._dispatch = RouterDispatch(self._pool, limits.max_waiting)
+        lease_s = longest_rollout_s(server)
+        self._dispatch = RouterDispatch(self._pool, limits.max_waiting, lease_s)
         self._task_requests = TaskRequests()
         self._scaling = Scaling(self.min_workers, server.workers, limits.idle_s)
         self._policies: dict[bytes, NewPolicy] = {}
@@ -202,6 +208,9 @@ class Routing:
                 return self._send_news(message) + self._dispatch.assign()
             case RolloutPhases(rollouts=rollouts):
                 return self._send_progress(worker, rollouts)
+            case ReplaceMe(reason) if worker in self._pool:
+                note = LogNote(f"{worker} is replaced once its rollouts have ended: {reason}")
+                return [note, *self._drain(worker)]
             case Drained():
                 return self._lose(WorkerDied(worker, "ended"))
         self._num_unexpected += 1
@@ -247,10 +256,29 @@ class Routing:
         for client in self._clients.silent():
             commands += self._leave(client)
         for worker in sorted(self._leases.silent(self._server.lease_s)):
-            commands.append(KillWorker(worker, self._leases.silence_s(worker)))
-            self._leases.end(worker)
-            self._pool.mark_for_kill(worker)
+            commands += self._kill(worker, self._leases.silence_s(worker), "was silent")
+        commands += self._end_overdue()
+        limit_s = END_S + self._server.tool_deadline_s
+        for worker in self._pool.not_ending(now_s, limit_s):
+            commands += self._kill(worker, limit_s, "was told to end and did not")
         return commands if self._dispatch.is_stopping else commands + self._scale(now_s)
+
+    def _kill(self, worker: WorkerName, late_s: float, problem: str) -> Commands:
+        self._leases.end(worker)
+        self._pool.mark_for_kill(worker)
+        note = f"{worker} {problem} for {late_s:.1f} s: killing it"
+        return [LogNote(note), KillWorker(worker, late_s)]
+
+    def _end_overdue(self) -> Commands:
+        """End the rollouts whose worker should have reported their end long ago. It may have lost them,
+        so it is replaced once the others have ended."""
+        commands: Commands = []
+        for run in self._dispatch.overdue():
+            worker = run.worker
+            commands += self._dispatch.end_overdue(run)
+            if worker is not None and worker in self._pool:
+                commands += self._drain(worker)
+        return commands
 
     def _leave(self, client: bytes) -> Commands:
         self._clients.away(client)

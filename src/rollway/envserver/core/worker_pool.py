@@ -24,6 +24,8 @@ class PooledWorker(Struct):
     share: float = 1.0
     """How much of its credits the worker may use: less while it does worse than the others."""
     is_draining: bool = False
+    empty_since_s: float | None = None
+    """Since when it is drained and has nothing to finish."""
     is_being_killed: bool = False
     """The worker is killed for its silence."""
 
@@ -89,6 +91,17 @@ class WorkerPool:
 
     def mark_for_kill(self, name: WorkerName) -> None:
         self._workers[name].is_being_killed = True
+
+    def not_ending(self, now_s: float, limit_s: float) -> list[WorkerName]:
+        """Return the drained workers that had nothing left to finish for `limit_s` and are still up."""
+        found = []
+        for name, worker in self._workers.items():
+            if worker.is_draining and not worker.running and not worker.is_being_killed:
+                if worker.empty_since_s is None:
+                    worker.empty_since_s = now_s
+                if now_s - worker.empty_since_s > limit_s:
+                    found.append(name)
+        return found
 
     @property
     def open(self) -> dict[WorkerName, PooledWorker]:

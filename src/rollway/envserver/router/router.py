@@ -109,7 +109,6 @@ class Router:
             case SendToWorker(worker, message):
                 await self._send(self._workers, worker.encode(), encode(message))
             case KillWorker(worker, silent_s):
-                log.warning("%s was silent for %.1f s: killing it", worker, silent_s)
                 await self._handle(self._supervisor.kill(worker, silent_s))
             case StartWorker():
                 log.info("rollouts wait and every worker is full: starting one more worker")

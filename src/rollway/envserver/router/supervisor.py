@@ -11,7 +11,7 @@ from pathlib import Path
 from ...config.plan import env_name
 from ...config.specs import RouterSpec, WorkerSpec
 from ...envs.registry import read_source
-from ...errors import PartDied
+from ...errors import PartDied, RollwayError
 from ...loop.lanes.threads import thread
 from ...loop.processes.part import Part, describe_exit, start_part
 from ...loop.processes.running_code import RunningCodePage, new_page
@@ -123,12 +123,20 @@ class Supervisor:
                 if not self._is_any_up and life == 0:
                     raise
                 log.warning("no worker can be started: %s", error)
+                if place.workers:  # the router does nothing if it has heard of this death
+                    await self.deaths.put(WorkerDied(place.workers[-1], f"was lost: {error}"))
                 await place.pause(time.monotonic() - started_s)
                 continue
             if not (place.closed.is_set() and died.how == DRAINED):
                 await self.deaths.put(died)
             await place.pause(time.monotonic() - started_s)
         del self._places[number]
+
+    async def _was_edited(self) -> bool:
+        try:
+            return await thread(read_source, self._server.env.id) != self._source
+        except (OSError, RollwayError):  # it was removed, or cannot be opened now
+            return False
 
     @property
     def _is_any_up(self) -> bool:
@@ -157,7 +165,7 @@ class Supervisor:
                         raise NeverReady(str(error)) from None
                     log.warning("%s", error)
                     how, by_sigkill = describe_exit(error.code), error.code == -signal.SIGKILL
-                    if await thread(read_source, server.env.id) != self._source:
+                    if await self._was_edited():
                         how += EDITED
                     return WorkerDied(name, how, by_sigkill, _running_code(board))
                 finally:

@@ -6,6 +6,8 @@ from contextvars import Context
 from msgspec.structs import replace
 
 from ...envs.rollout import Rollout
+from ...errors import CodeRefused
+from ...loop.bounded_code import BoundedCode, note_left_code
 from ...records.ids import RolloutId
 from ...records.rollout import Failed
 from ...records.task import Task
@@ -24,7 +26,7 @@ class LiveGroup:
         self._missing = set(members)
         self._arrived: dict[RolloutId, Rollout] = {}
         self._complete = asyncio.Event()
-        self._scored: asyncio.Task[dict[RolloutId, Scores] | Failed] | None = None
+        self._scored: BoundedCode[dict[RolloutId, Scores] | Failed] | None = None
 
     async def join(self, rollout_id: RolloutId, finished: Finished) -> Finished | Failed:
         """Wait until every other member has arrived or left, and add the group rewards' scores."""
@@ -32,7 +34,11 @@ class LiveGroup:
         self.leave(rollout_id)
         await self._complete.wait()
         assert self._scored is not None
-        scored = await asyncio.shield(self._scored)
+        try:
+            scored = await self._scored.wait()
+        except CodeRefused as error:
+            note_left_code(error.where)
+            return Failed("scorer", error.problem, where=error.where)
         if isinstance(scored, Failed):
             return scored
         return replace(finished, scores={**finished.scores, **scored[rollout_id]})
@@ -42,7 +48,7 @@ class LiveGroup:
         self._missing.discard(rollout_id)
         if self._arrived and not self._missing and self._scored is None:
             scoring = self._score(dict(self._arrived))
-            self._scored = asyncio.get_running_loop().create_task(scoring, context=Context())
+            self._scored = BoundedCode(scoring, name=f"scoring {self.key}", context=Context())
             self._complete.set()
 
     async def _score(

@@ -66,7 +66,7 @@ def build_kit(
     """Build a kit whose rewards and plain code run in these lanes."""
     plain = PlainCode(spec, plain_lane, config.rollout_deadline_s)
     scoring = Scoring(config, spec, env, scoring_lane)
-    return Kit(config, env, speakers, plain, scoring, OpenToolsets())
+    return Kit(config, env, speakers, plain, scoring, OpenToolsets(config.tool_deadline_s))
 
 
 class Prepared(Struct, frozen=True):

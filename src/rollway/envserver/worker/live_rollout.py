@@ -3,14 +3,15 @@
 import asyncio
 import heapq
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from msgspec import Struct
 
 from ...envs.environment import Environment
 from ...envs.rollout import Reply, Rollout
-from ...records.rollout import Timing
+from ...loop.bounded_code import BoundedCode
+from ...records.rollout import Failed, Timing
 from ...trace.trace import Trace
 from ...wire.messages import Phase, RolloutProgress, Run
 
@@ -42,8 +43,10 @@ class LiveRollout:
         self.overrun = ""
         """How long the prompt was that did not fit the context window, if one did not."""
         self.cancel_reason: str | None = None
-        self.asyncio_task: asyncio.Task[None] | None = None
-        """The task that `cancel` cancels. None before the rollout has begun and after it has ended."""
+        self.code: BoundedCode[Finished | Failed] | None = None
+        """The task in which the environment's code runs. None before the rollout has begun."""
+        self.cancel_running: Callable[[], object] | None = None
+        """Cancels what runs now. None before the rollout has begun and after it has ended."""
 
     @property
     def stop(self) -> str:
@@ -83,8 +86,19 @@ class LiveRollout:
     def cancel(self, reason: str) -> None:
         """Cancel the rollout. One that has not begun finds the reason when it does."""
         self.cancel_reason = reason
-        if self.asyncio_task is not None:
-            self.asyncio_task.cancel()
+        if self.cancel_running is not None:
+            self.cancel_running()
+
+    def aside(self) -> "LiveRollout":
+        """Return the state of a conversation that is recorded nowhere, by code of the same rollout."""
+        aside = LiveRollout(self.run)
+        aside.code = self.code
+        return aside
+
+    async def stay_if_given_up(self) -> None:
+        """Never return to code that was given up: its rollout has settled, and must not change."""
+        if self.code is not None and self.code.is_given_up:
+            await asyncio.get_running_loop().create_future()
 
 
 class Finished(Struct, frozen=True):

@@ -58,7 +58,7 @@ class MessageSpeaker:
         return MessageSpeaker(self._client, self._policy, self._tokens, self._live)
 
     def aside(self) -> "MessageSpeaker":
-        return MessageSpeaker(self._client, self._policy, None, LiveRollout(self._live.run))
+        return MessageSpeaker(self._client, self._policy, None, self._live.aside())
 
     @property
     def tokens_left(self) -> int | None:
@@ -67,6 +67,7 @@ class MessageSpeaker:
 
     async def generate(self, messages: list[Message], tools: Tools) -> Reply:
         live, version = self._live, self._policy.version
+        await live.stay_if_given_up()
         start_s = time.monotonic()
         try:
             with live.within("engine"):

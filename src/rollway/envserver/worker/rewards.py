@@ -9,6 +9,7 @@ from ...envs.environment import Environment
 from ...envs.in_lane import EnvSpec, score, score_group
 from ...envs.rewards import scorers
 from ...envs.rollout import Rollout
+from ...loop.bounded_code import must_end_within
 from ...loop.lanes.lanes import Lane
 from ...loop.watch import stacks
 from ...records.rollout import Failed
@@ -53,11 +54,13 @@ class Scoring:
                     on_start=on_start,
                 )
             on_start()
-            async with asyncio.timeout(self._limit_s) as deadline:
-                for scorer in self._async_scorers:
-                    name, method = scorer.name, getattr(self._env, scorer.name)
-                    extra = {"chat": chat} if scorer.wants_chat else {}
-                    scores[name] = finite_number(name, await method(task, rollout, **extra))
+            with must_end_within(self._limit_s, "scoring"):
+                async with asyncio.timeout(self._limit_s) as deadline:
+                    for scorer in self._async_scorers:
+                        name, method = scorer.name, getattr(self._env, scorer.name)
+                        extra = {"chat": chat} if scorer.wants_chat else {}
+                        score_of = await method(task, rollout, **extra)
+                        scores[name] = finite_number(name, score_of)
         except BaseException as error:  # of user code
             return self._failed(error, deadline)
         return scores
@@ -74,12 +77,14 @@ class Scoring:
                     score_group, self._spec, task, tuple(rollouts),
                     deadline_s=self._limit_s, queue_s=self._queue_s,
                 )  # fmt: skip
-            async with asyncio.timeout(self._limit_s) as deadline:
-                for scorer in self._group_scorers:
-                    if scorer.is_async:
-                        name = scorer.name
-                        values = await getattr(self._env, name)(task, list(rollouts))
-                        columns[name] = one_for_each(name, values, len(rollouts), "rewards")
+            with must_end_within(self._limit_s, "scoring"):
+                async with asyncio.timeout(self._limit_s) as deadline:
+                    for scorer in self._group_scorers:
+                        if scorer.is_async:
+                            name = scorer.name
+                            values = await getattr(self._env, name)(task, list(rollouts))
+                            count = len(rollouts)
+                            columns[name] = one_for_each(name, values, count, "rewards")
         except BaseException as error:  # of user code
             return self._failed(error, deadline)
         return [

@@ -19,6 +19,7 @@ from ...envs.rollout import Rollout
 from ...envs.toolbox import Toolbox
 from ...envs.tools import Toolset
 from ...errors import LaneTimeout, PayloadError
+from ...loop.bounded_code import must_end_within
 from ...payload.blob import Blob, build, row_columns
 from ...payload.store import PayloadStore
 from ...records.ids import PolicyVersion
@@ -53,6 +54,7 @@ async def play(kit: Kit, live: LiveRollout, group: LiveGroup | None) -> Finished
                 scores = await kit.scoring.score(
                     task, rollout, chat.aside(), partial(live.enter, "scoring")
                 )
+            live.enter("closing tools")
     except BaseException as error:  # a toolset that cannot be closed
         return failed(error, "env")
     if isinstance(scores, Failed):
@@ -71,28 +73,26 @@ async def _converse(
     task, env, limit_s = live.run.task, kit.env, kit.config.rollout_deadline_s
     until_s = time.monotonic() + limit_s
     try:
-        async with asyncio.timeout(limit_s) as deadline:
-            toolsets = await stack.enter_async_context(
-                kit.toolsets.opened(env.tools(task), group_key)
-            )
-            chat = _open_chat(kit, live, toolsets)
-            async with cancel_leftover_tasks():
-                for name in ("rollout", *hooks(type(env), "update")):
-                    live.enter("env" if name == "rollout" else "update")
-                    method = getattr(env, name)
-                    try:
-                        if inspect.iscoroutinefunction(method):
-                            await method(task, chat)
-                        else:
-                            await kit.plain.run(
-                                name, task, chat, _seconds_for_plain_code(until_s)
-                            )
-                    except Exception as error:
-                        # user code may raise anything, also a stop inside a group of exceptions
-                        stop = stop_in(error)
-                        if not stop:
-                            raise
-                        live.stopped_by = live.stopped_by or stop
+        with must_end_within(limit_s, "the rollout"):
+            async with asyncio.timeout(limit_s) as deadline:
+                tools = kit.toolsets.opened(env.tools(task), group_key)
+                chat = _open_chat(kit, live, await stack.enter_async_context(tools))
+                async with cancel_leftover_tasks():
+                    for name in ("rollout", *hooks(type(env), "update")):
+                        live.enter("env" if name == "rollout" else "update")
+                        method = getattr(env, name)
+                        try:
+                            if inspect.iscoroutinefunction(method):
+                                await method(task, chat)
+                            else:
+                                left_s = _seconds_for_plain_code(until_s)
+                                await kit.plain.run(name, task, chat, left_s)
+                        except Exception as error:
+                            # user code may raise anything, also a stop in a group of exceptions
+                            stop = stop_in(error)
+                            if not stop:
+                                raise
+                            live.stopped_by = live.stopped_by or stop
     except asyncio.CancelledError as error:
         return failed(error, "env")
     except BaseException as error:  # of user code

@@ -36,10 +36,11 @@ class TokenSpeaker:
         return TokenSpeaker(self._engine, self._renderer, self._live)
 
     def aside(self) -> "TokenSpeaker":
-        return TokenSpeaker(self._engine, self._renderer, LiveRollout(self._live.run))
+        return TokenSpeaker(self._engine, self._renderer, self._live.aside())
 
     async def generate(self, messages: list[Message], tools: Tools) -> Reply:
         live = self._live
+        await live.stay_if_given_up()
         ids = await self._prompt_ids(messages, tools)
         sampling = self._fit(len(ids))
         prompt = self._last_prompt = make_prompt(ids, self._last_prompt)
@@ -48,6 +49,7 @@ class TokenSpeaker:
             turn = await self._engine.complete(
                 prompt, sampling, self._renderer.stop_ids, place.routes_start
             )
+            await live.stay_if_given_up()
             live.trace.add(turn, place)
         live.engines[turn.engine] = None
         live.versions += [int(turn.versions.min()), int(turn.versions.max())]

@@ -2,24 +2,24 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import Context
 from typing import Any
 
 from ...envs.tools import Toolset
+from ...loop.bounded_code import GRACE_S, must_end_within, note_left_code
+from ...loop.watch.stacks import where_awaiting
 
 log = logging.getLogger(__name__)
-
-CLOSE_DEADLINE_S = 30.0
-"""Rollouts do not wait longer for a toolset to close."""
 
 
 class _SharedToolset:
     """A toolset of several rollouts. The same task opens and closes it: code that uses anyio, for
     example, must leave its cancel scopes in the task that entered them."""
 
-    def __init__(self, toolset: Toolset) -> None:
+    def __init__(self, toolset: Toolset, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
         loop = asyncio.get_running_loop()
         self.toolset = toolset
         self.num_users = 0
@@ -49,14 +49,25 @@ class _SharedToolset:
         await asyncio.shield(self._opened)
 
     async def close(self) -> None:
+        """Close the toolset. Code that refuses to end is left behind."""
         self._close.set()
-        await _within_deadline(self.toolset, self._task)
+        _, late = await asyncio.wait([self._task], timeout=self._deadline_s)
+        if late:
+            _warn_of_late(self.toolset, self._deadline_s)
+            self._task.cancel()
+            _, refusing = await asyncio.wait(late, timeout=GRACE_S)
+            if refusing:
+                note_left_code(where_awaiting(self._task))
+        elif not self._task.cancelled() and (error := self._task.exception()):
+            raise error
 
 
 class OpenToolsets:
-    """A worker's toolsets. Leaving its block closes those of scope `worker`."""
+    """A worker's toolsets. Leaving its block closes those of scope `worker`. Rollouts do not wait for
+    longer than `deadline_s` until a toolset is closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
         self._shared: dict[tuple[str, type[Toolset]], _SharedToolset] = {}
         """By group and class. The group is empty for scope `worker`."""
 
@@ -69,7 +80,9 @@ class OpenToolsets:
             live = []
             for toolset in toolsets:
                 is_own = toolset.scope == "rollout"
-                opening = _bounded(toolset) if is_own else self._open_shared(toolset, group)
+                opening = (
+                    self._open_own(toolset) if is_own else self._open_shared(toolset, group)
+                )
                 live.append(await stack.enter_async_context(opening))
             yield tuple(live)
 
@@ -80,7 +93,7 @@ class OpenToolsets:
         key = self._key(toolset, group)
         shared = self._shared.get(key)
         if shared is None:
-            shared = self._shared[key] = _SharedToolset(toolset)
+            shared = self._shared[key] = _SharedToolset(toolset, self._deadline_s)
         shared.num_users += 1
         try:
             try:
@@ -96,6 +109,23 @@ class OpenToolsets:
             if toolset.scope == "group" and is_unused:
                 del self._shared[key]
                 await shared.close()
+
+    @asynccontextmanager
+    async def _open_own(self, toolset: Toolset) -> AsyncIterator[Toolset]:
+        """Open a toolset for one rollout. Closing it cannot take forever."""
+        limit_s = self._deadline_s
+        await toolset.__aenter__()
+        try:
+            yield toolset
+        finally:
+            try:
+                with must_end_within(limit_s, f"closing {type(toolset).__name__}"):
+                    async with asyncio.timeout(limit_s) as deadline:
+                        await toolset.__aexit__(None, None, None)
+            except TimeoutError:
+                if not deadline.expired():
+                    raise  # a TimeoutError of the toolset's own code
+                _warn_of_late(toolset, limit_s)
 
     def _key(self, toolset: Toolset, group: str | None) -> tuple[str, type[Toolset]]:
         if toolset.scope == "worker":
@@ -118,21 +148,5 @@ class OpenToolsets:
                 stack.push_async_callback(shared.close)
 
 
-@asynccontextmanager
-async def _bounded(toolset: Toolset) -> AsyncIterator[Toolset]:
-    """Open a toolset for one rollout. Closing it cannot take forever."""
-    await toolset.__aenter__()
-    try:
-        yield toolset
-    finally:
-        await _within_deadline(toolset, toolset.__aexit__(None, None, None))
-
-
-async def _within_deadline(toolset: Toolset, closing: Awaitable[None]) -> None:
-    try:
-        async with asyncio.timeout(CLOSE_DEADLINE_S) as deadline:
-            await closing
-    except TimeoutError:
-        if not deadline.expired():
-            raise  # a TimeoutError of the toolset's own code
-        log.warning("%s did not close within %g s", type(toolset).__name__, CLOSE_DEADLINE_S)
+def _warn_of_late(toolset: Toolset, deadline_s: float) -> None:
+    log.warning("%s did not close within %g s", type(toolset).__name__, deadline_s)

@@ -14,18 +14,21 @@ from ...config.specs import WorkerSpec
 from ...envs.background_tasks import keep_track
 from ...envs.environment import needs_whole_groups
 from ...envs.in_lane import take_tasks
-from ...errors import DatasetError, LaneError, LaneRaised, ProtocolError
+from ...errors import CodeRefused, DatasetError, LaneError, LaneRaised, ProtocolError
+from ...loop.bounded_code import BoundedCode
 from ...loop.coroutines import FairLoop, run_until_first
 from ...loop.lanes.lanes import ProcessLane
+from ...loop.processes.child import end_at_once
 from ...loop.processes.part import Parent, run_part
 from ...loop.processes.running_code import RunningCodePage, owned_by
 from ...loop.watch.rarely import Rarely
 from ...payload.store import PayloadStore
 from ...records.ids import RolloutId, WorkerName
 from ...records.lag import ProcessStats
-from ...records.rollout import Cancelled, Failed, Settled
+from ...records.rollout import Boundary, Cancelled, Failed, Settled
 from ...records.text import sendable
 from ...wire.messages import (
+    MAX_REASON,
     Cancel,
     Drain,
     Drained,
@@ -33,6 +36,7 @@ from ...wire.messages import (
     Hello,
     NewPolicy,
     NextTasks,
+    ReplaceMe,
     RolloutPhases,
     Run,
     RunGroup,
@@ -78,6 +82,8 @@ class Worker:
         """Requests for tasks that are not answered yet."""
         self._is_draining = False
         self._finished = asyncio.Event()
+        self.left_code_at = ""
+        """Where code waits that refused to end; empty if no rollout has left any."""
         self._failures = FailureLog()
         self._log = WorkerLog(prepared.part.place)
         self._unread = Rarely()
@@ -161,18 +167,15 @@ class Worker:
         try:
             try:
                 if live.cancel_reason is None:
-                    live.asyncio_task = asyncio.current_task()
-                    played = await play(self._kit, live, group)
-                    if isinstance(played, Failed):
-                        end = RolloutEnd(played)
-                    else:
-                        end = await commit(self._kit, live, played, self._store)
+                    end = await self._play_and_commit(live, group)
             except asyncio.CancelledError:
                 if live.cancel_reason is None:
                     raise
             finally:
                 # a cancel comes too late now: the end must reach the router
-                live.asyncio_task = None
+                live.cancel_running = None
+            if live.code is not None and live.code.left_code_at:
+                await self._ask_for_replacement(live.run.rollout_id, live.code.left_code_at)
             await self._settle(
                 live.run, end or RolloutEnd(Cancelled(live.cancel_reason or ""))
             )
@@ -181,6 +184,34 @@ class Worker:
                 group.leave(live.run.rollout_id)
             del self._running[live.run.rollout_id]
             self._finish_if_drained()
+
+    async def _play_and_commit(
+        self, live: LiveRollout, group: LiveGroup | None
+    ) -> RolloutEnd:
+        code = live.code = BoundedCode(play(self._kit, live, group), name=live.run.rollout_id)
+        live.cancel_running = code.cancel
+        try:
+            played = await code.wait()
+        except CodeRefused as error:
+            if live.cancel_reason is not None:
+                return RolloutEnd(Cancelled(live.cancel_reason))
+            boundary: Boundary = "scorer" if live.phase == "scoring" else "deadline"
+            return RolloutEnd(Failed(boundary, error.problem, where=error.where))
+        finally:
+            code.cancel()  # if this task is cancelled, the code is too
+        if isinstance(played, Failed):
+            return RolloutEnd(played)
+        committing = asyncio.current_task()
+        live.cancel_running = committing.cancel if committing else None
+        return await commit(self._kit, live, played, self._store)
+
+    async def _ask_for_replacement(self, rollout_id: RolloutId, where: str) -> None:
+        """Ask to be given no more rollouts: code that was left behind may run and grow forever."""
+        if not self.left_code_at:
+            self.left_code_at = where
+            reason = f"code of {rollout_id} refuses to end, at {where}"
+            log.warning("%s: this worker takes no more rollouts", reason)
+            await self.send(ReplaceMe(sendable(reason)[:MAX_REASON]))
 
     async def _settle(self, run: Run, end: RolloutEnd) -> None:
         if isinstance(end.outcome, Failed):
@@ -278,6 +309,9 @@ async def worker(prepared: Prepared, parent: Parent) -> None:
         await serving.send(Hello(part.name, credits, whole_groups=whole_groups))
         await parent.report_ready()
         await run_until_first(serving.serve(), parent.wait_until_gone())
+    if serving.left_code_at:
+        log.info("ending at once, without the code at %s", serving.left_code_at)
+        end_at_once()
 
 
 def main(name: str, sock: socket.socket) -> None:

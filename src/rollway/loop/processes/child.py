@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import msgspec
 
@@ -131,9 +131,15 @@ class Child:
         pipe open, so the end of the pipe does not show that the child has ended."""
         await self.wait()
         self.kill()
-        if count := await thread_to_the_end(end_marked, self._mark):
-            log.info("%s left %d processes in the background: killed", self.name, count)
-        self.pipe.abort()
+        try:
+            if count := await thread_to_the_end(end_marked, self._mark):
+                log.info("%s left %d processes in the background: killed", self.name, count)
+        except OSError as error:  # of this process, which may have no descriptors left
+            log.warning(
+                "what %s left in the background was not looked for: %s", self.name, error
+            )
+        finally:
+            self.pipe.abort()
 
 
 RUNNING: set[Child] = set()
@@ -208,6 +214,13 @@ def _die_with(parent_pid: int) -> None:
         ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
     if os.getppid() != parent_pid:
         sys.exit(1)
+
+
+def end_at_once() -> NoReturn:
+    """End this process without waiting for coroutines and threads that refuse to end."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def raise_file_limit() -> None:

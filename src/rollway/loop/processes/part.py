@@ -27,6 +27,8 @@ from .child_memory import child_rss
 
 STATS_EVERY_S = 1.0
 LAST_LINES = 12
+ENDS_WITHIN_S = 30.0
+"""A part that has closed its pipe has this long to end before it is killed."""
 MAX_LOG_BYTES, LOOK_AT_LOG_S = 64 << 20, 5.0
 
 
@@ -253,6 +255,7 @@ class Part:
                     error = text
                 case PartMessage(body=body):
                     on_message(body)
+        await self._process.end(ENDS_WITHIN_S)
         code = await self._process.wait()
         if code == 0 and self.was_ready:
             return

@@ -17,8 +17,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from ...errors import CodeQuit
+
 SIZE = 4096
-_OWNER, _SINCE, _LINE_SINCE, _LINE_LENGTH, _QUIT = range(5)
+_OWNER, _SINCE, _LINE_SINCE, _LINE_LENGTH = range(4)
 """The words of the page; the text of the line follows them."""
 _TEXT = 64
 _owner: ContextVar[int] = ContextVar("owner", default=0)
@@ -51,7 +53,7 @@ class RunningCodePage:
     def read(self) -> RunningOwner | None:
         """Return the owner that runs; after the process has ended, the one that was running then."""
         words = self.words
-        owner, since_ns = words[_QUIT] or words[_OWNER], words[_SINCE]
+        owner, since_ns = words[_OWNER], words[_SINCE]
         if not owner:
             return None
         length = words[_LINE_LENGTH] if words[_LINE_SINCE] == since_ns else 0
@@ -96,10 +98,8 @@ class MarkedCoroutine(Coroutine[Any, Any, Any]):
         words[_OWNER] = self._owner
         try:
             return self._coro.send(value)
-        except (SystemExit, KeyboardInterrupt):
-            # this ends the process, but other tasks may run before it does
-            words[_QUIT] = self._owner
-            raise
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise CodeQuit(error) from error  # a task that raises these ends the process
         finally:
             words[_OWNER] = 0
 
@@ -109,9 +109,8 @@ class MarkedCoroutine(Coroutine[Any, Any, Any]):
         words[_OWNER] = self._owner
         try:
             return self._coro.throw(*error)
-        except (SystemExit, KeyboardInterrupt):
-            words[_QUIT] = self._owner
-            raise
+        except (SystemExit, KeyboardInterrupt) as quitting:
+            raise CodeQuit(quitting) from quitting
         finally:
             words[_OWNER] = 0
 

@@ -1,11 +1,14 @@
 """Reads the stacks of running code and finds the user's line in them."""
 
+import asyncio
+import gc
 import re
 import sysconfig
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from msgspec import Struct
 
@@ -15,6 +18,9 @@ _ROLLWAY = str(Path(__file__).resolve().parents[2])
 _HEADING = "(most recent call first):"
 _WAITING_FILES = ("/asyncio/runners.py", "/selectors.py")
 _OUTERMOST = " in _run_module_as_main"
+_FRAMES = ("cr_frame", "gi_frame", "ag_frame")
+MAX_AWAITING = 1_000
+"""Lines of a waiting task that are looked at: a chain of tasks may wait for itself."""
 _DUMPED_LINE = re.compile(r'^  File "(.*)", line (\d+) in (.+)$', re.MULTILINE)
 
 
@@ -82,6 +88,42 @@ def find_user_line(stack: Sequence[StackLine]) -> StackLine:
         package = _package(called[-1])
         return next(line for line in called if _package(line) == package)
     return next((line for line in stack if not _is_stdlib(line)), stack[0])
+
+
+def where_awaiting(task: "asyncio.Task[Any]") -> str:
+    """Return the user's line at which a task waits; empty if it waits in none."""
+    stack = from_task(task)
+    line = find_user_line(stack) if stack else None
+    return "" if line is None or _is_rollway(line) or _is_stdlib(line) else str(line)
+
+
+def from_task(task: "asyncio.Task[Any]") -> list[StackLine]:
+    """Return the lines at which a task and the tasks that it awaits wait, innermost line first."""
+    lines: list[StackLine] = []
+    code: Any = task.get_coro()
+    while code is not None and len(lines) < MAX_AWAITING:
+        if (frame := _attribute(code, _FRAMES)) is not None:
+            name = frame.f_code.co_qualname
+            lines.append(StackLine(frame.f_code.co_filename, frame.f_lineno, name))
+        code = _awaited(code)
+    return lines[::-1]
+
+
+def _awaited(code: Any) -> Any:
+    """Return what a coroutine, generator or awaitable waits for, or None. Some awaitables of C do not
+    tell it, but the garbage collector knows what they refer to."""
+    if isinstance(code, asyncio.Task):
+        return code.get_coro()
+    if any(hasattr(code, name) for name in _FRAMES):
+        return _attribute(code, ("cr_await", "gi_yieldfrom", "ag_await"))
+    kinds = (*_FRAMES, "get_coro")
+    referents = gc.get_referents(code)
+    return next((other for other in referents if any(hasattr(other, k) for k in kinds)), None)
+
+
+def _attribute(code: Any, names: Iterable[str]) -> Any:
+    found = (getattr(code, name, None) for name in names)
+    return next((value for value in found if value is not None), None)
 
 
 def where_raised(error: BaseException) -> str:
