@@ -131,18 +131,16 @@ async def test_a_large_body_behind_others_that_do_not_end_is_given_up() -> None:
     buffers = BodyBuffers(1, idle_s=0.2)
     async with large_replies() as client:
         async with (
-            client.request("GET", "/") as first,
-            client.request("GET", "/") as second,
-            buffers.borrow_for(first),
+            buffers.borrow(len(LARGE)),
             asyncio.timeout(10),
         ):
             with pytest.raises(
                 HttpAway, match=r"waited 0\.2 s .* have stopped in the middle"
             ) as caught:
-                await buffers.borrow_for(second).__aenter__()
+                await buffers.borrow(len(LARGE)).__aenter__()
             assert caught.value.request_was_sent
-        async with client.request("GET", "/") as third, buffers.borrow_for(third) as buffer:
-            await third.read(buffer.add)
+        async with client.request("GET", "/") as reply, buffers.borrow(len(LARGE)) as buffer:
+            await reply.read(buffer.add)
             assert buffer.length == len(LARGE)
 
 
@@ -155,7 +153,7 @@ async def test_a_large_body_waits_as_long_as_others_end() -> None:
         async def read_slowly() -> int:
             async with (
                 client.request("GET", "/") as reply,
-                buffers.borrow_for(reply) as buffer,
+                buffers.borrow(len(LARGE)) as buffer,
             ):
                 await asyncio.sleep(0.5)
                 await reply.read(buffer.add)

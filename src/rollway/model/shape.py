@@ -38,6 +38,8 @@ CHANGING_ROPES = ("longrope", "su", "dynamic")
 MIN_ZEROS = 64
 """A router that chooses one expert may choose the first for this many tokens and layers, but no more."""
 ALL_ZERO = "are all zero: the engine does not record them (vLLM on CPU needs --enforce-eager)"
+MAX_SORTED = 16_384
+"""Up to this number of choices the calls of numpy cost more than what they do, so few are made."""
 MAX_COMPARED = 16
 """Up to this many experts of a token are compared in pairs, which is faster than sorting them."""
 
@@ -76,7 +78,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
             )
         if highest >= self.num_experts:
             return f"name expert {highest}, but the model has {self.num_experts}"
-        if not routes.any() and (topk > 1 or routes.size >= MIN_ZEROS):
+        if highest == 0 and (topk > 1 or routes.size >= MIN_ZEROS):
             return ALL_ZERO
         return ""
 
@@ -191,6 +193,11 @@ def _max_context(config: dict[str, Any]) -> int:
 
 def find_repeats(routes: Routes) -> NDArray[np.bool_]:
     """Return for each token and layer whether one expert is chosen twice."""
+    if routes.size <= MAX_SORTED:
+        ordered = np.sort(routes)
+        is_same: NDArray[np.bool_] = ordered[:, :, 1:] == ordered[:, :, :-1]
+        found: NDArray[np.bool_] = np.logical_or.reduce(is_same, axis=2)
+        return found
     is_long = routes.shape[2] > MAX_COMPARED
     slots = np.ascontiguousarray(np.moveaxis(np.sort(routes) if is_long else routes, 2, 0))
     is_repeated, is_equal = (np.zeros(routes.shape[:2], np.bool_) for _ in range(2))

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
 
 from ..errors import TraceError
 from ..records.turn import Ints, Turn
@@ -25,7 +28,7 @@ class Trace:
 
     def __init__(self) -> None:
         self._rows: list[OpenRow] = []
-        self._route_format: str | None = None
+        self._route_format: tuple[np.dtype[Any], tuple[int, ...]] | None = None
         self._reserved: set[OpenRow | None] = set()
 
     @contextmanager
@@ -62,10 +65,13 @@ class Trace:
         """Raise TraceError if the routes have another dtype or shape than earlier in the rollout."""
         if turn.routes is None:
             return
-        found = f"{turn.routes.dtype}{list(turn.routes.shape[1:])}"
+        found = turn.routes.dtype, turn.routes.shape[1:]
         if self._route_format not in (None, found):
+            now, before = (
+                f"{kind}{list(shape)}" for kind, shape in (found, self._route_format)
+            )
             raise TraceError(
-                f"the engine's routes are {found} a token, but were {self._route_format} before"
+                f"the engine's routes are {now} a token, but were {before} before"
             )
         self._route_format = found
 

@@ -52,7 +52,9 @@ class TokenSpeaker:
             await live.stay_if_given_up()
             live.trace.add(turn, place)
         live.engines[turn.engine] = None
-        live.versions += [int(turn.versions.min()), int(turn.versions.max())]
+        live.versions += [
+            int(np.minimum.reduce(turn.versions)), int(np.maximum.reduce(turn.versions)),
+        ]  # fmt: skip
         reply = await self._parse(turn, tools)
         live.count(reply, time.monotonic() - start_s)
         self._last_turn = turn

@@ -20,6 +20,7 @@ from ..engines.link import EngineAccess, open_link
 from ..engines.status import is_at_least
 from ..engines.verdict import CEILINGS, COARSEST, FLOORS, Tolerance, compare, why_refused
 from ..engines.vllm import Vllm
+from ..http.client import HttpReply
 from ..replies.checks import ReplyRules
 from .finding import Finding, note, ok, wrong
 
@@ -228,10 +229,13 @@ async def binary_replies(patient: Patient) -> Finding | None:
         return None
     dialect, model = Vllm(), patient.control.served.id
     body = dialect.encode_request(model, make_prompt(PROMPT), Sampling(1), [], 0)
+
+    async def read_kind(reply: HttpReply) -> str | None:
+        await reply.read_all()
+        return reply.head.headers.get("content-type")
+
     with open_link(patient.access) as link:
-        async with link.request("POST", dialect.path, body, ACCEPT) as reply:
-            await reply.read_all()
-            kind = reply.head.headers.get("content-type")
+        kind = await link.post(dialect.path, body, ACCEPT, read_kind)
     if kind == SAFETENSORS:
         return ok("binary replies", "columns and routes come as raw bytes")
     text = "routes come as base64 inside JSON, a third more bytes"

@@ -15,7 +15,7 @@ from ..http.client import HttpReply
 from ..http.connection import Connection
 from ..http.endpoint import ServedModel, describe_error
 from ..http.framing import JSON
-from ..replies.body import BodyBuffer, BodyBuffers, BodyCutter, bounded
+from ..replies.body import INLINE_BODY_BYTES, BodyBuffer, BodyBuffers, BodyCutter, bounded
 from ..replies.checks import ReplyRules
 from ..replies.columns import ReplyColumns, decode_reply
 from ..replies.long_replies import LongReplies
@@ -125,7 +125,8 @@ class Engine:
         await self._check(drawn, routes, max(version, policy.version))
         versions = drawn.versions
         if versions is None:
-            versions = np.full(len(drawn.token_ids), version, np.int32)
+            versions = np.empty(len(drawn.token_ids), np.int32)
+            versions.fill(version)
         return Turn(
             prompt_ids=prompt.ids,
             completion_ids=drawn.token_ids,
@@ -142,20 +143,20 @@ class Engine:
         self, body: bytes, policy: ExpectedPolicy, wanted: WantedRoutes, limit: int
     ) -> Drawn:
         """Send a request and read its reply, of at most `limit` bytes."""
-        path, check = self._dialect.path, partial(self._check_connection, policy)
-        async with (
-            self._link.request(
-                "POST", path, body, ACCEPT, check=check, owner=policy
-            ) as reply,
-            self._buffers.borrow_for(reply) as buffer,
-        ):
-            if (reply.head.length or 0) > limit:
-                raise EngineError(
-                    f"its reply has {reply.head.length} bytes, of at most {limit}"
-                )
-            if reply.head.headers.get("content-type") == SAFETENSORS:
-                return await self._read_binary(reply, buffer, wanted, limit)
-            return await self._read_json(reply, buffer, wanted, limit)
+
+        async def read(reply: HttpReply) -> Drawn:
+            head = reply.head
+            if (head.length or 0) > limit:
+                raise EngineError(f"its reply has {head.length} bytes, of at most {limit}")
+            is_binary = head.headers.get("content-type") == SAFETENSORS
+            read_body = self._read_binary if is_binary else self._read_json
+            if head.length is not None and head.length <= INLINE_BODY_BYTES:
+                return await read_body(reply, BodyBuffer(head.length), wanted, limit)
+            async with self._buffers.borrow(head.length or 0) as buffer:
+                return await read_body(reply, buffer, wanted, limit)
+
+        check = partial(self._check_connection, policy)
+        return await self._link.post(self._dialect.path, body, ACCEPT, read, check, policy)
 
     def drop_requests(self, policy: ExpectedPolicy) -> None:
         """Give up the requests that were made under this policy."""
@@ -166,7 +167,7 @@ class Engine:
         if routes is None or not routes.size:
             return
         if routes.nbytes <= INLINE_ROUTES_BYTES:
-            highest = routes.max()
+            highest = np.maximum.reduce(routes, axis=None)
         else:
             highest = await thread_to_the_end(routes.max)
         self._rules.check_routes(routes, int(highest))

@@ -1,9 +1,10 @@
 """Sends requests to one engine. Every failure becomes an EngineError that names the engine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -14,10 +15,12 @@ from ..http import endpoint
 from ..http.client import ConnectionCheck, HttpClient, HttpReply
 from ..http.connection import Connection
 from ..http.endpoint import Fetcher, ServedModel
-from ..http.framing import JSON, HttpAway, HttpError, ReplyHead
+from ..http.framing import HttpAway, HttpError, ReplyHead
 from .dialect import Dialect, EngineCall
 from .sglang import Sglang
 from .vllm import Vllm
+
+T = TypeVar("T")
 
 INTERNAL_ERROR = 500
 NOT_FOUND = 404
@@ -118,25 +121,26 @@ class EngineLink(EngineApi):
         self._client = http
         self._under_way: set[_UnderWay] = set()
 
-    @asynccontextmanager
-    async def request(
-        self, method: str, path: str, body: bytes = b"", accept: str = JSON, *,
+    async def post(
+        self, path: str, body: bytes, accept: str, read: Callable[[HttpReply], Awaitable[T]],
         check: ConnectionCheck | None = None, owner: object = None,
-    ) -> AsyncIterator[HttpReply]:  # fmt: skip
-        """Give a reply with status 200 to the block, which must read it by the deadline. Everything else
-        raises EngineError. `drop_requests` ends all requests of an owner."""
+    ) -> T:  # fmt: skip
+        """Send a request, and return what `read` makes of its reply, by the deadline. A status that is
+        not 200 raises EngineError. `drop_requests` ends all requests of an owner."""
         limit_s, url = self._access.deadline_s, f"{self.url}{path}"
         under_way = _UnderWay(limit_s, owner)
         self._under_way.add(under_way)
         try:
-            with _naming(url):
-                async with (
-                    under_way.deadline,
-                    self._client.request(method, path, body, accept, check) as reply,
-                ):
+            async with under_way.deadline:
+                reply = await self._client.ask("POST", path, body, accept, check)
+                try:
                     if reply.head.status != 200:
                         raise await self._refusal(url, reply.head, await reply.read_all())
-                    yield reply
+                    return await read(reply)
+                finally:
+                    self._client.give_back(reply)
+        except HttpError as error:
+            raise _named(url, error) from None
         except TimeoutError:
             if under_way.was_dropped:
                 raise EngineAway(f"{url}: the engine was taken out of service") from None
@@ -166,11 +170,14 @@ def _naming(url: str) -> Iterator[None]:
     """Turn errors of HTTP into errors that name the engine."""
     try:
         yield
-    except HttpAway as error:
-        was_sent = error.request_was_sent
-        raise EngineAway(f"{url}: {error}", request_was_sent=was_sent) from None
     except HttpError as error:
-        raise EngineError(f"{url}: {error}") from None
+        raise _named(url, error) from None
+
+
+def _named(url: str, error: HttpError) -> EngineError:
+    if isinstance(error, HttpAway):
+        return EngineAway(f"{url}: {error}", request_was_sent=error.request_was_sent)
+    return EngineError(f"{url}: {error}")
 
 
 def _late(url: str, limit_s: float) -> EngineLate:

@@ -87,17 +87,29 @@ class HttpClient:
         self, method: str, path: str, body: bytes = b"", accept: str = JSON,
         check: ConnectionCheck | None = None,
     ) -> AsyncIterator[HttpReply]:  # fmt: skip
-        """Give the reply to the block, which reads it. Leaving the block before the whole body was read
-        closes the connection. `check` is called with the connection before the request is sent."""
-        reply = await self._ask(self._encode(method, path, body, accept), check)
-        connection = reply.connection
+        """Give the reply to the block, which reads it."""
+        reply = await self.ask(method, path, body, accept, check)
         try:
             yield reply
         finally:
-            if reply.is_read and not reply.head.closes and connection.is_open:
-                self._keep(connection)
-            else:
-                connection.close()
+            self.give_back(reply)
+
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", accept: str = JSON,
+        check: ConnectionCheck | None = None,
+    ) -> HttpReply:  # fmt: skip
+        """Return a reply whose body is not read yet. The caller must give it back. `check` is called
+        with the connection before the request is sent."""
+        return await self._ask(self._encode(method, path, body, accept), check)
+
+    def give_back(self, reply: HttpReply) -> None:
+        """Keep the connection of a reply for the next request. If its body was not read to the end, the
+        connection is closed."""
+        connection = reply.connection
+        if reply.is_read and connection.is_open and not reply.head.closes:
+            self._keep(connection)
+        else:
+            connection.close()
 
     async def fetch(
         self, method: str, path: str, body: bytes = b""

@@ -176,14 +176,16 @@ class Renderer:
         """Return the next prompt, or None, like `SyncRenderer.extend`. The renderer gets only the end of
         a long prompt, because earlier turns do not change."""
         cut = max(0, len(prompt_ids) - TAIL_TOKENS)
-        args = prompt_ids[cut:].tolist(), completion_ids.tolist(), tuple(new), tuple(tools)
+        tail: list[int] = prompt_ids[cut:].tolist()
+        args = tail, completion_ids.tolist(), tuple(new), tuple(tools)
         if _num_chars(new) + len(completion_ids) <= INLINE_CHARS:
             extended = self._renderer.extend(*args)
         else:
             extended = await self._call_lane(SyncRenderer.extend, *args)
-        if extended is None:
+        num_kept = len(tail)
+        if extended is None or extended[:num_kept] != tail:
             return None
-        return np.concatenate([prompt_ids[:cut], np.array(extended, np.int32)])
+        return np.concatenate([prompt_ids, np.array(extended[num_kept:], np.int32)])
 
     async def parse(self, completion_ids: list[int], tools: Tools = ()) -> ParsedReply:
         if len(completion_ids) <= INLINE_CHARS:

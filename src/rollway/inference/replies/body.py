@@ -7,8 +7,10 @@ their unneeded parts are dropped as they arrive.
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ import pybase64
 from msgspec import Struct
 
 from ...errors import EngineError
-from ..http.client import HttpReply
+from ...loop.lanes.lanes import FairQueue
 from ..http.connection import IDLE_S
 from ..http.framing import BodySink, Bytes, HttpAway
 
@@ -84,6 +86,12 @@ _NPY_HEADER = re.compile(
 _AXIS = re.compile(rb"[0-9]+")
 
 
+MAX_HEADERS = 1_024
+"""Headers that are remembered: most replies of a run have routes of some other reply's shape."""
+HEADER_CHARS = 172
+"""The base64 of the 128 bytes that numpy writes before any array of three axes."""
+
+
 class NpyHeader(Struct, frozen=True):
     """The shape of routes in a .npy file, and the byte `offset` at which they start."""
 
@@ -105,6 +113,7 @@ class NpyHeader(Struct, frozen=True):
         return f"{self.dtype}[{self.num_positions}, {self.layers}, {self.topk}]"
 
 
+@lru_cache(MAX_HEADERS)
 def read_header(text: bytes) -> NpyHeader:
     """Read the header of a .npy file from the first characters of its base64. Raises EngineError unless
     the file holds integers of shape `[tokens, layers, topk]`."""
@@ -151,7 +160,11 @@ class BulkString:
     def header(self) -> NpyHeader:
         """The header of this bulk as a .npy file, read once, when the first characters are there."""
         if self._header is None:
-            self._header = read_header(self.head)
+            head = self.head
+            try:
+                self._header = read_header(head[:HEADER_CHARS])
+            except EngineError:  # its header may be longer
+                self._header = read_header(head)
         return self._header
 
     def from_char(self, char: int) -> memoryview:
@@ -282,52 +295,45 @@ def bounded(sink: BodySink, limit: int) -> BodySink:
     return take
 
 
+MAX_WAITING = 100_000
+"""Replies of one engine that may wait to be read: more than a worker has rollouts."""
+
+
 class BodyBuffers:
     """The places for large bodies of one engine: an engine that stalls holds up no other."""
 
     def __init__(self, num_places: int = MAX_LARGE_BODIES, idle_s: float = IDLE_S) -> None:
-        self._free: asyncio.LifoQueue[BodyBuffer] = asyncio.LifoQueue()
+        self._free: FairQueue[BodyBuffer] = FairQueue("large bodies", MAX_WAITING)
         for _ in range(num_places):
-            self._free.put_nowait(BodyBuffer())
+            self._free.free(BodyBuffer())
         self._idle_s = idle_s
-        self._waiting: set[asyncio.Timeout] = set()
-        """When each reply that waits for a place is given up."""
+        self._ended_s = 0.0
+        """When the last large body was read to its end."""
 
     @asynccontextmanager
-    async def borrow_for(self, reply: HttpReply) -> AsyncIterator[BodyBuffer]:
-        """Give a new buffer to a small body. A large body waits until a shared buffer is free. If no
-        large body is read to its end for `idle_s`, those that wait are given up with HttpAway."""
-        length = reply.head.length
-        if length is not None and length <= INLINE_BODY_BYTES:
-            yield BodyBuffer(length)
-            return
-        buffer = await self._wait_for_place()
+    async def borrow(self, length: int) -> AsyncIterator[BodyBuffer]:
+        """Lend a buffer to a large body. It waits until one is free. If no large body is read to its end
+        for `idle_s`, those that wait are given up with HttpAway."""
+        buffer = await self._take()
         try:
-            buffer.reserve(length or 0)
+            buffer.reserve(length)
             yield buffer
-            self._be_patient()
+            self._ended_s = time.monotonic()
         finally:
             buffer.clear()
-            self._free.put_nowait(buffer)
+            self._free.free(buffer)
 
-    async def _wait_for_place(self) -> BodyBuffer:
-        given_up = asyncio.timeout(self._idle_s)
-        self._waiting.add(given_up)
-        try:
-            async with given_up:
-                return await self._free.get()
-        except TimeoutError:
-            raise HttpAway(
-                f"its reply waited {self._idle_s:g} s to be read, because other replies of this engine "
-                "have stopped in the middle",
-                request_was_sent=True,
-            ) from None
-        finally:
-            self._waiting.discard(given_up)
-
-    def _be_patient(self) -> None:
-        """Let the replies that wait for a place wait for another `idle_s`: a body has ended."""
-        until_s = asyncio.get_running_loop().time() + self._idle_s
-        for given_up in self._waiting:
-            with suppress(RuntimeError):  # this one is given up already
-                given_up.reschedule(until_s)
+    async def _take(self) -> BodyBuffer:
+        patient_until_s = time.monotonic() + self._idle_s
+        while True:
+            try:
+                async with asyncio.timeout(patient_until_s - time.monotonic()):
+                    return await self._free.take()
+            except TimeoutError:
+                patient_until_s = self._ended_s + self._idle_s
+                if patient_until_s <= time.monotonic():
+                    raise HttpAway(
+                        f"its reply waited {self._idle_s:g} s to be read, because other replies of this "
+                        "engine have stopped in the middle",
+                        request_was_sent=True,
+                    ) from None

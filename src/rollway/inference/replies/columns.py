@@ -38,8 +38,6 @@ def make_columns(
             counts = f"{len(token_ids)} tokens and {len(column)} {name}"
             raise EngineError(f"the engine's reply has {counts}; these numbers must be equal")
     values = np.array(logprobs, np.float32)
-    if not np.isfinite(values).all():
-        raise EngineError("the engine's reply has logprobs that are not finite")
     try:
         ids = np.array(token_ids, np.int32)
         numbers = None if versions is None else np.array(versions, np.int32)
