@@ -95,3 +95,24 @@ def test_a_rollout_is_shown_with_its_tokens_until_they_are_released(run: RunDir)
 def test_a_missing_rollout_or_run_is_named(run: RunDir, tmp_path: Path) -> None:
     assert "no saved rollout 'g3.9'" in show(str(run.path), "--rollout", "g3.9")
     assert "is not a run directory" in show(str(tmp_path / "nowhere"))
+
+
+HOSTILE, SHOWN = "\x1b[2J\x9b[/b]:smile:", r"\x1b[2J\x9b[/b]:smile:"
+
+
+def test_nothing_that_is_shown_acts_on_the_terminal(run: RunDir) -> None:
+    message = {"role": "user", "content": f"{HOSTILE}\n"}
+    lines = [
+        {**LINES[0], "rewards": {HOSTILE: 1.0}, "task": HOSTILE, "messages": [message]},
+        {**LINES[1], "error": HOSTILE, "env": HOSTILE},
+    ]
+    path = run.rollouts / "step_3" / "train.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(b"\n".join(map(msgspec.json.encode, lines)) + b"\n")
+    outputs = [show(str(run.path), *more) for more in ((), *ONE)]
+    for output, count in zip(outputs, (3, 3, 2), strict=True):
+        assert output.count(SHOWN) == count
+        assert not {"\x1b", "\x9b"} & {*output}
+
+
+ONE = (("--rollout", "g3.0"), ("--rollout", "g3.1"))

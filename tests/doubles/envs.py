@@ -133,6 +133,19 @@ class Lengths(Counting):
         return sum(len(message.content.encode()) for message in rollout.messages) % 7 / 7
 
 
+class TooLarge(Lengths):
+    """Its second task cannot be sent back to its env server."""
+
+    def tasks(self) -> Iterator[rw.Task]:
+        for task in super().tasks():
+            if task.id == "1":
+                task = rw.Task(id=task.id, prompt="?" * (17 << 20))
+            yield task
+
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        await chat.say(task.prompt)
+
+
 class Planted(Lengths):
     """Holds its worker's loop in some rollouts, and its scoring process in some rewards."""
 

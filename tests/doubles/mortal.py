@@ -11,11 +11,16 @@ from rollway.loop.processes.part import Parent, run_part, unchanged
 
 
 class MortalPart(Struct, frozen=True):
-    """`ends` is "never", "before" or "after" the part is ready. `life` is 1 for the first start."""
+    """`ends` is "never", "before" or "after" the part is ready. `life` is 1 for the first start. A part
+    that `meets` another one waits at its end until that part ends as well: the two open a FIFO, one to
+    read and one to write. A line in `diary` says that it has ended."""
 
     life: int
     ends: str = "never"
     watch: WatchSpec = WatchSpec()
+    meets: str = ""
+    reads: bool = False
+    diary: str = ""
 
 
 async def mortal(part: MortalPart, parent: Parent) -> None:
@@ -28,6 +33,16 @@ async def mortal(part: MortalPart, parent: Parent) -> None:
         os._exit(4)
     while await parent.receive() is not None:
         pass
+    end(part)
+
+
+def end(part: MortalPart) -> None:
+    if part.meets:
+        with open(part.meets, "r" if part.reads else "w"):
+            pass
+    if part.diary:
+        with open(part.diary, "a") as file:
+            file.write(f"{part.life}\n")
 
 
 def main(name: str, sock: socket.socket) -> None:

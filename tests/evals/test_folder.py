@@ -45,6 +45,17 @@ def test_differences_are_named_by_their_options() -> None:
     ]  # fmt: skip
 
 
+def test_passwords_in_arguments_are_neither_written_nor_compared(tmp_path: Path) -> None:
+    spec = changed(args={"judge": "http://me:secret@host"})
+    folder = EvalFolder(tmp_path / "eval")
+    with folder.opened(spec, resume=False):
+        pass
+    assert folder.read_spec().args == {"judge": "http://***@host"}
+    folder.check(spec, resume=True)
+    (told,) = differences(spec, changed(args={}))
+    assert told == "--args was {'judge': 'http://***@host'}, is {}"
+
+
 def test_folders_are_named_by_environment_model_and_time(tmp_path: Path) -> None:
     root = root_of(SPEC, tmp_path)
     assert root == tmp_path / "eval" / "my-env" / "Org-Model-8B"

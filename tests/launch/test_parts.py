@@ -94,3 +94,25 @@ async def test_a_part_that_was_never_ready_is_not_started_again(tmp_path: Path) 
         await run()
     assert "exited with 3" in str(first_cause(raised.value))
     assert lives.lines == []
+
+
+async def test_parts_end_together_after_the_orchestrator(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two parts that wait for each other's end would be killed if they were ended one by one."""
+    fifo, diary = tmp_path / "fifo", tmp_path / "diary"
+    os.mkfifo(fifo)
+
+    async def fail() -> None:
+        raise OSError("cannot be ended")
+
+    async with parts_of(Lives(), tmp_path) as parts:
+        for life, name in enumerate(["orchestrator", "reader", "writer"]):
+            meets = str(fifo) if life else ""
+            part = MortalPart(life, meets=meets, reads=name == "reader", diary=str(diary))
+            started = await parts.start(name, MORTAL, part)
+            await started.ready()
+        parts._started["reader"].push_async_callback(fail)
+    lives = diary.read_text().split()
+    assert (lives[0], sorted(lives)) == ("0", ["0", "1", "2"])
+    assert "reader could not be ended" in caplog.text

@@ -7,11 +7,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.doubles.disk import record_disk_calls
 
+from rollway.cli.stopping import explain
 from rollway.errors import RunDirError
 from rollway.ledger.ledger import open_ledger
 from rollway.ledger.restore import read_reports, restore
-from rollway.records.ids import PolicyVersion
+from rollway.records.ids import GroupId, PolicyVersion, Step, make_rollout_id
+from rollway.records.task import Split, Task
 
 INSERT = (
     "INSERT INTO rollouts (rollout_id, group_id, env, task_id, dispatched_version, dispatched_s, step) "
@@ -32,6 +35,47 @@ async def test_everything_queued_is_committed_on_leaving(tmp_path: Path) -> None
     await fill(tmp_path / "run.db")
     with closing(sqlite3.connect(tmp_path / "run.db")) as db:
         assert db.execute("SELECT count(*) FROM rollouts").fetchone() == (100,)
+
+
+@pytest.mark.anyio
+async def test_the_file_stops_growing_once_groups_are_trained_or_discarded(
+    tmp_path: Path,
+) -> None:
+    path, sizes = tmp_path / "run.db", []
+    async with open_ledger(path) as ledger:
+        for number in range(24):
+            group_id, version = GroupId(number), PolicyVersion(number)
+            task = Task(id=str(number), prompt="x" * 500_000)
+            split: Split = "eval" if number % 3 == 0 else "train"
+            await ledger.record_group(group_id, "e", task, version, number, split)
+            name = make_rollout_id(group_id, 0)
+            await ledger.record_dispatch(name, group_id, "e", task.id, version)
+            if number % 3 == 1:
+                await ledger.record_fate(group_id, "zero_advantage")
+            elif number % 3 == 2:
+                await ledger.record_shipped(Step(number), [name], {})
+                await ledger.record_published(Step(number))
+            await ledger.flush()
+            sizes.append(*ledger._db.execute("PRAGMA page_count").fetchone())
+    assert sizes[-1] < sizes[5] + 10
+
+
+@pytest.mark.anyio
+async def test_what_is_flushed_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite keeps the file whole after a power failure, but brings commits to the disk only now and
+    then."""
+    done = record_disk_calls(monkeypatch)
+    async with open_ledger(tmp_path / "run.db") as ledger:
+        modes = [ledger._db.execute(f"PRAGMA {key}").fetchone() for key in SAFE]
+        assert dict(zip(SAFE, modes, strict=True)) == SAFE
+        await ledger.record_eval(PolicyVersion(3))
+        await ledger.flush()
+        assert done == ["sync run.db-wal"]
+
+
+SAFE = {"journal_mode": ("wal",), "synchronous": (1,)}
 
 
 @pytest.mark.anyio
@@ -109,3 +153,23 @@ async def test_a_flush_after_a_bad_statement_raises_and_so_does_every_later_call
 
     with pytest.raises(sqlite3.OperationalError, match="no such table"):
         await failing_run()
+
+
+@pytest.mark.anyio
+async def test_a_ledger_that_is_locked_at_the_start_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.db"
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, timeout=0))
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(RunDirError) as opening:
+            async with open_ledger(path):
+                pytest.fail("the file was opened")
+        with pytest.raises(RunDirError) as restoring:
+            restore(path, [], [], lambda ref: True)
+    for raised in (opening, restoring):
+        assert explain(raised.value) == (
+            f"the ledger {path} cannot be used now: database is locked; end the program that has locked "
+            "it, or make room on its disk, and try again"
+        )

@@ -184,6 +184,7 @@ async def test_every_rollout_is_trained_or_restored_or_runs_again(
         else:
             assert group is not None
             assert len(group.ids) == SIZE
+            assert group.task == Task(id=str(number), prompt="?")
             usable = {
                 make_rollout_id(GroupId(number), m)
                 for m, kind in enumerate(ends) if kind in ("scored", "failed")

@@ -68,3 +68,14 @@ def test_a_status_line_stays_last_on_a_terminal_and_out_of_files() -> None:
         screen.close()
     assert terminal.getvalue() == "\r\x1b[2Kworking\r\x1b[2Kdone 1\nworking\r\x1b[2K"
     assert file.getvalue() == "done 1\n"
+
+
+def test_no_text_acts_on_the_terminal() -> None:
+    terminal = Terminal()
+    screen = Screen(terminal)
+    screen.status("now\x1b[1A\x9b")
+    screen.line("done\x1b]0;title\x07 [/b]")
+    shown = terminal.getvalue().replace("\r\x1b[2K", "")
+    assert (
+        shown == r"now\x1b[1A\x9b" + r"done\x1b]0;title\x07 [/b]" + "\n" + r"now\x1b[1A\x9b"
+    )

@@ -124,3 +124,24 @@ def test_a_state_file_that_cannot_be_read_is_named(tmp_path: Path, text: str) ->
     (tmp_path / "now.json").write_text(text)
     message = str(CliRunner().invoke(make_app(), ["why", str(tmp_path)]).exception)
     assert "now.json cannot be read" in message
+
+
+def test_no_id_and_no_error_acts_on_the_terminal_or_adds_a_line(tmp_path: Path) -> None:
+    hostile, shown = (
+        "\x1b[2J\x9b[/b]\nThe run is complete",
+        r"\x1b[2J\x9b[/b]\nThe run is complete",
+    )
+    rollout = msgspec.structs.replace(waiting(0), task_id=hostile)
+    env = msgspec.structs.replace(NOW.envs["dead"], commonest_failure=hostile)
+    now = msgspec.structs.replace(NOW, oldest=(rollout,), envs={hostile: env})
+    assert f"task '{shown}'" in first_line(now)
+    (tmp_path / "config.toml").write_text("")
+    (tmp_path / "now.json").write_bytes(msgspec.json.encode(now))
+    cli = CliRunner()
+    told = cli.invoke(make_app(), ["why", str(tmp_path)]).output
+    picture = cli.invoke(make_app(), ["why", str(tmp_path), "--json"]).output
+    for output in (told, picture):
+        assert not {"\x1b", "\x9b"} & {*output}
+    assert told.count(shown) == 4
+    assert "\nThe run is complete" not in told
+    assert msgspec.json.decode(picture, type=Situation) == now

@@ -157,6 +157,36 @@ def test_a_run_that_gets_nowhere_gives_up_with_the_reason() -> None:
     )
 
 
+NO_DISK = Failed(
+    "worker", "cannot write 10 bytes to /run: No space left on device; make room"
+)
+
+
+def test_groups_that_failed_for_lack_of_disk_do_not_end_a_run() -> None:
+    core, orders = started(max_useless_groups=3)
+    commands = [command for order in orders for command in settle(core, order, NO_DISK)]
+    assert len(of_kind(DiscardGroup, commands)) == 4
+    assert not core.finished
+
+
+def test_nothing_starts_on_a_full_disk_and_everything_once_there_is_room() -> None:
+    config = EvalConfig(every=1, num_tasks=1, num_rollouts=4)
+    core = new_core(eval=config, max_useless_groups=3)
+    commands = play(core, Tick(0.0, has_room=False)) + play(core, Started())
+    pulls = of_kind(PullTasks, commands)
+    assert {pull.split for pull in pulls} == {"train", "eval"}
+    for pull in pulls:
+        arrived = TasksArrived("env", 0, tasks(pull.count), split=pull.split)
+        assert not orders_in(play(core, arrived))
+    assert core.view().waits_for == "room on the disk of the run"
+    for now_s in (MAX_QUIET_S, 3 * MAX_QUIET_S):
+        assert not play(core, Tick(now_s, has_room=False)), (
+            "a run waits for room for any time"
+        )
+    orders = orders_in(play(core, Tick(3 * MAX_QUIET_S + 1)))
+    assert {order.split for order in orders} == {"train", "eval"}
+
+
 def test_dispatching_slows_down_before_the_payload_budget() -> None:
     core, orders = started(
         payload_bytes=64 * 20, max_in_flight=64, max_outstanding=64, batch_size=16

@@ -1,5 +1,8 @@
 """A segment is removed once it is closed and unused. No ref in use ever loses its bytes."""
 
+import errno
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollway.errors import PayloadError
+from rollway.observe.upkeep import Upkeep
 from rollway.payload.blob import ALIGN
-from rollway.payload.in_use import LiveRefs
+from rollway.payload.in_use import LiveRefs, SegmentKeeper
+from rollway.payload.reader import SegmentReader
 from rollway.records.payload import PayloadRef, SegmentName
 
 
@@ -141,3 +146,31 @@ def test_segment_names_are_parsed_as_they_were_written(
 def test_segment_names_on_disk(text: str, name: SegmentName | None) -> None:
     assert SegmentName.parse(text) == name
     assert name is None or str(name) == text
+
+
+@pytest.mark.anyio
+async def test_a_folder_that_cannot_be_listed_or_changed_keeps_its_segments_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    async def say(text: str) -> None:
+        said.append(text)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    keeper = SegmentKeeper(SegmentReader(tmp_path), Upkeep(say).attempt)
+    names = [f"w0.0-000{number}.seg" for number in range(4)]
+    for name, refused in zip(names, ("", "scandir", "unlink", ""), strict=True):
+        (tmp_path / name).write_bytes(b"")
+        ref = PayloadRef(name, 0, 10)
+        with monkeypatch.context() as patch:
+            if refused:
+                patch.setattr(os, refused, refuse)
+            if refused == "unlink":
+                patch.setattr(os, "rename", refuse)
+            await keeper.hold(ref)
+            await keeper.release([ref])
+    assert SegmentReader(tmp_path).segments() == names[-1:]
+    assert any(text.startswith("Removing payload that was trained failed") for text in said)

@@ -2,8 +2,14 @@
 
 from tests.orchestrator.builders import scored
 
-from rollway.orchestrator.shell.failure_counts import FailureCounts, is_worth_a_line
-from rollway.records.first_rollouts import FIRST_LOST, FIRST_ROLLOUTS, FirstRollouts
+from rollway.observe.upkeep import is_worth_a_line
+from rollway.orchestrator.shell.failure_counts import FailureCounts
+from rollway.records.first_rollouts import (
+    DISK_FULL,
+    FIRST_LOST,
+    FIRST_ROLLOUTS,
+    FirstRollouts,
+)
 from rollway.records.rollout import Cancelled, Failed, Outcome
 
 
@@ -57,6 +63,17 @@ def test_rollouts_that_all_end_their_worker_are_fewer_until_it_stops() -> None:
         "one that ended well: the rest may"
     )
     assert f"{FIRST_ROLLOUTS - 1} of the first" in watch([scored(0.5, 0), *lost])
+
+
+def test_rollouts_that_failed_for_lack_of_disk_say_nothing_about_the_others() -> None:
+    full: list[Outcome] = [
+        Failed("worker", f"cannot write 10 bytes to /run: {words}; make room")
+        for words in DISK_FULL * FIRST_ROLLOUTS
+    ]
+    assert watch(full) == ""
+    assert "KeyError" in watch([*full, *map(raised, range(FIRST_ROLLOUTS))])
+    own: list[Outcome] = [Failed("env", DISK_FULL[0])] * FIRST_ROLLOUTS
+    assert DISK_FULL[0] in watch(own), "an error of the environment's own code counts"
 
 
 def test_failures_are_counted_by_environment_and_cause() -> None:

@@ -132,7 +132,8 @@ def test_a_checkpoint_keeps_weights_and_state_and_the_newest_ones_stay(run: RunD
         remove_folder(run.weights_of(version))
         assert run.last_checkpoint() != step, "the trainer's state is not there yet"
         fill(run.state_of(version))
-        run.finish_checkpoint(version, keep=2)
+        run.finish_checkpoint(version)
+        run.prune_checkpoints(keep=2)
     fill(run.checkpoints / "partial_step_25")
     assert names(run.checkpoints) == ["partial_step_25", "step_15", "step_20"]
     run.remove_partial()
@@ -145,9 +146,11 @@ def test_what_a_restart_of_the_trainer_needs_stays(run: RunDir) -> None:
         fill(run.state_of(PolicyVersion(version)))
     for step in range(4, 12):
         run.order_of(Step(step)).write_bytes(b"")
+    (run.trainer / "batch_mine.msgpack").write_bytes(b"")
     assert run.last_state(PolicyVersion(8)) == 6
     run.prune_trainer(PolicyVersion(9))
-    assert names(run.trainer) == ["batch_10.msgpack", "batch_11.msgpack", "step_9"]
+    kept = ["batch_10.msgpack", "batch_11.msgpack", "batch_mine.msgpack", "step_9"]
+    assert names(run.trainer) == kept
     assert run.last_state(PolicyVersion(8)) is None
 
 
@@ -193,3 +196,14 @@ def test_a_locked_run_keeps_a_second_process_out(run: RunDir) -> None:
             run.clean()
     run.clean()
     assert not run.path.exists()
+
+
+def test_a_directory_that_is_taken_away_or_replaced_is_noticed(run: RunDir) -> None:
+    place = run.identify()
+    fill(run.weights_of(PolicyVersion(1)))
+    assert run.identify() == place != (0, 0), "what is in it may change"
+    run.path.rename(run.path.with_name("elsewhere"))
+    assert run.identify() == (0, 0)
+    run.make_folders()
+    assert run.identify() not in (place, None)
+    assert "was removed or replaced while the run was using it" in str(run.removed())

@@ -89,6 +89,19 @@ def test_a_reward_that_always_raises_is_said_at_once_and_stops_the_run_early(
     assert "commonest failure: " in ask("show", str(broken.run))
 
 
+def test_a_task_that_is_too_large_fails_its_group_also_when_it_is_resumed(
+    light: Workspace,
+) -> None:
+    options = ("--set", 'env.0.args.kind="TooLarge"', "--set", "max_steps")
+    for more, step in (((), 1), (("--resume",), 2)):
+        done = light.train(*options[:-1], f"{options[-1]}={step}", *more)
+        assert done.returncode == 0, done.stderr
+    ends = "SELECT DISTINCT outcome, boundary, num_settled FROM rollouts WHERE group_id = 1"
+    assert light.ledger(ends) == [("failed", "env", 1)]
+    ((fate, size),) = light.ledger("SELECT fate, length(task) FROM groups WHERE group_id = 1")
+    assert (fate, size) == ("too_few", 0)
+
+
 def test_tasks_that_raise_end_the_run_with_their_line(broken: Workspace) -> None:
     done = broken.train(*settings("tasks"))
     assert done.returncode == 1

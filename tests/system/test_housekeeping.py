@@ -32,7 +32,8 @@ def trained_once(work: Workspace, last: int) -> None:
 NAMES = {
     "now.json": "Writing now.json", "now.json.partial": "Writing now.json",
     "metrics.jsonl": "Writing metrics.jsonl", "rollouts": "Saving rollouts",
-    "weights": "Removing old weights", "payload": "Removing (unused payload|payload that)",
+    "weights": "Removing old weights",
+    "payload": "(Removing (unused payload|payload that)|Listing the payload)",
 }  # fmt: skip
 """What the console calls the work at which a file or folder of the run failed."""
 
@@ -88,7 +89,7 @@ def test_a_run_whose_directory_is_removed_ends_and_says_why(light: Workspace) ->
         with suppress(PayloadError):  # its batches went with the directory
             light.trainer.stop()
     assert process.returncode == 1
-    assert f"{light.run} was removed while the run was using it" in err
+    assert f"{light.run} was removed or replaced while the run was using it" in err
     assert "Nothing is left to continue. To start over: " in err
 
 

@@ -19,6 +19,7 @@ from tests.doubles.workspace import DEADLINE_S
 
 from rollway.envserver import client as envs
 from rollway.errors import CurveKeysError
+from rollway.loop.processes.leftovers import MARK
 from rollway.payload.reader import SegmentReader
 from rollway.payload.writer import SegmentWriter
 from rollway.records.ids import PolicyVersion, RolloutId
@@ -104,6 +105,8 @@ async def test_a_server_on_its_own_from_start_to_signal(
             if how is signal.SIGINT:  # it comes every ten seconds: once is enough
                 told = r"(\d)/1 workers · \d+ rollouts running · .*envs\.w0 "
                 assert (await line_with(process, told))[1] == "1"
+            (router,) = psutil.Process(process.pid).children()
+            assert "/in:" in router.environ()[MARK], "a later command can end what it leaves"
             everyone = psutil.Process(process.pid).children(recursive=True)
             os.kill(process.pid, how)
             assert await asyncio.to_thread(process.wait, DEADLINE_S) == code

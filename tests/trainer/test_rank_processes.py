@@ -81,7 +81,7 @@ async def test_two_ranks_take_the_steps_of_one_until_one_of_them_is_killed(
             batch_of(2, rows, payload, 3),
             batch_of(3, rows[:1], payload, num_ranks),
         ]
-        spec = spec_of(run, tiny_moe, num_ranks, checkpoint_every=1, keep_checkpoints=2)
+        spec = spec_of(run, tiny_moe, num_ranks, checkpoint_every=1)
         async with started(spec) as ranks:
             orders = [RankOrder(batch) for batch in batches]
             answers = [await ranks.train(order) for order in orders]
@@ -105,8 +105,8 @@ async def started(spec: TrainerSpec) -> AsyncIterator[RankProcesses]:
 
 
 def check_kept(run: RunDir) -> None:
-    """Only the newest checkpoints stay. Each is a model folder with the trainer's state."""
-    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step_2", "step_3"]
+    """Each checkpoint is a model folder with the trainer's state."""
+    assert len([*run.checkpoints.iterdir()]) == STEPS
     checkpoint = {path.name for path in run.checkpoint(Step(STEPS)).iterdir()}
     assert {"model.safetensors", "config.json", "trainer"} <= checkpoint
 

@@ -1,6 +1,8 @@
 """Ranks die, and batches are bad: training goes on, with the numbers it would have had without."""
 
+import errno
 import os
+import re
 import shutil
 import signal
 from collections.abc import AsyncIterator
@@ -12,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from tests.doubles.cursed_model import BREAKS_GRADIENT, write_cursed_model
 from tests.doubles.ranks import ENTRY as MORTAL
@@ -49,8 +52,11 @@ class Team:
 
     async def train(self, batch: Batch) -> Published:
         published = await self._team.train(batch)
-        await self._team.forget_before(published)
+        await self.forget_before(published)
         return published
+
+    async def forget_before(self, published: Published) -> None:
+        await self._team.forget_before(published)
 
     def kill_rank(self) -> None:
         os.kill(self._team._ranks.processes[-1].pid, signal.SIGKILL)
@@ -248,6 +254,53 @@ async def test_rows_that_no_check_can_find_are_searched_and_set_aside(
     folder = RunDir(tmp_path / "run").set_aside(published.version)
     assert {path.stem for path in folder.iterdir()} == {f"g0.{number}" for number in bad}
     assert published.metrics["loss"] != 0
+
+
+async def test_what_training_does_not_need_may_fail(
+    tiny_moe: Path, tmp_path: Path, recorded: list[Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder lies where the record of the batch belongs, and the disk is read-only for a while."""
+    run = RunDir(tmp_path / "run")
+    spec = spec_of(run, tiny_moe, 1, NUM_BATCHES, keep_checkpoints=1)
+    run.order_of(Step(1)).mkdir()
+    for step in (1, 2):
+        run.checkpoint(Step(step)).mkdir()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    async with open_team(spec, MORTAL) as team:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", refuse)
+            published = await team.train(recorded[0])
+        await team.forget_before(replace(published, saved=published.version))
+    for what, line in zip(FAILING, team.said, strict=True):
+        assert re.fullmatch(rf"{what} failed: .*\. The run goes on", line)
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step_2"]
+
+
+FAILING = (
+    "Writing how a batch was trained",
+    "Removing old checkpoints",
+    "Removing old trainer states",
+)
+
+
+async def test_rows_that_cannot_be_copied_are_set_aside(
+    tiny_moe: Path, tmp_path: Path, recorded: list[Batch]
+) -> None:
+    said: list[str] = []
+
+    async def say(text: str) -> None:
+        said.append(text)
+
+    run = RunDir(tmp_path / "run")
+    run.path.mkdir()
+    (run.path / "set_aside").write_bytes(b"a file, where a folder belongs")
+    team = RankTeam(spec_of(run, tiny_moe, 1), say)
+    await team._set_aside(recorded[0], frozenset({0}), "it died")
+    assert said[0].startswith("Copying rows that were set aside failed: ")
+    assert said[1] == "Step 1: it died with g0.0, row 0; set aside"
 
 
 async def test_a_run_whose_rows_are_all_set_aside_ends(

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from tests.doubles.disk import record_disk_calls
 
 from rollway.config.load import check
 from rollway.errors import ConfigError, PayloadError, RunDirError
@@ -109,3 +110,24 @@ async def test_the_error_of_a_broken_manifest_names_it(run: RunDir) -> None:
         read_manifest(path)
     with pytest.raises(PayloadError, match="cannot read manifest of step 1"):
         Batch(Step(1), b"{", "", 0.0).manifest()
+
+
+async def test_weights_are_on_the_disk_before_their_record_is_and_batches_before_they_are_seen(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run.weights_of(PolicyVersion(1))
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes(b"{}")
+    done = record_disk_calls(monkeypatch)
+    await FileBatches(run, Step(1), 3).publish(Published(PolicyVersion(1), str(folder), {}))
+    assert sorted(done[:2]) == ["sync config.json", "sync model.safetensors"]
+    assert done[2:] == [
+        "sync step_1", "sync weights",
+        "sync STABLE.partial", "name STABLE", "sync step_1", "sync weights",
+    ]  # fmt: skip
+    done.clear()
+    await FileSender(run).ship(manifest(1))
+    assert done == [
+        "sync manifest.json.partial", "name manifest.json", "sync step_1", "sync batches",
+    ]  # fmt: skip

@@ -1,6 +1,8 @@
 """Payload over the socket: unchanged, bounded on its way, kept until it is trained."""
 
 import asyncio
+import os
+import stat
 from pathlib import Path
 
 import msgspec
@@ -88,6 +90,23 @@ async def test_payload_arrives_unchanged_and_is_removed_once_trained(
                 await batches.publish(published(batch.step))
                 assert Path(batch.payload).name not in names(landing)
     assert names(landing) == []
+
+
+async def test_what_lands_is_for_its_owner_only(run: RunDir, tmp_path: Path) -> None:
+    before = os.umask(0o022)  # a trainer of the user's own has this one
+    try:
+        async with orchestrator(run) as sender:
+            await sender.ship(await batch_of(run, 1))
+            async with open_batches(sender.address, landing=tmp_path / "landing") as batches:
+                folder = Path((await anext(batches)).payload)
+                modes = [mode_of(folder / name) for name in (".", *names(folder))]
+    finally:
+        os.umask(before)
+    assert modes == [0o700, 0o600]
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
 
 
 async def test_payload_stays_as_long_as_a_restart_of_the_trainer_needs_it(

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 from typer import Argument, Option
 
+from ..config.credentials import hide_credentials
 from ..config.load import in_words
 from ..config.sections import MetricsConfig
 from ..errors import UNREADABLE, ConfigError
@@ -43,7 +44,8 @@ def json_object(option: str, text: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except UNREADABLE as error:
-        raise ConfigError(f"{option} {text!r} is not a JSON object: {error}") from None
+        shown = hide_credentials(repr(text))
+        raise ConfigError(f"{option} {shown} is not a JSON object: {error}") from None
 
 
 def checked(config: S, **option_names: str) -> S:
@@ -54,7 +56,8 @@ def checked(config: S, **option_names: str) -> S:
         what, _, key = str(error).partition(" - at `$.")
         key = key.rstrip("`")
         option = option_names.get(key, key).replace("_", "-")
-        raise ConfigError(f"--{option} {getattr(config, key)}: {in_words(what)}") from None
+        shown = hide_credentials(str(getattr(config, key)))
+        raise ConfigError(f"--{option} {shown}: {in_words(what)}") from None
 
 
 def need_torch(purpose: str) -> None:

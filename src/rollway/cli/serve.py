@@ -1,6 +1,8 @@
 """`rollway serve`: serves one environment to runs that name its address."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -15,10 +17,12 @@ from ..config.specs import RouterSpec, WatchSpec
 from ..config.terms import UNSET, terms_of_server
 from ..envs.in_lane import EnvSpec
 from ..envs.registry import check_exists
+from ..errors import RunDirError
 from ..launch.engine import choose_speech
 from ..launch.run import ROUTER
 from ..launch.watch import STATUS_EVERY_S, ServerWatch
 from ..loop.processes.child import log_to
+from ..loop.processes.leftovers import mark_folder
 from ..loop.processes.part import start_part
 from ..loop.watch.run import run, run_unwatched
 from ..model.hub import find_folder
@@ -33,6 +37,7 @@ from ..preflight.machine import (
     check_urls,
     check_writable,
 )
+from ..rundir.rundir import lock_folder
 from ..wire.keys import read_server_keys
 from .checks import ARGS_HELP, RENDERER_HELP, TEMPLATE_HELP, Overrides, json_object
 from .served_env import ServedEnv, ServeOptions, find_served
@@ -228,6 +233,17 @@ def router_spec(served: ServedEnv, keys: str, logs: Path) -> RouterSpec:
     )
 
 
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Mark the processes that start in the block, and end those that a killed server left in the same
+    folder. A second server that uses the folder at the same time does neither."""
+    with ExitStack() as stack:
+        with suppress(RunDirError, OSError):
+            stack.enter_context(lock_folder(folder, f"serves in {folder}"))
+            mark_folder(folder)
+        yield
+
+
 def run_server(spec: RouterSpec) -> None:
     """Run the server in the foreground and print its state; Ctrl-C and SIGTERM end all its processes."""
     logs = Path(spec.log_dir)
@@ -235,7 +251,8 @@ def run_server(spec: RouterSpec) -> None:
     log_to(logs / "serve.log", "serve")
     screen = Screen()
     try:
-        run("serve", spec.watch, lambda _: _serve(spec, logs, screen))
+        with claimed(logs):
+            run("serve", spec.watch, lambda _: _serve(spec, logs, screen))
     except STOPPED as stopped:
         echo("Stopped.", err=True)
         raise exit_for(stopped) from None

@@ -45,7 +45,7 @@ def show(
             f"{directory.path} has no saved rollouts (orchestrator.save_rollouts)"
         )
     # ids and texts may hold [brackets]; in a pipe, lines are not wrapped to a terminal's width
-    console = Console(markup=False, width=None if sys.stdout.isatty() else WIDE)
+    console = Console(markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDE)
     if rollout is not None:
         _show_rollout(directory, rollout, console)
         return
@@ -123,7 +123,8 @@ def _show_scores(saved: SavedRollout, console: Console) -> None:
     times = ", ".join(f"{name.removesuffix('_s')} {value:.2f} s" for name, value in timing)
     advantage = _number(saved.advantage)
     versions = f"{saved.first_version} to {saved.last_version}"
-    console.print(f"reward {saved.reward:g} ({rewards}), advantage {advantage}, {saved.fate}")
+    reward = f"reward {saved.reward:g} ({rewards})"
+    console.print(one_line(f"{reward}, advantage {advantage}, {saved.fate}"))
     console.print(one_line(f"versions {versions}; {times}; stop: {saved.stop}"))
 
 

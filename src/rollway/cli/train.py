@@ -29,7 +29,7 @@ from ..observe.prometheus import serve_metrics
 from ..preflight.machine import check_engines
 from ..records.restored import StartPoint
 from ..resume.resume import find_start_point, refuse_to_overwrite
-from ..rundir.rundir import RunDir, without_none
+from ..rundir.rundir import RunDir, shown_tree
 from ..warmup.build import build_model
 from .checks import Overrides, RunFile
 from .run_checks import check_run
@@ -60,12 +60,7 @@ def train(
     config = load(run_file, overrides or ())
     planned = plan(config)
     directory = RunDir(planned.run_dir)
-    if resume and clean:
-        raise RunDirError(
-            "--resume continues a run and --clean deletes it: give only one of them"
-        )
-    if resume and not directory.exists:
-        raise RunDirError(f"no run at {directory.path} to resume")
+    check_directory(directory, resume=resume, clean=clean)
     if not (resume or clean or dry_run):
         refuse_to_overwrite(directory)
     command = train_command(run_file, overrides or ())
@@ -94,6 +89,15 @@ def train(
             checked.config, planned, directory, start, checked.warmup, command
         )
         run_and_show(request)
+
+
+def check_directory(directory: RunDir, *, resume: bool, clean: bool) -> None:
+    if resume and clean:
+        raise RunDirError(
+            "--resume continues a run and --clean deletes it: give only one of them"
+        )
+    if resume and not directory.exists:
+        raise RunDirError(f"no run at {directory.path} to resume")
 
 
 def say_dry_run(config: RunConfig, directory: RunDir, *, may_exist: bool) -> None:
@@ -200,5 +204,5 @@ async def run_training(
 
 
 def show(config: RunConfig, planned: Plan) -> None:
-    tree = without_none(msgspec.to_builtins(config))
-    echo(tomli_w.dumps({**tree, "plan": msgspec.to_builtins(planned)}).rstrip())
+    tree = {**shown_tree(config), "plan": msgspec.to_builtins(planned)}
+    echo(tomli_w.dumps(tree).rstrip())

@@ -10,7 +10,7 @@ from typer import Argument, Option, echo
 from ..errors import UNREADABLE, RunDirError
 from ..observe.why import lines
 from ..records.situation import Situation
-from ..records.text import visible
+from ..records.text import one_line, visible_json
 from ..rundir.rundir import RunDir
 
 FRESH_S = 10.0
@@ -27,7 +27,7 @@ def why(
     directory = RunDir(run)
     now = read(directory)
     if as_json:
-        echo(msgspec.json.encode(now).decode())
+        echo(visible_json(msgspec.json.encode(now)))
         return
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now.time_s))
     if now.core.is_finished:
@@ -40,7 +40,7 @@ def why(
         state = alive if is_alive else "has ended"
         echo(f"The run {state}. State at {stamp}, {old_s:.0f} s ago:")
     for line in lines(now):
-        echo(visible(line))
+        echo(one_line(line))
 
 
 def read(run: RunDir) -> Situation:

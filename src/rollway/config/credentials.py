@@ -8,10 +8,17 @@ import base64
 import json
 import os
 import re
+from typing import Any
 from urllib.parse import unquote
 
 VARIABLE = "ROLLWAY_URL_CREDENTIALS"
-_USER_INFO = re.compile(r"(?P<scheme>https?://)(?P<user_info>[^/@\s]+)@")
+_HOST = r"(?:\[[^\]\s]*\]|[^\s/@:?#]*)(?::\d*)?[/?#]"
+_USER_INFO = re.compile(
+    rf"(?<![a-z0-9+.-])(?P<scheme>[a-z0-9+.-]+://)(?!{_HOST})(?P<user_info>(?:(?!://)\S)+)@",
+    re.IGNORECASE,
+)
+"""Names and passwords end at the last @, because people write / and @ in passwords as they are. A URL
+that begins with a host and a path has neither, whatever its path contains."""
 
 
 def without_credentials(url: str) -> str:
@@ -36,6 +43,16 @@ def authorization(url: str) -> str:
 def hide_credentials(text: str) -> str:
     """Return a text with *** in place of the names and passwords in its URLs."""
     return _USER_INFO.sub(r"\g<scheme>***@", text)
+
+
+def hide_all_credentials(tree: Any) -> Any:
+    """Return a tree of dicts and lists in which no text has names and passwords in URLs."""
+    if isinstance(tree, dict):
+        hide = hide_all_credentials
+        return {hide(key): hide(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [hide_all_credentials(value) for value in tree]
+    return hide_credentials(tree) if isinstance(tree, str) else tree
 
 
 def _base(url: str) -> str:

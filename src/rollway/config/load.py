@@ -11,7 +11,7 @@ import msgspec
 from msgspec import inspect
 
 from ..errors import ConfigError, did_you_mean
-from .credentials import without_credentials
+from .credentials import hide_credentials, without_credentials
 from .sections import RunConfig, TrainerConfig
 
 
@@ -92,9 +92,9 @@ def _with_default_variants(config: RunConfig) -> RunConfig:
 def _override(tree: dict[str, Any], override: str) -> None:
     """Set one `a.b=value`. The value is TOML; a bare word is a string."""
     key, equals, text = override.partition("=")
-    keys = key.strip().split(".")
+    keys, shown = key.strip().split("."), hide_credentials(override)
     if not equals or not all(keys):
-        raise ConfigError(f"--set {override}: expected section.key=value")
+        raise ConfigError(f"--set {shown}: expected section.key=value")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -102,7 +102,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
     is_free = "args" in keys or "template" in keys
     if is_free and isinstance(value, float) and not math.isfinite(value):
         value = text  # the word nan or inf: a number that is not one is hardly meant
-    _place(tree, keys, value, override)
+    _place(tree, keys, value, shown)
     _choose_variant(tree, keys)
 
 
@@ -118,12 +118,12 @@ def _choose_variant(tree: dict[str, Any], keys: list[str]) -> None:
                 tree["engine"].pop(other, None)
 
 
-def _place(tree: Any, keys: list[str], value: Any, override: str) -> None:
+def _place(tree: Any, keys: list[str], value: Any, shown: str) -> None:
     head, rest = keys[0], keys[1:]
     if isinstance(tree, list):
         if not head.isdigit() or int(head) >= len(tree):
             raise ConfigError(
-                f"--set {override}: '{head}' is not an index from 0 to {len(tree) - 1}"
+                f"--set {shown}: '{head}' is not an index from 0 to {len(tree) - 1}"
             )
         index: Any = int(head)
     elif isinstance(tree, dict):
@@ -131,11 +131,9 @@ def _place(tree: Any, keys: list[str], value: Any, override: str) -> None:
         if rest:
             tree.setdefault(head, {})
     else:
-        raise ConfigError(
-            f"--set {override}: '{head}' lies below a plain value, not a section"
-        )
+        raise ConfigError(f"--set {shown}: '{head}' lies below a plain value, not a section")
     if rest:
-        _place(tree[index], rest, value, override)
+        _place(tree[index], rest, value, shown)
     else:
         tree[index] = value
 
@@ -150,7 +148,8 @@ def _refuse_unknown(tree: Any, kind: inspect.Type, path: str, source: str) -> No
                 if key not in known:
                     hint, allowed = _hint(key, known, path), ", ".join(known)
                     raise ConfigError(
-                        f"{source}: unknown key '{where}' (value {value!r}){hint}; allowed: {allowed}"
+                        f"{source}: unknown key '{where}' (value {_shown(value)}){hint}; "
+                        f"allowed: {allowed}"
                     )
                 _refuse_unknown(value, known[key], f"{where}.", source)
         case inspect.VarTupleType(item_type=item) if isinstance(tree, list):
@@ -189,7 +188,12 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
         choices = _choices(where.split("."), inspect.type_info(RunConfig))
         hint = did_you_mean(str(value), choices)
         text = f"expected one of {', '.join(map(repr, choices))}{hint}"
-    return f"'{where}' = {value!r}: {text}"
+    return f"'{where}' = {_shown(value)}: {text}"
+
+
+def _shown(value: Any) -> str:
+    """Return a value as errors show it: a URL in the wrong place may have a password, too."""
+    return hide_credentials(repr(value))
 
 
 def _choices(keys: list[str], kind: inspect.Type) -> list[str]:

@@ -11,6 +11,7 @@ import msgspec
 from crc32c import crc32c
 from msgspec.structs import asdict
 
+from .credentials import hide_all_credentials
 from .sections import EngineConfig, EnvConfig, ModelConfig, RunConfig, ServerConfig
 
 Terms = dict[str, str]
@@ -81,4 +82,5 @@ def _deadlines(server: ServerConfig) -> Terms:
 
 
 def _text(value: Any) -> str:
-    return msgspec.json.encode(value, order="sorted").decode()
+    """Return a value as JSON, without passwords in URLs: whoever connects to a server gets its terms."""
+    return msgspec.json.encode(hide_all_credentials(value), order="sorted").decode()

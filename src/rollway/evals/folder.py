@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..config.credentials import hide_all_credentials
 from ..config.plan import env_name
 from ..errors import UNREADABLE, RunDirError
 from ..loop.processes.leftovers import mark_folder
@@ -40,7 +41,8 @@ class EvalFolder:
             mark_folder(self.path)
             remove_segments(self.payload)
             if not resume:
-                text = msgspec.json.format(msgspec.json.encode(spec))
+                shown = hide_all_credentials(msgspec.to_builtins(spec))
+                text = msgspec.json.format(msgspec.json.encode(shown))
                 write_whole(self.spec_file, text + b"\n")
             try:
                 yield read_results(self.results)

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from ..config.credentials import hide_all_credentials
 from ..config.specs import Speaks, WatchSpec
 from ..records.task import Split
 from ..records.turn import Sampling
@@ -68,6 +69,6 @@ def differences(old: EvalSpec, new: EvalSpec) -> list[str]:
 
 
 def _flatten(spec: EvalSpec) -> dict[str, Any]:
-    tree: dict[str, Any] = msgspec.to_builtins(spec)
+    tree: dict[str, Any] = hide_all_credentials(msgspec.to_builtins(spec))
     sampling: dict[str, Any] = tree.pop("sampling")
     return tree | sampling

@@ -1,6 +1,7 @@
 """Starts the parts of a run. If one of them dies, all of them end, and the error names the cause."""
 
 import asyncio
+import logging
 import signal
 import time
 from collections import deque
@@ -26,6 +27,8 @@ HINDSIGHT_S = 0.5
 MAX_DEATHS, WITHIN_S = 5, 300.0
 """A part that died this often within this time is not restarted any more."""
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 NextConfig = Callable[[], Awaitable[Any]]
 OpenPart = Callable[[Any], AbstractAsyncContextManager[Part]]
@@ -36,6 +39,14 @@ def _distance_from_cause(death: tuple[Part, PartDied]) -> tuple[bool, bool]:
     error of the orchestrator explains none."""
     part, error = death
     return not error.was_killed, part.name == ENDS_THE_RUN
+
+
+async def _end(part: AsyncExitStack, name: str) -> None:
+    """End a part. What goes wrong keeps no other part from ending."""
+    try:
+        await part.aclose()
+    except Exception:
+        log.exception("%s could not be ended", name)
 
 
 class RunningParts:
@@ -55,16 +66,31 @@ class RunningParts:
         self._say = say
         self._tasks = asyncio.TaskGroup()
         self._stack = AsyncExitStack()
+        self._started: dict[str, AsyncExitStack] = {}
         self._listeners: dict[str, asyncio.Task[None]] = {}
         self._deaths: list[tuple[Part, PartDied]] = []
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[Self]:
-        """Run parts while the block lasts. Its end stops them, the last first. A dead part ends it."""
-        async with self._stack, self._tasks:
-            yield self
-            for task in self._listeners.values():
-                task.cancel()
+        """Run parts while the block lasts. Its end stops them. A dead part ends it."""
+        async with self._stack:
+            try:
+                async with self._tasks:
+                    yield self
+                    for task in self._listeners.values():
+                        task.cancel()
+            finally:
+                await self._end_started()
+
+    async def _end_started(self) -> None:
+        """End the orchestrator, which would take other ends for failures, then all others together."""
+        first = self._started.pop(ENDS_THE_RUN, AsyncExitStack())
+        try:
+            await _end(first, ENDS_THE_RUN)
+        finally:
+            async with asyncio.TaskGroup() as ending:
+                for name, part in self._started.items():
+                    ending.create_task(_end(part, name))
 
     def keep_open(self, resource: AbstractContextManager[T]) -> T:
         """Enter a context that parts need, and leave it when all of them have ended."""
@@ -81,7 +107,9 @@ class RunningParts:
         """Start a part. If it dies, it starts again with what `next_config` returns, or the run ends."""
         log = self._logs / f"{name}.log"
         open_part = partial(start_part, name, entry, log=log, pass_fds=pass_fds)
-        part = await self._stack.enter_async_context(open_part(config))
+        opened = AsyncExitStack()
+        part = await opened.enter_async_context(open_part(config))
+        self._started[name] = opened
         if next_config is None:
             listener = self._listen(part)
         else:

@@ -22,7 +22,7 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
     group_id INTEGER PRIMARY KEY,
     env TEXT NOT NULL,
-    task BLOB NOT NULL,        -- msgpack: for rollouts that a resumed run starts again
+    task BLOB NOT NULL,        -- msgpack: for rollouts that a resumed run starts again; empty at the end
     version INTEGER NOT NULL,
     position INTEGER NOT NULL, -- where the environment's next task is, after this one
     fate TEXT                  -- NULL while it is open or not shipped yet; eval: never trains
@@ -71,7 +71,7 @@ CREATE TABLE IF NOT EXISTS reports (
 );
 """
 TRAINED = (
-    "UPDATE groups SET fate = 'trained' "
+    "UPDATE groups SET fate = 'trained', task = x'' "
     "WHERE group_id IN (SELECT group_id FROM rollouts WHERE step = ?)"
 )
 MAX_QUEUED = 50_000
@@ -118,14 +118,17 @@ class Ledger:
             "groups",
             group_id=group_id,
             env=env,
-            task=encode(task),
+            task=b"" if split == "eval" else encode(task),
             version=version,
             position=position,
             fate="eval" if split == "eval" else None,
         )
 
     async def record_fate(self, group_id: GroupId, fate: Fate) -> None:
-        await self.write("UPDATE groups SET fate = ? WHERE group_id = ?", fate, group_id)
+        """Record what became of a group. Its task is not needed any more, and may be large."""
+        await self.write(
+            "UPDATE groups SET fate = ?, task = x'' WHERE group_id = ?", fate, group_id
+        )
 
     async def record_pool(self, env: str, task: Task, pool: Pool | None) -> None:
         """Record the pool that a task is in from now on; None is the normal pool."""

@@ -2,9 +2,11 @@
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from ..records.lag import LagStats
 from ..records.situation import CoreView
+from ..records.text import sendable
 
 
 class StepDone(Struct, frozen=True, tag="step_done"):
@@ -29,9 +31,13 @@ class RunProgress(Struct, frozen=True, tag="progress"):
 
 
 class Notice(Struct, frozen=True, tag="notice"):
-    """A text that is shown as a line."""
+    """A text that is shown as a line. It can be sent whatever it says: names of files need not be
+    Unicode."""
 
     text: str
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "text", sendable(self.text))
 
 
 Report = StepDone | EvalDone | RunProgress | Notice

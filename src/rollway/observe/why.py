@@ -1,6 +1,7 @@
 """Describes a situation in words: what the current step waits for, oldest first."""
 
 from ..records.situation import EngineState, EnvState, Situation, WaitingRollout
+from ..records.text import one_line
 
 MAX_LINES = 15
 
@@ -16,7 +17,7 @@ def first_line(now: Situation) -> str:
     seconds, name = max(silent, default=(0, ""))
     if len(now.envs) > 1 and seconds > 10:
         text += f"; no rollout of '{name}' has settled for {seconds:.0f} s"
-    return text
+    return one_line(text)
 
 
 def _waits_for(now: Situation) -> str:

@@ -1,6 +1,7 @@
 """Decides when a segment can be removed: its writer is done with it, and every ref in it is released."""
 
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 
 from ..errors import PayloadError
 from ..loop.lanes.threads import thread
@@ -70,26 +71,35 @@ def _split(segment: str) -> tuple[_Writer, _Order]:
     return (name.generation, name.writer), (name.incarnation, name.number)
 
 
-Remove = Callable[[str], Awaitable[object]]
+Attempt = Callable[[str, Callable[[], None]], Awaitable[object]]
+"""Makes a call that blocks. The text says what the call does."""
+
+
+async def _insist(what: str, call: Callable[[], None]) -> None:
+    await thread(call)
 
 
 class SegmentKeeper:
-    """Keeps the segments of a payload directory whose refs are in use, and removes the others: by
-    `remove`, if it is given."""
+    """Keeps the segments of a payload directory whose refs are in use, and removes the others. A segment
+    that `attempt` did not remove is looked at again when a writer begins its next one."""
 
-    def __init__(self, reader: SegmentReader, remove: Remove | None = None) -> None:
+    def __init__(self, reader: SegmentReader, attempt: Attempt = _insist) -> None:
         self._reader = reader
-        self._remove = remove or self._remove_now
+        self._attempt = attempt
         self._live = LiveRefs()
-
-    async def _remove_now(self, segment: str) -> None:
-        await thread(self._reader.remove, segment)
 
     async def hold(self, ref: PayloadRef) -> None:
         """Take a ref in use. If it is the first of a new segment, remove older ones that are unused."""
         if self._live.hold(ref):
-            for segment in self._live.unused(await thread(self._reader.segments)):
+            found: list[str] = []
+            list_all = self._reader.segments
+            await self._attempt("Listing the payload", lambda: found.extend(list_all()))
+            for segment in self._live.unused(found):
                 await self._remove(segment)
+
+    async def _remove(self, segment: str) -> None:
+        remove = partial(self._reader.remove, segment)
+        await self._attempt("Removing payload that was trained", remove)
 
     def hold_old(self, ref: PayloadRef) -> None:
         """Take a ref in use whose writer is gone."""

@@ -67,7 +67,7 @@ class OpenSegment:
 
 def _new_file(path: Path) -> int:
     """Create a file with a new name. It takes over a spare file if there is one."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     if not take_spare(path):
         return file
     os.close(file)

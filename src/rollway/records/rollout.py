@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from .ids import PolicyVersion, RolloutId, WorkerName
 from .payload import PayloadRef
+from .text import one_line
 
 Boundary = Literal["env", "engine", "scorer", "deadline", "worker"]
 Detection = Literal["gibberish", "repetition"]
@@ -91,7 +92,9 @@ class Failed(Struct, frozen=True, tag="failed"):
     @property
     def text(self) -> str:
         """The failure in one line, for people."""
-        return f"{self.boundary}: {self.error}{f', at {self.where}' * bool(self.where)}"
+        return one_line(
+            f"{self.boundary}: {self.error}{f', at {self.where}' * bool(self.where)}"
+        )
 
 
 class Cancelled(Struct, frozen=True, tag="cancelled"):

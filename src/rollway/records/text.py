@@ -33,5 +33,10 @@ def one_line(text: str) -> str:
     return visible(text).replace("\n", "\\n")
 
 
+def visible_json(encoded: bytes) -> str:
+    """Return JSON that a terminal may show, and that decodes to the same values."""
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", encoded.decode())
+
+
 def _escape(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode()

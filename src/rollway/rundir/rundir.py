@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import tomli_w
 
+from ..config.credentials import hide_all_credentials
 from ..config.sections import RunConfig
 from ..errors import RunDirError
 from ..records.ids import PolicyVersion, Step
@@ -62,7 +63,7 @@ class RunDir:
 
     def removed(self) -> RunDirError:
         """Return the error of a run whose directory is no longer the one that it began in."""
-        return RunDirError(f"{self.path} was removed while the run was using it")
+        return RunDirError(f"{self.path} was removed or replaced while the run was using it")
 
     def check_ledger(self) -> None:
         if not self.ledger.exists():
@@ -102,8 +103,7 @@ class RunDir:
     def create(self, config: RunConfig) -> None:
         """Make the folders, and write down the config that the run was started with."""
         self.make_folders()
-        tree = without_none(msgspec.to_builtins(config))
-        write_whole(self.config, tomli_w.dumps(tree).encode())
+        write_whole(self.config, tomli_w.dumps(shown_tree(config)).encode())
 
     def make_folders(self) -> None:
         for folder in (
@@ -188,7 +188,8 @@ class RunDir:
             if version < saved:
                 remove_folder(folder)
         for path in self.trainer.glob("batch_*.msgpack"):
-            if int(path.stem.removeprefix("batch_")) <= saved:
+            step = path.stem.removeprefix("batch_")
+            if step.isdigit() and int(step) <= saved:
                 path.unlink(missing_ok=True)
 
     def begin_checkpoint(self, version: PolicyVersion) -> None:
@@ -196,15 +197,14 @@ class RunDir:
         gets its final name once the trainer's state is complete, too."""
         link_files(self.weights_of(version), partial_of(self.checkpoint(Step(version))))
 
-    def finish_checkpoint(self, version: PolicyVersion, keep: int) -> None:
-        """Add the trainer's state to a checkpoint that was begun. Of all, the newest `keep` stay."""
+    def finish_checkpoint(self, version: PolicyVersion) -> None:
+        """Add the trainer's state to a checkpoint that was begun."""
         final = self.checkpoint(Step(version))
         partial = partial_of(final)
         if partial.exists():
             link_files(self.state_of(version), partial / "trainer")
             remove_folder(final)
             os.replace(partial, final)
-            self.prune_checkpoints(keep)
 
     def prune_checkpoints(self, keep: int) -> None:
         """Remove all checkpoints but the newest `keep`."""
@@ -280,6 +280,7 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
     os.replace(partial, path)
     if durable:
         sync(path.parent)
+        sync(path.parent.parent)  # the folder may be new
 
 
 def sync(path: Path) -> None:
@@ -301,6 +302,12 @@ def numbered(parent: Path) -> list[tuple[int, Path]]:
     """Return what is named `step_N` in `parent`, with its N. The rest is the user's."""
     found = {path: path.name.removeprefix("step_") for path in parent.glob("step_*")}
     return [(int(number), path) for path, number in found.items() if number.isdigit()]
+
+
+def shown_tree(config: RunConfig) -> dict[str, Any]:
+    """Return all keys that have a value, without passwords in URLs: also arguments may be URLs."""
+    tree: dict[str, Any] = hide_all_credentials(without_none(msgspec.to_builtins(config)))
+    return tree
 
 
 def without_none(tree: Any) -> Any:

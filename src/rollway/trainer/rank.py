@@ -173,7 +173,7 @@ class Rank:
         before, state = self._state.saved, self._state
         state.finish_save()
         if state.saved != before:
-            self._run.finish_checkpoint(state.saved, self._spec.trainer.keep_checkpoints)
+            self._run.finish_checkpoint(state.saved)
 
 
 def describe_packing(rows: RowModel) -> str:

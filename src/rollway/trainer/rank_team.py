@@ -13,6 +13,9 @@ from ..config.specs import TrainerSpec
 from ..errors import UNREADABLE, GradientError, ModelError, PartDied, StateError
 from ..loop.lanes.threads import thread
 from ..loop.processes.part import describe_exit
+from ..observe.upkeep import Upkeep
+from ..payload.reader import SegmentReader
+from ..records.batch import BatchRow
 from ..records.engine import Published
 from ..records.ids import PolicyVersion, Step
 from ..rundir.rundir import RunDir, write_whole
@@ -49,6 +52,7 @@ class RankTeam:
         self._entry = entry
         self._run = RunDir(spec.run_dir)
         self._say = say
+        self._upkeep = Upkeep(say)
         self._stack = AsyncExitStack()
         self._loaded: RankDone | None = None
         """The first answer of the first rank, which knows how the model computes rows."""
@@ -88,14 +92,19 @@ class RankTeam:
                     rows_left_out(done),
                     done[0].weights,
                 )
+                # without it a restart continues from the published weights, and says so
+                what, path = "Writing how a batch was trained", self._run.order_of(batch.step)
                 encoded = msgspec.msgpack.encode(trained)
-                await thread(write_whole, self._run.order_of(batch.step), encoded)
+                await self._upkeep.attempt(what, write_whole, path, encoded)
                 return _published(order, done)
 
     async def forget_before(self, published: Published) -> None:
         """Remove what a restart does not need any more, now that the run has recorded a version."""
+        attempt, run = self._upkeep.attempt, self._run
         if published.saved is not None:
-            await thread(self._run.prune_trainer, published.saved)
+            await attempt("Removing old trainer states", run.prune_trainer, published.saved)
+        keep = self._spec.trainer.keep_checkpoints
+        await attempt("Removing old checkpoints", run.prune_checkpoints, keep)
 
     async def _start(self, version: PolicyVersion) -> None:
         """Start all ranks with a version: from the newest state, and the batches since then. If these do
@@ -176,11 +185,13 @@ class RankTeam:
                 "trainer.micro_batch_tokens or set trainer.activation_checkpointing = true"
             )
             return
-        folder = self._run.set_aside(batch.step)
-        names = await thread(copy_rows, batch, sorted(rows), folder)
-        await self._say(
-            f"Step {batch.step}: {how} with {_list(names)}; set aside in {folder}"
-        )
+        folder, found = self._run.set_aside(batch.step), batch.manifest().rows
+        named = [found[index] for index in sorted(rows)]
+        what, reader = "Copying rows that were set aside", batch.reader()
+        is_copied = await self._upkeep.attempt(what, copy_rows, reader, named, folder)
+        names = _list([f"{row.rollout_id}, row {row.row}" for row in named])
+        where = f"set aside in {folder}" if is_copied else "set aside"
+        await self._say(f"Step {batch.step}: {how} with {names}; {where}")
 
     async def _report(self, order: RankOrder, done: list[RankDone]) -> None:
         """Say which rows were left out. Raise if no row of the last batches could be used."""
@@ -275,11 +286,7 @@ def _list(names: list[str]) -> str:
     return f"{listed}; and {more} more" if more > 0 else listed
 
 
-def copy_rows(batch: Batch, rows: list[int], folder: Path) -> list[str]:
+def copy_rows(reader: SegmentReader, rows: list[BatchRow], folder: Path) -> None:
     """Copy the blobs of rows into a folder, where 'rollway payload show' reads them. Blocks."""
-    manifest, reader, names = batch.manifest(), batch.reader(), []
-    for index in rows:
-        row = manifest.rows[index]
+    for row in rows:
         write_whole(folder / f"{row.rollout_id}.safetensors", bytes(reader.copy(row.ref)))
-        names.append(f"{row.rollout_id}, row {row.row}")
-    return names

@@ -240,4 +240,4 @@ def _remove_batches(landing: Path, steps: range) -> None:
 
 def _make_empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir(mode=0o700, parents=True)

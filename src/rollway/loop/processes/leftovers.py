@@ -41,20 +41,32 @@ def end_marked(mark: str) -> int:
 
 
 def _kill_all(wanted: "re.Pattern[bytes]") -> int:
-    num_killed = 0
+    """Kill all processes with such a mark, but neither this one nor those that it was started from: a
+    command that is typed in a shell which a killed run left has the mark of that run's folder."""
+    num_killed, spared = 0, _with_ancestors(os.getpid())
     for _ in range(MAX_PASSES):
-        found = _kill_marked(wanted)
+        found = _kill_marked(wanted, spared)
         num_killed += found
         if not found:
             break
     return num_killed
 
 
-def _kill_marked(wanted: "re.Pattern[bytes]") -> int:
+def _with_ancestors(pid: int) -> set[int]:
+    pids: set[int] = set()
+    with suppress(FileNotFoundError):
+        while pid:
+            pids.add(pid)
+            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+            pid = int(stat.rpartition(")")[2].split()[1])
+    return pids
+
+
+def _kill_marked(wanted: "re.Pattern[bytes]", spared: set[int]) -> int:
     num_killed = 0
     with suppress(FileNotFoundError), os.scandir("/proc") as entries:
         for entry in entries:
-            if entry.name.isdigit():
+            if entry.name.isdigit() and int(entry.name) not in spared:
                 # another user's process, or one that has just ended
                 with suppress(PermissionError, FileNotFoundError, ProcessLookupError):
                     num_killed += _kill_if_marked(int(entry.name), wanted)

@@ -12,6 +12,7 @@ from ...envserver.failures import FailureLog
 from ...ledger.ledger import Ledger
 from ...loop.coroutines import FairLoop
 from ...observe.step_metrics import StepTally
+from ...observe.upkeep import Upkeep
 from ...payload.in_use import SegmentKeeper
 from ...payload.reader import SegmentReader
 from ...records.group import ClosedGroup, Member
@@ -24,7 +25,6 @@ from ...rundir.saved_rollouts import decode_saved, group_to_save
 from ..core.commands import Dispatch, Ship
 from .step_log import StepLog
 from .tracker import RolloutTracker
-from .upkeep import Upkeep
 
 
 class Bookkeeper:
@@ -47,17 +47,12 @@ class Bookkeeper:
         self.tracker = tracker
         self.steps = steps
         self._upkeep = upkeep
-        self._reader = SegmentReader(run.payload)
-        self.segments = SegmentKeeper(self._reader, self._remove_segment)
+        self.segments = SegmentKeeper(SegmentReader(run.payload), upkeep.attempt)
         self.failures = FailureLog()
         self._saving = asyncio.Lock()
         self._reports: defaultdict[int, asyncio.Future[dict[str, float]]]
         self._reports = defaultdict(asyncio.Future)
         """The metrics of batches, which may be asked for before they are known."""
-
-    async def _remove_segment(self, segment: str) -> None:
-        remove = self._reader.remove
-        await self._upkeep.attempt("Removing payload that was trained", remove, segment)
 
     async def dispatched(self, order: Dispatch) -> None:
         group_id, env, task, version = order.group_id, order.env, order.task, order.version

@@ -1,4 +1,4 @@
-"""Counts failed rollouts by cause, and says which of them the console should hear of."""
+"""Counts failed rollouts by cause."""
 
 from collections import Counter, defaultdict
 
@@ -37,8 +37,3 @@ class FailureCounts:
         for kind, count in self._counts[env].most_common(1):
             return f"{count} × {self._first[env, kind].text}"
         return ""
-
-
-def is_worth_a_line(count: int) -> bool:
-    """Return whether the console hears of this repetition: the first, the tenth, the hundredth."""
-    return str(count).strip("0") == "1"

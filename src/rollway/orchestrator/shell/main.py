@@ -21,6 +21,7 @@ from ...loop.lanes.threads import thread
 from ...loop.processes.part import Parent, run_part, unchanged
 from ...observe.health import Lags
 from ...observe.report import Notice, RunProgress
+from ...observe.upkeep import DiskWatch, Upkeep
 from ...payload.reuse import remove_segments, remove_spares
 from ...payload.writer import SegmentWriter
 from ...records.ids import PolicyVersion
@@ -41,7 +42,6 @@ from .perform import Peers, Performer
 from .sources import Events, from_engines, from_env, from_parent, from_trainer, settle
 from .step_log import StepLog
 from .tracker import RolloutTracker
-from .upkeep import DiskWatch, Upkeep
 
 MAX_EVENTS = 10_000
 PROGRESS_EVERY_S = 0.25

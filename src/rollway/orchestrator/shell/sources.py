@@ -11,6 +11,7 @@ from ...errors import ConfigError, RunStuck
 from ...loop.processes.part import Parent
 from ...observe.health import Lags
 from ...observe.report import Notice
+from ...observe.upkeep import is_worth_a_line
 from ...records.engine import Published
 from ...records.ids import PolicyVersion, Step
 from ...records.lag import ProcessStats
@@ -20,7 +21,6 @@ from ...transport.batch import BatchSender
 from ...wire.messages import RolloutPhases, ServerStats, Tasks, WorkerLost
 from ..core.events import Event, TasksArrived, VersionPublished, WorkerLag
 from .bookkeeper import Bookkeeper
-from .failure_counts import is_worth_a_line
 from .fleet import LOOK_EVERY_S, EngineFleet
 
 Events = asyncio.Queue[Event]

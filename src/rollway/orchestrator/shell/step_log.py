@@ -16,12 +16,12 @@ from ...loop.processes.part import Parent
 from ...observe.health import Lags
 from ...observe.report import EvalDone, Notice, StepDone
 from ...observe.step_metrics import lag_metrics, speed, stall_metrics, stall_records
+from ...observe.upkeep import Upkeep
 from ...records.group import ClosedGroup
 from ...records.ids import PolicyVersion, Step
 from ...records.situation import CoreView
 from ...rundir.metrics_file import MetricsFile
 from ...rundir.rundir import RunDir
-from .upkeep import Upkeep
 
 
 class StepPhases:
