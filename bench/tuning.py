@@ -3,7 +3,8 @@
     python bench/tuning.py [--full] [--seconds 3] [--json FILE]
 
 *switch* runs a loop beside two threads of pure Python; *gc* grows 100,000 records on a loop and lets
-them go. Each setting gets a process of its own. A star marks those of `rollway.loop.watch.run`.
+them go, with Python's collector at some thresholds and with ours. Each setting gets a process of its
+own. A star marks what rollway does.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from loopback.control import tick
@@ -19,7 +21,8 @@ from loopback.processes import started
 from loopback.report import arguments, finish, lag_figures, table
 
 from rollway.config.specs import WatchSpec
-from rollway.loop.watch.run import GC_THRESHOLDS, SWITCH_INTERVAL_S, LoopWatch, run
+from rollway.loop.watch.lag import LagMonitor, LagStats
+from rollway.loop.watch.run import SWITCH_INTERVAL_S, LoopWatch, run
 from rollway.records.ids import PolicyVersion, RolloutId, WorkerName
 from rollway.records.payload import PayloadRef
 from rollway.records.rollout import RowSummary, Scored, Settled, Timing
@@ -28,8 +31,8 @@ QUIET = WatchSpec(stall_ms=1e6, tick_ms=2, warn_p90_ms=0, warn_p99_ms=0, warn_ma
 SWITCHES_MS = (5.0, 1.0, 0.5, 0.25)
 THRESHOLDS = {
     "default": (700, 10, 10),
+    "5k, 10, 100": (5_000, 10, 100),
     "20k, 5, 50": (20_000, 5, 50),
-    "rollway": GC_THRESHOLDS,
 }
 NUM_RECORDS = 100_000
 
@@ -69,25 +72,33 @@ def settled(number: int) -> Settled:
 
 
 def records(
-    pipe: Connection, thresholds: tuple[int, int, int], freeze: bool, seconds: float
+    pipe: Connection, thresholds: tuple[int, int, int] | None, seconds: float
 ) -> None:
-    """Lag while records come and go, and how many came."""
+    """Lag while records come and go, and how many came. Without thresholds, our collector runs."""
 
-    async def main(watch: LoopWatch) -> None:
-        if not freeze:
-            gc.unfreeze()
-        gc.set_threshold(*thresholds)
+    async def come_and_go(take: Callable[[], LagStats]) -> None:
         kept: deque[Settled] = deque(maxlen=NUM_RECORDS)
         count, end_s = 0, time.monotonic() + seconds
-        watch.take()
+        take()
         while time.monotonic() < end_s:
             for _ in range(100):
                 count += 1
                 kept.append(settled(count))
-            await asyncio.sleep(0)
-        pipe.send({**lag_figures(watch.take().lag), "work/s": count / seconds})
+            await asyncio.sleep(0.001)
+        pipe.send({**lag_figures(take()), "work/s": count / seconds})
 
-    run("records", QUIET, main)
+    async def main(watch: LoopWatch) -> None:
+        await come_and_go(lambda: watch.take().lag)
+
+    async def plain() -> None:
+        with LagMonitor(QUIET.tick_ms / 1000) as lag:
+            await come_and_go(lag.take)
+
+    if thresholds is None:
+        run("records", QUIET, main)
+    else:
+        gc.set_threshold(*thresholds)
+        asyncio.run(plain())
 
 
 def main() -> None:
@@ -101,15 +112,16 @@ def main() -> None:
             with started(busy, switch_ms / 1000, args.seconds) as process:
                 rows[f"switch {switch_ms:g} ms{star}"] = process.pipe.recv()
         for name, thresholds in THRESHOLDS.items():
-            star = " *" if thresholds == GC_THRESHOLDS else ""
-            freeze = name != "default"
-            with started(records, thresholds, freeze, args.seconds) as process:
-                label = f"gc {name if freeze else 'default, nothing frozen'}{star}"
-                rows[label] = process.pipe.recv()
+            with started(records, thresholds, args.seconds) as process:
+                rows[f"gc {name}"] = process.pipe.recv()
+        with started(records, None, args.seconds) as process:
+            rows["gc in short steps *"] = process.pipe.recv()
         rows["control"] = lag_figures(control.ask())
     table(rows, ("p50 ms", "p99 ms", "max ms", "work/s"))
     ratio = rows["switch 5 ms"]["p99 ms"] / rows["switch 0.5 ms *"]["p99 ms"]
     print(f"ratio p99, switch interval 5 ms to 0.5 ms: {ratio:.1f}")
+    ratio = rows["gc 5k, 10, 100"]["max ms"] / rows["gc in short steps *"]["max ms"]
+    print(f"ratio max, collector with thresholds to ours: {ratio:.1f}")
     finish("tuning", rows, args.json)
 
 

@@ -29,6 +29,7 @@ class BoundedCode(Generic[T]):
         self._end: asyncio.Future[T] = self._loop.create_future()
         context = context or copy_context()
         context.run(_running.set, self)
+        self._task: asyncio.Task[T] | None
         self._task = self._loop.create_task(code, name=name, context=context)
         self._task.add_done_callback(self._pass_on)
         self.is_given_up = False
@@ -42,7 +43,7 @@ class BoundedCode(Generic[T]):
 
     def cancel(self) -> None:
         """Tell the code to end."""
-        if not self._task.done():
+        if self._task is not None:
             self._task.cancel()
             self._loop.call_later(
                 GRACE_S, self.give_up, f"it went on for {GRACE_S:g} s after it was cancelled"
@@ -50,7 +51,7 @@ class BoundedCode(Generic[T]):
 
     def give_up(self, problem: str) -> None:
         """Wait for the code no longer."""
-        if self._end.done():
+        if self._task is None or self._end.done():
             return
         where = stacks.where_awaiting(self._task)
         self.is_given_up, self.left_code_at = True, where or "an unknown line"
@@ -60,6 +61,7 @@ class BoundedCode(Generic[T]):
 
     def _pass_on(self, task: "asyncio.Task[T]") -> None:
         error = None if task.cancelled() else task.exception()
+        self._task = None  # whose context refers to this: a cycle would outlive the rollout
         if self._end.done():
             return
         if task.cancelled():

@@ -11,14 +11,13 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 
-from .connection import IDLE_S, Connection
+from .connection import IDLE_S, Connection, encrypt
 from .endpoint import MAX_BODY_BYTES, check_header, split_url
 from .framing import JSON, BodySink, Bytes, HttpAway, HttpError, ReplyHead, Skipper
 
 READ_BYTES = 64 << 10
-"""How much is read from a socket at a time. uvloop reads at most 32 of these pieces in a row."""
+"""How much is read from a socket at a time."""
 MAX_IDLE_S = 60.0
 MAX_WAITING_BYTES = 1 << 20
 """How much of an unread body waits in this machine's kernel. The rest stays with the server.
@@ -164,14 +163,11 @@ class HttpClient:
         loop = asyncio.get_running_loop()
         try:
             sock = await self._open_socket(loop)
-            make = partial(Connection, self._scratch, self._idle_s)
-            name = self._host if self._tls else None
-            _, connection = await loop.create_connection(
-                make, sock=sock, ssl=self._tls, server_hostname=name
-            )
+            if self._tls is not None:
+                sock = await encrypt(sock, self._tls, self._host)
         except OSError as error:
             raise HttpAway(f"cannot connect: {error}") from None
-        return connection
+        return Connection(sock, self._scratch, self._idle_s)
 
     async def _open_socket(self, loop: asyncio.AbstractEventLoop) -> socket.socket:
         """Return a socket that is connected to the first of the host's addresses that answers."""
@@ -181,6 +177,7 @@ class HttpClient:
             sock = socket.socket(family, kind, protocol)
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MAX_WAITING_BYTES)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:
                 await loop.sock_connect(sock, address)
                 return sock

@@ -1,6 +1,7 @@
 """The memory of one process: freed buffers are kept for reuse, and a lane's process can have a limit."""
 
 import ctypes
+import os
 import resource
 import sys
 from collections.abc import Callable
@@ -25,6 +26,16 @@ def recycle_buffers() -> None:
         mallopt(M_TRIM_THRESHOLD, MAX_IDLE_BYTES)
         # without this limit each thread would keep its own arena of free memory
         mallopt(M_ARENA_MAX, 2)
+
+
+def rss_bytes() -> int:
+    """Return the resident memory: the current one on Linux, the peak on other systems."""
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except OSError:
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 _limit = ""

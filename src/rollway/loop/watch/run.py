@@ -1,10 +1,8 @@
 """Runs a coroutine on a watched loop (uvloop if installed): its lag is measured, stalls are named."""
 
 import asyncio
-import gc
 import logging
 import os
-import resource
 import sys
 import threading
 from collections.abc import Callable, Coroutine
@@ -13,7 +11,8 @@ from typing import Any, TypeVar
 
 from ...config.specs import WatchSpec
 from ...records.lag import ProcessStats, Stall
-from ..lanes.memory import recycle_buffers
+from ..lanes.memory import recycle_buffers, rss_bytes
+from .collector import Collector
 from .lag import LagMonitor, Lateness
 from .stall_text import late_text
 from .stalls import StallLog, StallTotals, StallWatch
@@ -26,9 +25,6 @@ SWITCH_INTERVAL_S = 0.0005
 """How long a busy thread may keep a loop waiting each time. Beside two busy threads a loop's lag
 p99 is 50-88 ms with Python's 5 ms, 13-22 ms with 1 ms, 7-9 ms with 0.5 ms (bench/tuning.py); shorter
 ones cost the threads some of their speed."""
-GC_THRESHOLDS = 5_000, 10, 100
-"""Python's 700, 10, 10 traverses all live records again and again while their number grows: with 100,000
-records that means pauses of 50 ms and more. These values keep pauses at 2 to 5 ms (bench/tuning.py)."""
 
 
 class LoopWatch:
@@ -70,8 +66,6 @@ def run(name: str, config: WatchSpec, main: WatchedMain[T]) -> T:
     """Run `main` to its end on a new loop, watched from its first callback to its last."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     recycle_buffers()
-    gc.set_threshold(*GC_THRESHOLDS)
-    gc.freeze()  # imported modules live forever, so the collector need not traverse them
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_watched(name, config, main))
 
@@ -86,7 +80,11 @@ async def _watched(name: str, config: WatchSpec, main: WatchedMain[T]) -> T:
     threads = ThreadPoolExecutor(thread_name_prefix="lane", initializer=_lower_priority)
     asyncio.get_running_loop().set_default_executor(threads)
     tick_s, budget_s = config.tick_ms / 1000, config.stall_ms / 1000
-    with StallWatch(tick_s, budget_s) as stalls, LagMonitor(tick_s, stalls.beat) as lag:
+    with (
+        Collector(),
+        StallWatch(tick_s, budget_s) as stalls,
+        LagMonitor(tick_s, stalls.beat) as lag,
+    ):
         return await main(LoopWatch(name, config, lag, stalls))
 
 
@@ -96,16 +94,6 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:
         return None
     return uvloop.new_event_loop
-
-
-def rss_bytes() -> int:
-    """Return the resident memory: the current one on Linux, the peak on other systems."""
-    try:
-        with open("/proc/self/statm", "rb") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
-    except OSError:
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 NICENESS = 10
