@@ -67,6 +67,8 @@ def show(*args: str) -> str:
 def test_the_last_step_is_listed(run: RunDir) -> None:
     shown = show(str(run.path))
     assert "step 2: 3 rollouts" in shown
+    torn = run.rollouts / "step_2" / "train.jsonl"
+    assert f"1 lines of {torn} cannot be read" in shown.replace("\n", "")
     for word in ("g3.0", "[7]", "0.500", "failed: env", "cancelled: too old"):
         assert word in shown
     assert "step 1: 1 rollouts" in show(str(run.path), "--step", "1")

@@ -24,6 +24,18 @@ class Counting(rw.Environment):
         return float(rollout.last_text == task.answer)
 
 
+class NamesItsLoop(Counting):
+    """Its metric is 1 if the worker's loop is uvloop's."""
+
+    async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
+        await chat.say(task.prompt)
+        chat.info["loop"] = type(asyncio.get_running_loop()).__module__
+
+    @rw.metric
+    async def is_uvloop(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        return float(rollout.info["loop"].startswith("uvloop"))
+
+
 class ThreeTurns(Counting):
     """Counts on for three turns."""
 

@@ -1,11 +1,13 @@
 """Tasks from files, good and bad."""
 
 import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 import rollway as rw
 from rollway.errors import DatasetError
@@ -81,8 +83,6 @@ def test_shuffling_keeps_every_task_and_follows_its_seed(tmp_path: Path) -> None
 
 
 def test_a_task_for_each_row_of_a_parquet_file(tmp_path: Path) -> None:
-    pyarrow: Any = pytest.importorskip("pyarrow")
-    parquet: Any = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "tasks.parquet"
     table = pyarrow.table({"prompt": ["a", "b"], "answer": [1, 2], "level": ["x", None]})
     parquet.write_table(table, path)
@@ -94,8 +94,11 @@ def test_a_task_for_each_row_of_a_parquet_file(tmp_path: Path) -> None:
         list(rw.parquet(path, prompt="question"))
 
 
-@pytest.mark.skipif(find_spec("pyarrow") is not None, reason="pyarrow is installed")
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path) -> None:
+def test_parquet_without_pyarrow_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(
         DatasetError, match=r"needs pyarrow: pip install 'rollway\[datasets\]'"
     ):

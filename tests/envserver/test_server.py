@@ -97,6 +97,24 @@ async def test_few_calls_lie_between_the_event_loop_and_an_environments_rollout(
         assert 1 <= outcome.metrics["num_frames"] <= 4
 
 
+@pytest.mark.parametrize("has_uvloop", [True, False])
+async def test_a_server_runs_with_uvloop_and_without_it(
+    has_uvloop: bool, tmp_path: Path, tiny_moe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_uvloop:
+        broken = tmp_path / "packages" / "uvloop.py"
+        broken.parent.mkdir()
+        broken.write_text("raise ImportError('not installed')\n")
+        monkeypatch.setenv("PYTHONPATH", str(broken.parent))
+    async with serving(tmp_path, tiny_moe, "NamesItsLoop") as server:
+        for n in range(20):
+            await server.run(f"r{n}", str(n))
+        for n in range(20):
+            outcome = await server.outcome(f"r{n}")
+            assert isinstance(outcome, Scored), outcome
+            assert outcome.metrics["is_uvloop"] == has_uvloop
+
+
 async def test_failures_name_their_boundary(tmp_path: Path, tiny_moe: Path) -> None:
     """Each task fails in its own way; the message says whose fault it is. The last does not fail."""
     expected = {

@@ -84,6 +84,13 @@ async def test_an_engine_that_answers_while_it_is_paused_continues_when_it_is_co
     assert server.paths[-2:] == ["/update_weight_version", "/resume"]
 
 
+@pytest.mark.parametrize("text", ["<html>Welcome</html>", "ok", "[1]"])
+async def test_an_answer_that_is_not_that_of_an_engine_is_no_success(text: str) -> None:
+    async with controlled(lambda request: web.Response(text=text)) as server:
+        with pytest.raises(EngineError, match="the answer is not that of an engine"):
+            await server.control.load_weights("/weights", 3)
+
+
 async def test_an_engine_whose_load_failed_stays_paused() -> None:
     """It may have a broken model: the next request would make it die."""
     async with controlled(refuse, owner="sglang") as server:

@@ -385,7 +385,10 @@ def test_fewer_run_while_the_engine_is_overloaded() -> None:
         adapt_in_flight=True, max_in_flight=40, max_outstanding=80, batch_size=80
     )
     concurrency = core.admission.concurrency
-    assert len(orders) == 40
+    assert len(orders) == 4, "one group of one worker"
+    for limit in (8, 16, 32, 40):
+        play(core, EngineLoad(running=4, waiting=0, cache_use=0.5))
+        assert concurrency.limit == limit
     play(core, EngineLoad(running=10, waiting=30, cache_use=0.5))
     assert concurrency.limit == 36
     play(core, EngineLoad(running=30, waiting=0, cache_use=0.99))

@@ -55,9 +55,12 @@ def show(
         raise RunDirError(
             f"{directory.path} has rollouts of steps {first} to {last}, not of step {chosen}"
         )
-    rollouts = list(saved_rollouts(directory, chosen))
+    torn: Counter[Path] = Counter()
+    rollouts = list(saved_rollouts(directory, chosen, torn))
     console.print(_table(chosen, rollouts))
     console.print(one_line(_summary(rollouts)))
+    for path, count in torn.items():
+        console.print(f"{count} lines of {path} cannot be read: they may have been cut off")
 
 
 def _table(step: int, rollouts: list[SavedRollout]) -> Table:

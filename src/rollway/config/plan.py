@@ -79,6 +79,7 @@ def core_spec(config: RunConfig, plan: Plan) -> CoreSpec:
         payload_bytes=config.payload.budget_mb << 20,
         micro_batch_tokens=trainer.micro_batch_tokens,
         ranks=trainer.ranks,
+        num_workers=max(1, plan.num_workers),
         retries=config.retries,
         difficulty=config.difficulty,
         filters=config.filters,

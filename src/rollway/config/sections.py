@@ -256,8 +256,9 @@ class OrchestratorConfig(Section, frozen=True):
     max_in_flight: Count = 256
     """The largest number of rollouts that run at the same time."""
     adapt_in_flight: bool = False
-    """Run fewer rollouts than `max_in_flight` while the engine reports more waiting than running
-    requests, while its cache is nearly full, or while the loops of workers are late."""
+    """Start with one group for each worker and double that until the engine is busy. Then run fewer
+    rollouts than `max_in_flight` while the engine reports more waiting than running requests, while its
+    cache is nearly full, or while the loops of workers are late."""
     rollouts_a_minute: Positive | None = None
     """The largest number of rollouts started in a minute, for tools or judges with a rate limit."""
     stragglers_after: Annotated[float, Meta(gt=0, lt=1)] | None = None

@@ -167,6 +167,8 @@ class CoreSpec(Struct, frozen=True):
     payload_bytes: int
     micro_batch_tokens: int
     ranks: int = 1
+    num_workers: int = 1
+    """Env workers, as far as the run file tells."""
     retries: RetriesConfig = RetriesConfig()
     difficulty: DifficultyConfig = DifficultyConfig()
     filters: FiltersConfig = FiltersConfig()

@@ -1,5 +1,6 @@
 """Saved rollouts: the lines of `rollouts/step_N/train.jsonl` and `eval.jsonl`, made and read back."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -105,14 +106,20 @@ def decode_saved(line: bytes) -> SavedRollout | None:
         return None
 
 
-def saved_rollouts(run: RunDir, step: int | None = None) -> Iterator[SavedRollout]:
-    """Yield the rollouts of one step, or of all, in the order they were written, without torn lines."""
+def saved_rollouts(
+    run: RunDir, step: int | None = None, torn: Counter[Path] | None = None
+) -> Iterator[SavedRollout]:
+    """Yield the rollouts of one step, or of all, in the order they were written. Lines that cannot be
+    read are counted in `torn`."""
+    torn = Counter() if torn is None else torn
     for number, path in _files(run):
         if step is not None and number != step:
             continue
         for line in path.read_bytes().splitlines():
             rollout = decode_saved(line)
-            if rollout is not None:
+            if rollout is None:
+                torn[path] += 1
+            else:
                 yield msgspec.structs.replace(rollout, step=number)
 
 

@@ -39,6 +39,9 @@ PROBE_DEADLINE_S = 60.0
 """How long an engine may take to answer a probe, behind the requests that it has."""
 
 
+SHOWN_BYTES = 80
+
+
 class _Result(Struct, frozen=True):
     success: bool = True
     message: str = "refused"
@@ -115,10 +118,15 @@ class EngineControl:
 
     async def _post(self, call: EngineCall) -> None:
         body = await self._api.fetch("POST", call)
+        if not body.strip():
+            return  # the answer says no more than its status, which was 200
         try:
             result = msgspec.json.decode(body, type=_Result)
-        except UNREADABLE:
-            return  # the answer says no more than its status, which was 200
+        except UNREADABLE as error:
+            shown = bytes(body[:SHOWN_BYTES]).decode(errors="replace")
+            raise EngineError(
+                f"{self.url}{call.path}: the answer is not that of an engine ({error}): {shown!r}"
+            ) from None
         if not result.success:
             raise EngineError(f"{self.url}{call.path}: {result.message}")
 

@@ -303,7 +303,9 @@ class EngineFleet:
             )
         if engine.load is None and engine.url not in self._said:
             self._said.add(engine.url)
-            log.warning("the engine at %s does not report how busy it is", engine.url)
+            await self._say(
+                f"The engine at {engine.url} does not report how busy it is: its /metrics cannot be read"
+            )
 
     async def _note_silence(self, engine: FleetEngine, trouble: str) -> None:
         was_answering, engine.trouble = not engine.trouble, trouble

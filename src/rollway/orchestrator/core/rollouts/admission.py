@@ -20,15 +20,19 @@ RESERVED_SHARE = 1 / 4
 class Concurrency:
     """How many rollouts may run at the same time.
 
-    The limit starts at `max_in_flight` and stays there unless `adapt_in_flight` is set. Then a report of
-    overload lowers it to nine tenths of what runs. A report of room raises it by one group, if this
-    limit is what keeps rollouts from starting.
+    The limit is `max_in_flight` unless `adapt_in_flight` is set. Then it starts at one group for each
+    worker, and reports of room double it until the engine or a worker is overloaded for the first time.
+    From then on a report of overload lowers it to nine tenths of what runs, and a report of room raises
+    it by one group. It is raised only if it is what keeps rollouts from starting.
     """
 
-    def __init__(self, config: OrchestratorConfig) -> None:
+    def __init__(self, config: OrchestratorConfig, num_workers: int) -> None:
         self._config = config
         self._worker_lag_s = 0.0
+        self._is_doubling = config.adapt_in_flight
         self.limit = config.max_in_flight
+        if config.adapt_in_flight:
+            self.limit = min(self.limit, config.group_size * num_workers)
 
     def on_worker_lag(self, lag_s: float) -> None:
         """Keep the worst lag since the engine's last report."""
@@ -41,9 +45,11 @@ class Concurrency:
         size, cache_use = self._config.group_size, load.cache_use
         has_room = not load.waiting and cache_use < FREE_CACHE and lag_s < LATE_S / 2
         if load.waiting > load.running or cache_use > FULL_CACHE or lag_s > LATE_S:
+            self._is_doubling = False
             self.limit = max(size, int(min(self.limit, in_flight) * LESS))
         elif has_room and in_flight + size > self.limit:
-            self.limit = min(self._config.max_in_flight, self.limit + size)
+            more = self.limit if self._is_doubling else size
+            self.limit = min(self._config.max_in_flight, self.limit + more)
 
 
 class StartRate:
@@ -96,7 +102,7 @@ class PayloadBudget:
 class Admission:
     def __init__(self, spec: CoreSpec) -> None:
         self._spec = spec
-        self.concurrency = Concurrency(spec.orchestrator)
+        self.concurrency = Concurrency(spec.orchestrator, spec.num_workers)
         self.rate = StartRate(spec.orchestrator.rollouts_a_minute)
         self.budget = PayloadBudget(spec.payload_bytes)
         self.env_limits = _env_limits(spec)
