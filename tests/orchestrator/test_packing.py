@@ -3,7 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollway.orchestrator.core.batches.packing import ATTENTION_TOKENS, cost, plan_ranks
+from rollway.orchestrator.core.batches.packing import (
+    ATTENTION_TOKENS,
+    at_once,
+    cost,
+    plan_ranks,
+)
 
 LENGTHS = st.lists(st.integers(1, 60_000) | st.integers(1, 300), max_size=60)
 BUDGET = st.integers(1, 40_000)
@@ -12,7 +17,7 @@ RANKS = st.integers(1, 9)
 
 @given(LENGTHS, BUDGET, RANKS)
 def test_every_row_trains_once_and_whole(lengths: list[int], budget: int, ranks: int) -> None:
-    planned = plan_ranks(lengths, budget, ranks)
+    planned = at_once(plan_ranks(lengths, budget, ranks))
     assert len(planned) == ranks
     placed = [row for rank in planned for micro_batch in rank for row in micro_batch]
     assert sorted(placed) == list(range(len(lengths)))
@@ -22,7 +27,7 @@ def test_every_row_trains_once_and_whole(lengths: list[int], budget: int, ranks:
 def test_a_micro_batch_keeps_the_budget_unless_one_row_is_larger(
     lengths: list[int], budget: int, ranks: int
 ) -> None:
-    for rank in plan_ranks(lengths, budget, ranks):
+    for rank in at_once(plan_ranks(lengths, budget, ranks)):
         for rows in rank:
             assert len(rows) <= 1 or sum(lengths[row] for row in rows) <= budget
 
@@ -31,7 +36,7 @@ def test_a_micro_batch_keeps_the_budget_unless_one_row_is_larger(
 def test_ranks_line_up_and_none_is_starved(
     lengths: list[int], budget: int, ranks: int
 ) -> None:
-    planned = plan_ranks(lengths, budget, ranks)
+    planned = at_once(plan_ranks(lengths, budget, ranks))
     assert len({len(rank) for rank in planned}) == 1, "as many micro-batches for each"
     counts = [sum(len(rows) for rows in rank) for rank in planned]
     if len(lengths) >= ranks:
@@ -53,7 +58,7 @@ def test_no_rank_has_much_more_to_do_than_it_must(
     costs = [cost(length) for length in lengths]
     worst = max(
         sum(costs[row] for rows in rank for row in rows)
-        for rank in plan_ranks(lengths, budget, ranks)
+        for rank in at_once(plan_ranks(lengths, budget, ranks))
     )
     assert worst <= sum(costs) / ranks + max(costs) + 1e-6
     if len(lengths) <= 2 * ranks:  # then the best is known: the longest with the shortest
@@ -68,7 +73,7 @@ def test_no_rank_has_much_more_to_do_than_it_must(
 
 @given(LENGTHS, BUDGET)
 def test_one_rank_packs_tightly(lengths: list[int], budget: int) -> None:
-    (bins,) = plan_ranks(lengths, budget, 1)
+    (bins,) = at_once(plan_ranks(lengths, budget, 1))
     half_full = sum(sum(lengths[row] for row in rows) * 2 <= budget for rows in bins)
     assert half_full <= 1, "two bins that fit into one were left apart"
     assert all(bins), "one rank needs no padding"
@@ -78,12 +83,12 @@ def test_attention_counts() -> None:
     """One long row weighs as much as several short ones with more tokens together."""
     assert cost(ATTENTION_TOKENS) == 2 * ATTENTION_TOKENS
     lengths = [ATTENTION_TOKENS, *[ATTENTION_TOKENS // 24] * 46]
-    long, short = plan_ranks(lengths, ATTENTION_TOKENS, 2)
+    long, short = at_once(plan_ranks(lengths, ATTENTION_TOKENS, 2))
     tokens = [sum(lengths[row] for rows in rank for row in rows) for rank in (long, short)]
     assert tokens[1] > 1.5 * tokens[0]
 
 
 def test_fewer_rows_than_ranks_are_padded() -> None:
-    assert plan_ranks([5, 3], 10, 4) == (((0,),), ((1,),), ((),), ((),))
-    assert plan_ranks([], 10, 2) == ((), ())
-    assert plan_ranks([9_000, 4, 4, 4], 4, 2) == (((0,), (), ()), ((1,), (2,), (3,)))
+    assert at_once(plan_ranks([5, 3], 10, 4)) == (((0,),), ((1,),), ((),), ((),))
+    assert at_once(plan_ranks([], 10, 2)) == ((), ())
+    assert at_once(plan_ranks([9_000, 4, 4, 4], 4, 2)) == (((0,), (), ()), ((1,), (2,), (3,)))

@@ -47,6 +47,9 @@ def test_a_whole_run_that_is_interrupted_and_resumed(
     with work.training(*options, *ENDLESS) as process:
         work.wait_for_step(process, 2)
         check_scraped(port)
+        while not (work.run / "checkpoints" / "step_2").exists():  # written beside training
+            assert process.poll() is None
+            time.sleep(0.05)
         spare.touch()
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=DEADLINE_S)

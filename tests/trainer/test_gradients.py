@@ -16,7 +16,7 @@ from torch import Tensor
 from rollway.config.sections import TrainerConfig
 from rollway.model.load import load_model
 from rollway.model.proof import open_rows
-from rollway.orchestrator.core.batches.packing import plan_ranks
+from rollway.orchestrator.core.batches.packing import at_once, plan_ranks
 from rollway.payload.reader import SegmentReader
 from rollway.records.batch import BatchManifest, BatchRow
 from rollway.records.ids import PolicyVersion, Step
@@ -129,7 +129,8 @@ def compute(
     for replays in (True, False):
         config = TrainerConfig(max_grad_norm=1e9, replay_routes=replays)
         learner = Learner(open_rows(load_model(str(folder))), config, ranks)
-        planned = plan_ranks([row.num_tokens for row in rows], budget, ranks.count)
+        lengths = [row.num_tokens for row in rows]
+        planned = at_once(plan_ranks(lengths, budget, ranks.count))
         manifest = BatchManifest(Step(1), PolicyVersion(0), tuple(rows), planned)
         _, (loss, *_) = learner.compute_gradients(manifest, SegmentReader(payload))
         assert not learner.left_out

@@ -15,7 +15,7 @@ from rollway.config.sections import ModelConfig, TrainerConfig, TransportConfig
 from rollway.config.specs import TrainerSpec, WatchSpec
 from rollway.errors import PartDied
 from rollway.model.load import load_model
-from rollway.orchestrator.core.batches.packing import plan_ranks
+from rollway.orchestrator.core.batches.packing import at_once, plan_ranks
 from rollway.records.batch import BatchManifest, BatchRow
 from rollway.records.engine import Published
 from rollway.records.ids import PolicyVersion, Step
@@ -52,7 +52,7 @@ def spec_of(
 
 
 def batch_of(step: int, rows: list[BatchRow], payload: Path, ranks: int) -> Batch:
-    planned = plan_ranks([row.num_tokens for row in rows], BUDGET, ranks)
+    planned = at_once(plan_ranks([row.num_tokens for row in rows], BUDGET, ranks))
     manifest = BatchManifest(Step(step), PolicyVersion(step - 1), tuple(rows), planned)
     return Batch(manifest.step, msgspec.json.encode(manifest), str(payload), time.time())
 

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec.msgpack import encode
 
 from ..errors import RunDirError
+from ..loop.coroutines import FairLoop
 from ..loop.lanes.threads import thread, thread_to_the_end
 from ..records.group import Fate
 from ..records.ids import GroupId, PolicyVersion, RolloutId, Step
@@ -182,10 +183,12 @@ class Ledger:
         is trained, by a resumed run if this one ends before."""
         await self._insert("reports", step=step, metrics=encode(metrics))
         await self._insert("steps", step=step, shipped_s=time.time())
+        fair = FairLoop()
         for rollout_id in rollout_ids:
             await self.write(
                 "UPDATE rollouts SET step = ? WHERE rollout_id = ?", step, rollout_id
             )
+            await fair.breathe()
 
     async def record_published(self, step: Step) -> None:
         """Record that the batch of a step is trained, and its groups with it."""

@@ -18,13 +18,15 @@ _running: ContextVar["BoundedCode[Any] | None"] = ContextVar("bounded task", def
 
 class BoundedCode(Generic[T]):
     """Runs a coroutine of user code. Cancelling a coroutine only asks it to end: it may catch the
-    cancellation, or wait forever in a `finally`. So if the code goes on for GRACE_S after it was
+    cancellation, or wait forever in a `finally`. So if the code goes on for `grace_s` after it was
     cancelled, or after a deadline within it, it is given up: whoever waits gets CodeRefused, which names
     the line, and the code is left behind. What such code may not do any more asks `is_given_up`."""
 
     def __init__(
-        self, code: Coroutine[Any, Any, T], *, name: str, context: Context | None = None
-    ) -> None:
+        self, code: Coroutine[Any, Any, T], *, name: str, context: Context | None = None,
+        grace_s: float = GRACE_S,
+    ) -> None:  # fmt: skip
+        self.grace_s = grace_s
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[T] = self._loop.create_future()
         context = context or copy_context()
@@ -45,9 +47,8 @@ class BoundedCode(Generic[T]):
         """Tell the code to end."""
         if self._task is not None:
             self._task.cancel()
-            self._loop.call_later(
-                GRACE_S, self.give_up, f"it went on for {GRACE_S:g} s after it was cancelled"
-            )
+            problem = f"it went on for {self.grace_s:g} s after it was cancelled"
+            self._loop.call_later(self.grace_s, self.give_up, problem)
 
     def give_up(self, problem: str) -> None:
         """Wait for the code no longer."""
@@ -75,14 +76,16 @@ class BoundedCode(Generic[T]):
 
 @contextmanager
 def must_end_within(limit_s: float, what: str) -> Iterator[None]:
-    """Give up the running BoundedCode, if there is one, when the block goes on for GRACE_S after
+    """Give up the running BoundedCode, if there is one, when the block goes on for its grace after
     `limit_s`. The caller cancels the block at `limit_s`; this is for code that refuses to end then."""
     running = _running.get()
     if running is None:
         yield
         return
-    problem = f"{what} went on for {GRACE_S:g} s after its deadline of {limit_s:g} s"
-    timer = asyncio.get_running_loop().call_later(limit_s + GRACE_S, running.give_up, problem)
+    grace_s = running.grace_s
+    problem = f"{what} went on for {grace_s:g} s after its deadline of {limit_s:g} s"
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(limit_s + grace_s, running.give_up, problem)
     try:
         yield
     finally:

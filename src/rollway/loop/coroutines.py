@@ -2,8 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Coroutine, Generator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 MAX_HOLD_S = 0.001
 
@@ -21,6 +23,18 @@ class FairLoop:
         if time.monotonic() - self._since_s > MAX_HOLD_S:
             await asyncio.sleep(0)
             self._since_s = time.monotonic()
+
+
+async def run_in_slices(slices: Generator[None, None, T]) -> T:
+    """Do work that yields now and then, and let all other tasks run in between."""
+    fair = FairLoop()
+    while True:
+        try:
+            next(slices)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        await fair.breathe()
 
 
 async def run_until_first(*coroutines: Coroutine[Any, Any, None]) -> None:

@@ -72,7 +72,7 @@ class SimulatedWorld:
         self._order = count()
         self._queue: deque[tuple[RolloutId, GroupId]] = deque()
         self._running: set[RolloutId] = set()
-        self._manifests: deque[commands.Ship] = deque()
+        self._batches: deque[commands.Ship] = deque()
         self._is_training = False
         self._version = 0
         self._offset = 0
@@ -146,7 +146,7 @@ class SimulatedWorld:
             case commands.Credit(group_id=group_id, rewards=rewards):
                 return Credited(group_id, grpo(rewards))
             case commands.Ship():
-                self._manifests.append(command)
+                self._batches.append(command)
                 self._later(self._choose(self._durations.ship_s), self._train_next)
             case commands.UpdateWeights(version=version):
                 seconds = self._choose(self._durations.update_s)
@@ -198,24 +198,24 @@ class SimulatedWorld:
 
     def _train_next(self) -> Event | None:
         """Train the next batch, unless one is being trained."""
-        if self._manifests and not self._is_training:
+        if self._batches and not self._is_training:
             self._is_training = True
-            ship = self._manifests.popleft()
+            ship = self._batches.popleft()
             self._later(self._choose(self._durations.train_s), lambda: self._publish(ship))
         return None
 
     def _publish(self, ship: commands.Ship) -> Event:
         self._is_training = False
-        tally, manifest = self.tally, ship.manifest
+        tally = self.tally
         tally.steps_s.append(tally.now_s - self._published_s)
         self._published_s = tally.now_s
         for closed in ship.closed:
             if closed.fate == "trained":
                 for member in closed.group.members:
-                    stale = manifest.trains_version - member.scored.first_version
+                    stale = ship.step - 1 - member.scored.first_version
                     tally.staleness[stale] += 1
         self._train_next()
-        return VersionPublished(PolicyVersion(manifest.step), "")
+        return VersionPublished(PolicyVersion(ship.step), "")
 
     def _applied(self, version: PolicyVersion) -> Event:
         self._version = version

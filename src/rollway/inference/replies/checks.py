@@ -93,8 +93,6 @@ def _range(column: Ints | Floats) -> tuple[float, float]:
 
 def _check_logprobs(drawn: ReplyColumns) -> None:
     lowest, highest = _range(drawn.logprobs)
-    if not math.isfinite(highest - lowest):
-        raise EngineError("the engine's reply has logprobs that are not finite")
     if highest > ROUNDING:
         raise EngineError(
             f"the engine's reply has a logprob of {highest:g}: a logprob is at most 0"

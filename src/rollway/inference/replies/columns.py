@@ -1,5 +1,7 @@
 """The columns of a reply: token ids, logprobs and versions, one entry per drawn token."""
 
+import math
+
 import numpy as np
 from msgspec import Struct
 
@@ -37,6 +39,8 @@ def make_columns(
         if column is not None and len(column) != len(token_ids):
             counts = f"{len(token_ids)} tokens and {len(column)} {name}"
             raise EngineError(f"the engine's reply has {counts}; these numbers must be equal")
+    if not math.isfinite(sum(logprobs)):
+        raise EngineError("the engine's reply has logprobs that are not finite")
     values = np.array(logprobs, np.float32)
     try:
         ids = np.array(token_ids, np.int32)

@@ -28,15 +28,22 @@ MIN_GROWTH_BYTES = 512 << 20
 class Collector:
     """Collects garbage for the length of its block, in place of Python's own collector."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        look_at_memory_s: float = LOOK_AT_MEMORY_S,
+        min_growth_bytes: int = MIN_GROWTH_BYTES,
+    ) -> None:
         self._next_s = 0.0
-        self._look_at_memory_s = time.monotonic() + LOOK_AT_MEMORY_S
-        self._rss_bytes = 0
+        self._look_every_s = look_at_memory_s
+        self._min_growth_bytes = min_growth_bytes
+        self._look_at_memory_s = time.monotonic() + look_at_memory_s
+        self.rss_bytes = 0
+        """The memory that the process had when all objects were traversed last."""
 
     def __enter__(self) -> "Collector":
         gc.disable()
         gc.freeze()  # imported modules live forever
-        self._rss_bytes = rss_bytes()
+        self.rss_bytes = rss_bytes()
         self._schedule(asyncio.get_running_loop())
         return self
 
@@ -55,19 +62,19 @@ class Collector:
             self._next_s = ended_s + (ended_s - started_s) / SHARE
         gc.freeze()
         if started_s > self._look_at_memory_s:
-            self._look_at_memory_s = started_s + LOOK_AT_MEMORY_S
+            self._look_at_memory_s = started_s + self._look_every_s
             self._look_at_memory()
         self._schedule(loop)
 
     def _look_at_memory(self) -> None:
         before = rss_bytes()
-        if before < 1.5 * self._rss_bytes + MIN_GROWTH_BYTES:
+        if before < 1.5 * self.rss_bytes + self._min_growth_bytes:
             return
         started_s = time.monotonic()
         gc.unfreeze()
         num_found = gc.collect()
         gc.freeze()
-        self._rss_bytes = rss_bytes()
+        self.rss_bytes = rss_bytes()
         took_ms = (time.monotonic() - started_s) * 1000
         log.info(
             "memory had grown to %.0f MB: the collector held the loop for %.0f ms and found %d "

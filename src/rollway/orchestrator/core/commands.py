@@ -7,6 +7,7 @@ from ...records.group import ClosedGroup
 from ...records.ids import GroupId, PolicyVersion, RolloutId, Step
 from ...records.payload import PayloadRef
 from ...records.task import Pool, Split, Task
+from .batches.packing import Slices, at_once, plan_batch
 
 
 class PullTasks(Struct, frozen=True):
@@ -51,10 +52,22 @@ class Credit(Struct, frozen=True):
 
 
 class Ship(Struct, frozen=True):
-    """Hand a batch to the trainer. `closed` are all groups that closed since the last batch."""
+    """Hand a batch to the trainer. `closed` are all groups that closed since the last batch; those that
+    train make up this batch."""
 
-    manifest: BatchManifest
+    step: Step
     closed: tuple[ClosedGroup, ...]
+    micro_batch_tokens: int
+    ranks: int
+
+    def plan(self) -> Slices[BatchManifest]:
+        trained = [closed for closed in self.closed if closed.fate == "trained"]
+        return plan_batch(self.step, trained, self.micro_batch_tokens, self.ranks)
+
+    @property
+    def manifest(self) -> BatchManifest:
+        """The manifest, planned without a break."""
+        return at_once(self.plan())
 
 
 class UpdateWeights(Struct, frozen=True):

@@ -3,6 +3,7 @@ why`."""
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from ...observe.step_metrics import StepTally
 from ...observe.upkeep import Upkeep
 from ...payload.in_use import SegmentKeeper
 from ...payload.reader import SegmentReader
+from ...records.batch import BatchManifest
 from ...records.group import ClosedGroup, Member
 from ...records.ids import PolicyVersion, Step
 from ...records.restored import RestoredBatch
@@ -22,7 +24,7 @@ from ...records.rollout import Scored, Settled
 from ...rundir.metrics_file import append_whole
 from ...rundir.rundir import RunDir, write_whole
 from ...rundir.saved_rollouts import decode_saved, group_to_save
-from ..core.commands import Dispatch, Ship
+from ..core.commands import Dispatch
 from .step_log import StepLog
 from .tracker import RolloutTracker
 
@@ -71,20 +73,27 @@ class Bookkeeper:
             await self.segments.hold(outcome.ref)
         await self.ledger.record_settled(settled)
 
-    async def _tally(self, ship: Ship) -> dict[str, float]:
+    async def _tally(
+        self, manifest: BatchManifest, groups: Iterable[ClosedGroup]
+    ) -> dict[str, float]:
         """Sum up a batch. Other coroutines get the loop in between, however large the batch is."""
-        tally, fair = StepTally(ship.manifest, self._config.correct_at), FairLoop()
-        for closed in ship.closed:
+        tally, fair = StepTally(manifest, self._config.correct_at), FairLoop()
+        for closed in groups:
             tally.add(closed)
             await fair.breathe()
         return tally.metrics()
 
-    async def shipped(self, ship: Ship, metrics: dict[str, float] | None = None) -> None:
-        metrics = metrics or await self._tally(ship)
-        step = ship.manifest.step
-        trained = dict.fromkeys(row.rollout_id for row in ship.manifest.rows)
+    async def shipped(
+        self,
+        manifest: BatchManifest,
+        groups: tuple[ClosedGroup, ...],
+        metrics: dict[str, float] | None = None,
+    ) -> None:
+        """Note a batch that the trainer has, and all groups that closed since the last one."""
+        metrics, step = metrics or await self._tally(manifest, groups), manifest.step
+        trained = dict.fromkeys(row.rollout_id for row in manifest.rows)
         await self.ledger.record_shipped(step, trained, metrics)
-        kept = [closed for closed in ship.closed if closed.fate == "trained"]
+        kept = [closed for closed in groups if closed.fate == "trained"]
         await self._save(self._run.saved_rollouts(step), kept)
         self._reports[step].set_result(metrics)
 
@@ -125,7 +134,7 @@ class Bookkeeper:
         """Note a batch that was shipped before a restart: its rollouts are saved again."""
         path = self._run.saved_rollouts(batch.manifest.step)
         await self._upkeep.attempt("Saving rollouts", _remove_trained, path)
-        await self.shipped(Ship(batch.manifest, batch.closed), batch.metrics)
+        await self.shipped(batch.manifest, batch.closed, batch.metrics)
 
     async def _save(self, path: Path, groups: list[ClosedGroup]) -> None:
         if self._config.save_rollouts:

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from ...envserver.client import EnvClient
 from ...errors import RunStuck
+from ...loop.coroutines import run_in_slices
 from ...records.ids import PolicyVersion
 from ...records.restored import Restored
 from ...records.rollout import Settled
@@ -99,11 +100,12 @@ class Performer:
         await self._events.put(Credited(order.group_id, advantages))
 
     async def _ship(self, ship: commands.Ship) -> None:
-        with self._books.steps.phases.shipping(ship.manifest.step):
+        with self._books.steps.phases.shipping(ship.step):
+            manifest = await run_in_slices(ship.plan())
             # before the trainer gets the batch, the ledger must have every rollout that is in it
             await self._books.ledger.flush()
-            await self._peers.trainer.ship(ship.manifest)
-        await self._books.shipped(ship)
+            await self._peers.trainer.ship(manifest)
+        await self._books.shipped(manifest, ship.closed)
 
     async def _update_weights(self, update: commands.UpdateWeights) -> None:
         with self._books.steps.phases.updating():

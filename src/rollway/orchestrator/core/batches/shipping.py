@@ -11,7 +11,6 @@ from ....records.payload import PayloadRef
 from ....records.restored import KeptPayload, RestoredBatch
 from ..commands import Commands, Ship, UpdateWeights
 from ..events import VersionPublished
-from .packing import plan_batch
 from .staleness import is_trainer_behind, oldest_trainable
 
 
@@ -87,7 +86,7 @@ class Shipping:
     def __init__(self, spec: CoreSpec, first_step: Step) -> None:
         self._spec = spec
         self._discarded: list[ClosedGroup] = []
-        self._shipped: dict[Step, Ship] = {}
+        self._shipped: dict[Step, tuple[ClosedGroup, ...]] = {}
         self._kept: deque[KeptPayload] = deque()
         config = spec.orchestrator
         self._max_off_policy_steps = config.max_off_policy_steps
@@ -111,7 +110,7 @@ class Shipping:
     def restore(self, batch: RestoredBatch) -> None:
         """Take in a batch that was shipped before a restart and is trained after it."""
         step = batch.manifest.step
-        self._shipped[step] = Ship(batch.manifest, batch.closed)
+        self._shipped[step] = batch.closed
         self.next_step = Step(step + 1)
 
     def discard(self, closed: ClosedGroup) -> Step:
@@ -132,16 +131,15 @@ class Shipping:
         if self.is_over or is_behind or not self.ready.is_full:
             return None
         batch = self.ready.take_batch()
-        manifest = plan_batch(step, batch, spec.micro_batch_tokens, spec.ranks)
         closed, self._discarded = (*self._discarded, *batch), []
-        ship = self._shipped[step] = Ship(manifest, closed)
+        self._shipped[step] = closed
         self.next_step = Step(step + 1)
-        return ship
+        return Ship(step, closed, spec.micro_batch_tokens, spec.ranks)
 
     def published(self, version: PolicyVersion) -> list[ClosedGroup]:
         """The trainer has published a version: return the groups that it was trained on."""
-        ship = self._shipped.pop(Step(version))
-        trained = [closed for closed in ship.closed if closed.fate == "trained"]
+        shipped = self._shipped.pop(Step(version))
+        trained = [closed for closed in shipped if closed.fate == "trained"]
         self.keep(
             KeptPayload(version, tuple(ref for closed in trained for ref in closed.refs))
         )
