@@ -36,16 +36,19 @@ class NamesItsLoop(Counting):
         return float(rollout.info["loop"].startswith("uvloop"))
 
 
+NUM_CHATTY = 80
+
+
 class Chatty(Counting):
     """Its transcripts are long, and the policy does not see most of them."""
 
     async def rollout(self, task: rw.Task, chat: rw.Chat) -> None:
         await chat.say(task.prompt)
-        chat.messages += [rw.Message("user", "many words " * 200) for _ in range(100)]
+        chat.messages += [rw.Message("user", "many words " * 1000) for _ in range(NUM_CHATTY)]
 
     @rw.reward
     async def length(self, task: rw.Task, rollout: rw.Rollout) -> float:
-        return len(rollout.messages[-101].content) / 8
+        return len(rollout.messages[-1 - NUM_CHATTY].content) / 8
 
 
 class ThreeTurns(Counting):

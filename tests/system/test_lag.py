@@ -37,7 +37,7 @@ from rollway.wire.messages import Run, ServerStats
 
 pytestmark = pytest.mark.system
 
-BUDGET_S = {"p99": 0.025, "max": 0.040}
+BUDGET_S = {"p99": 0.020, "max": 0.025}
 """How much later a loop may be than the control. Work that belongs in a lane takes much longer."""
 WINDOWS = 8
 LAYERS, SLOTS = 512, 8
@@ -182,16 +182,16 @@ async def test_a_worker_and_its_router_are_not_late_under_large_and_small_replie
 def test_an_orchestrator_is_not_late_while_it_saves_large_rollouts(
     light: Workspace, trainer: CopyingTrainer
 ) -> None:
-    """Each step saves the transcripts of 64 rollouts, 13 MB together."""
+    """Each step saves the transcripts of 64 rollouts, 56 MB together."""
     text = light.file.read_text()
     light.file.write_text(text.replace('kind = "Lengths"', 'kind = "Chatty"'))
-    options = ("max_steps=14", "orchestrator.batch_size=64", "orchestrator.max_in_flight=64",
+    options = ("max_steps=10", "orchestrator.batch_size=64", "orchestrator.max_in_flight=64",
                "env.0.server.concurrency=64", "engine.max_context=4096")  # fmt: skip
     with control() as beside:
         done = light.train(*(word for option in options for word in ("--set", option)))
     assert done.returncode == 0, done.stderr
     saved = light.run / "rollouts" / "step_1" / "train.jsonl"
-    assert saved.stat().st_size > 10 << 20
+    assert saved.stat().st_size > 50 << 20
     windows = [
         LagStats(p99=line["event_loop_lag/p99"], max=line["event_loop_lag/max"])
         for line in light.metrics()
