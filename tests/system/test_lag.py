@@ -39,7 +39,7 @@ pytestmark = pytest.mark.system
 
 BUDGET_S = {"p99": 0.020, "max": 0.025}
 """How much later a loop may be than the control. Work that belongs in a lane takes much longer."""
-WINDOWS = 8
+WINDOWS = 6
 LAYERS, SLOTS = 512, 8
 BIG = "go on " * 700
 """A prompt whose reply has 16 MB of routes."""
@@ -185,7 +185,7 @@ def test_an_orchestrator_is_not_late_while_it_saves_large_rollouts(
     """Each step saves the transcripts of 64 rollouts, 56 MB together."""
     text = light.file.read_text()
     light.file.write_text(text.replace('kind = "Lengths"', 'kind = "Chatty"'))
-    options = ("max_steps=10", "orchestrator.batch_size=64", "orchestrator.max_in_flight=64",
+    options = ("max_steps=8", "orchestrator.batch_size=64", "orchestrator.max_in_flight=64",
                "env.0.server.concurrency=64", "engine.max_context=4096")  # fmt: skip
     with control() as beside:
         done = light.train(*(word for option in options for word in ("--set", option)))

@@ -227,6 +227,7 @@ def test_a_part_stopped_from_outside_ends_the_run(light: Workspace) -> None:
     light.assert_nothing_is_left(was_killed=True)
 
 
+@pytest.mark.long
 def test_a_dense_model_trains_and_its_run_asks_for_no_routes(
     tmp_path: Path, tiny_dense: Path
 ) -> None:
@@ -249,6 +250,7 @@ def test_a_dense_model_trains_and_its_run_asks_for_no_routes(
     assert config["dtype"] == "bfloat16"
 
 
+@pytest.mark.long
 def test_a_killed_rank_is_started_again_and_the_run_goes_on(trains: Workspace) -> None:
     with trains.training(*ENDLESS) as process:
         (victim,) = trains.find("rollway.trainer.rank:serve_rank")

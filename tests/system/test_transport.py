@@ -33,6 +33,7 @@ def test_a_run_over_a_socket_with_two_ranks(trains: Workspace) -> None:
     trains.assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_a_killed_trainer_ends_the_run_and_resume_goes_on(trains: Workspace) -> None:
     options = (*ZMQ, "--set", "transport.zmq.payload=frames")
     with trains.training(*options, "--set", "max_steps=500") as process:

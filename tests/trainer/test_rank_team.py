@@ -120,6 +120,7 @@ async def test_after_a_kill_training_continues_as_if_nothing_had_happened(
     assert [path.name for path in run.checkpoints.iterdir()] == ["step_7"]
 
 
+@pytest.mark.long
 async def test_the_user_is_told_how_rows_are_computed_and_that_batches_are_gone(
     tmp_path: Path,
 ) -> None:
@@ -166,7 +167,7 @@ async def train_nothing(team: Team, batches: list[Batch]) -> None:
     [
         pytest.param("payload is gone", marks=pytest.mark.long),
         pytest.param("another model", marks=pytest.mark.long),
-        "the state is damaged",
+        pytest.param("the state is damaged", marks=pytest.mark.long),
     ],
 )
 async def test_batches_that_would_give_other_weights_are_not_trained_again(
@@ -232,7 +233,8 @@ def _replace(turn: Turn, **changes: Any) -> Turn:
 @pytest.mark.parametrize(
     ("tokens", "bad", "how", "entry"),
     [(KILLS, {1, 6, 7}, "the trainer's process was killed by SIGSEGV", MORTAL),
-     (BREAKS_GRADIENT, {3, 8}, "the gradient is not finite", ENTRY)],
+     pytest.param(BREAKS_GRADIENT, {3, 8}, "the gradient is not finite", ENTRY,
+                  marks=pytest.mark.long)],
 )  # fmt: skip
 async def test_rows_that_no_check_can_find_are_searched_and_set_aside(
     cursed: Path, tmp_path: Path, tokens: list[int], bad: set[int], how: str, entry: str
