@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -118,10 +119,54 @@ class ClosesFiles(Misbehaves):
 
 class WritesToAllFiles(Misbehaves):
     async def misbehave(self, chat: rw.Chat) -> None:
-        for fd in range(3, 256):
-            with suppress(OSError):
-                os.write(fd, b"garbage" * 10)
+        write_to_all_files()
         await asyncio.sleep(5)
+
+
+def write_to_all_files() -> None:
+    for fd in range(3, 256):
+        with suppress(OSError):
+            os.write(fd, b"garbage" * 10)
+
+
+class OpensNoMoreFiles(Misbehaves):
+    async def misbehave(self, chat: rw.Chat) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+
+
+RAISED: dict[str, BaseException] = {
+    "1": Panic("of a library"),
+    "2": GeneratorExit("closed"),
+    "3": SystemExit("enough"),
+    "4": KeyboardInterrupt("stop"),
+}
+"""What rewards of these tasks raise: on their own from "1" on, with their group from "1g" on."""
+WRITES = "5"
+
+
+class RaisingScorers(Base):
+    """Async rewards that raise what is not an Exception, and a plain one that writes to all files."""
+
+    def tasks(self) -> Iterator[rw.Task]:
+        raise ValueError("caf\udce9")
+
+    @rw.reward
+    async def judged(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        if task.id in RAISED:
+            raise RAISED[task.id]
+        return 1.0
+
+    @rw.group_reward
+    async def compared(self, task: rw.Task, rollouts: list[rw.Rollout]) -> list[float]:
+        if task.id.endswith("g"):
+            raise RAISED[task.id.removesuffix("g")]
+        return [1.0 for _ in rollouts]
+
+    @rw.metric
+    def measured(self, task: rw.Task, rollout: rw.Rollout) -> float:
+        if task.id == WRITES:
+            write_to_all_files()
+        return float(os.getpid())
 
 
 class Scorers(Base):

@@ -11,10 +11,14 @@ from typing import Any
 import psutil
 import pytest
 from tests.doubles.env_server import UNRULY, Server, serving, unruly
+from tests.doubles.unruly import RAISED, WRITES
 
 from rollway.config.specs import ServerLimits
+from rollway.records.ids import PolicyVersion, RolloutId
 from rollway.records.rollout import Failed, Outcome, Scored, Settled
-from rollway.wire.messages import RolloutPhases
+from rollway.records.task import Task
+from rollway.records.turn import Sampling
+from rollway.wire.messages import NextTasks, RolloutPhases, Run, RunGroup, Tasks
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
@@ -111,6 +115,7 @@ async def test_a_rollout_that_ends_its_worker_is_blamed_and_the_others_succeed(
         ("StopsLoop", ""),
         ("ClosesFiles", ""),
         ("WritesToAllFiles", ""),
+        ("OpensNoMoreFiles", "no other rollout was running when its worker died"),
     ],
 )
 async def test_whatever_a_rollout_does_to_its_worker_it_fails_alone(
@@ -119,6 +124,54 @@ async def test_whatever_a_rollout_does_to_its_worker_it_fails_alone(
     async with unruly(tmp_path, tiny_moe, kind) as server:
         bad = the_bad_one(await outcomes(server, 6))
         assert error in bad.error
+
+
+async def test_rewards_that_raise_no_exception_or_write_to_all_files_fail_alone(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
+    size = {"concurrency": 32, "scoring_processes": 1}
+    async with unruly(tmp_path, tiny_moe, "RaisingScorers", **size) as server:
+        raising = [*RAISED, *(f"{number}g" for number in RAISED)]
+        await run_groups(server, "first")
+        first = await server.outcome("first.0")
+        await run_groups(server, *raising, WRITES, *(f"good{n}" for n in range(4)))
+        for task in (*raising, WRITES):
+            for n in range(2):
+                end = await server.outcome(f"{task}.{n}")
+                assert isinstance(end, Failed), (task, end)
+                assert end.boundary == "scorer", end
+                if task != WRITES:
+                    assert type(RAISED[task.removesuffix("g")]).__name__ in end.error
+        await run_groups(server, "last")
+        good = [await server.outcome(f"good{n}.0") for n in range(4)]
+        last = await server.outcome("last.0")
+        assert all(isinstance(end, Scored) for end in (first, *good, last)), good
+        assert isinstance(first, Scored)
+        assert isinstance(last, Scored)
+        assert first.metrics["measured"] != last.metrics["measured"], "a new process"
+        assert all(
+            settled.attempt == 1 for ends in server.settled.values() for settled in ends
+        )
+        await server.client.send(NextTasks(0, 1))
+        assert r"caf\udce9" in (await server.receive(Tasks)).error
+        assert not server.lost, "the worker lives"
+
+
+async def run_groups(server: Server, *tasks: str) -> None:
+    """Run two rollouts of each task, as a group."""
+    for task in tasks:
+        runs = [
+            Run(
+                RolloutId(f"{task}.{n}"),
+                1,
+                Task(task, "1?"),
+                Sampling(20),
+                PolicyVersion(0),
+                0,
+            )
+            for n in range(2)
+        ]
+        await server.client.send(RunGroup.of(runs))
 
 
 async def test_errors_name_the_rewards_that_spin_hoard_or_exit(

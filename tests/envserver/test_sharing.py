@@ -29,7 +29,7 @@ from rollway.records.ids import PolicyVersion, RolloutId
 from rollway.records.rollout import Cancelled, Failed, Scored, Settled
 from rollway.records.task import Task
 from rollway.records.turn import Sampling
-from rollway.wire.messages import Cancel, NextTasks, Run, ServerStats, Tasks
+from rollway.wire.messages import Cancel, NewPolicy, NextTasks, Run, ServerStats, Tasks
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
@@ -210,6 +210,9 @@ async def test_a_server_that_is_started_again_is_greeted_again(
                 run = Run(RolloutId("old"), 1, task, Sampling(8), PolicyVersion(0), 0)
                 assert await client.send_runs([run]) == []
                 await engine.until_running(0)
+                os.kill(part.pid, signal.SIGSTOP)  # it answers nothing of this:
+                await client.send(NextTasks(3, 2))
+                await client.send(NewPolicy(PolicyVersion(7)))
                 part.kill()
             spec = replace(spec, generation=1)
             async with serving_part("test.router", ROUTER, spec, tmp_path / "2.log") as (
@@ -222,4 +225,8 @@ async def test_a_server_that_is_started_again_is_greeted_again(
                     "worker", f"the env server at {at} was started again",
                 )  # fmt: skip
                 await server.run("new", "0")
-                assert isinstance(await server.outcome("new"), Scored)
+                tasks = await server.receive(Tasks)
+                assert [task.id for task in tasks.tasks] == ["3", "4"]
+                new = await server.outcome("new")
+                assert isinstance(new, Scored)
+                assert new.last_version == 7, "the version of the client, not of this rollout"

@@ -9,7 +9,7 @@ import pytest
 
 from rollway.errors import PartDied
 from rollway.loop.processes import child
-from rollway.loop.processes.part import cut_log, describe_exit, start_part
+from rollway.loop.processes.part import MAX_LOG_BYTES, cut_log, describe_exit, start_part
 
 pytestmark = pytest.mark.anyio
 
@@ -32,16 +32,32 @@ def test_exit_codes_are_described_in_words(code: int, text: str) -> None:
 
 
 async def test_a_dead_process_is_noticed_and_what_it_left_is_ended() -> None:
-    """A forked process holds the pipe open, and both have left the session."""
+    """Both that are ended have left the session. One that is not found lives on and holds the pipe open,
+    so nothing but the end of the process shows that it has died."""
     async with child.start("leaver", "tests.doubles.leavers:leave_daemon") as process:
         frame = await process.pipe.receive()
         assert frame is not None
-        left = [psutil.Process(int(pid)) for pid in frame.split()]
-        async with asyncio.timeout(60):
-            assert await process.pipe.receive() is None
+        *left, hidden = [psutil.Process(int(pid)) for pid in frame.split()]
+        try:
+            async with asyncio.timeout(60):
+                assert await process.pipe.receive() is None
+            assert hidden.is_running()
+        finally:
+            hidden.kill()
     assert await process.wait() == -9
     gone, alive = psutil.wait_procs(left, timeout=60)
     assert (len(gone), alive) == (2, [])
+
+
+async def test_the_log_of_a_part_stays_bounded_while_it_lives(tmp_path: Path) -> None:
+    log = tmp_path / "printer.log"
+    entry = "tests.doubles.leavers:print_much"
+    async with start_part("printer", entry, {}, log=log, look_at_log_s=0.1) as part:
+        async with asyncio.timeout(60):
+            while not log.exists() or b"cut here" not in log.read_bytes():  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert psutil.pid_exists(part.pid), "it was cut while the part lives"
+    assert log.stat().st_size < MAX_LOG_BYTES
 
 
 async def test_children_inherit_nothing() -> None:

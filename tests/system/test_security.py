@@ -33,6 +33,7 @@ CONTROLS = (
     "/update_weight_version", "/collective_rpc", "/pause", "/resume", "/reset_prefix_cache",
     "/v1/completions",
 )  # fmt: skip
+FACTS = ("/v1/models", "/metrics", "/weight_info", "/server_info", "/model_info", "/version")
 
 
 def as_nobody(attempt: Callable[[], str]) -> str:
@@ -67,6 +68,14 @@ def post(port: int, path: str) -> str:
     return str(connection.getresponse().status)
 
 
+def get(port: int, path: str) -> str:
+    """Return the status and the body of a reply."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", path)
+    reply = connection.getresponse()
+    return f"{reply.status} {reply.read().decode()}"
+
+
 def connect_to(path: str) -> str:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(path)
@@ -95,15 +104,35 @@ def listening(processes: Iterable[psutil.Process]) -> tuple[dict[int, str], set[
             if found.status == psutil.CONN_LISTEN:
                 ports[found.laddr.port] = " ".join(process.cmdline())
         unix = process.net_connections("unix")
-        paths |= {str(found.laddr) for found in unix if str(found.laddr).startswith("/")}
+        paths |= {str(found.laddr) for found in unix if found.laddr}
     return ports, paths
 
 
 def assert_private(paths: set[str]) -> None:
-    """No other user can connect to these unix sockets, or enter the folders that they are in."""
+    """No other user can connect to these unix sockets, or enter the folders that they are in. A socket
+    with an abstract name would be in no folder."""
     for path in paths:
+        assert path.startswith("/"), path
         assert as_nobody(lambda path=path: connect_to(path)) == "PermissionError"
         assert stat.S_IMODE(Path(path).parent.stat().st_mode) == 0o700
+
+
+def assert_owner_only(folder: Path) -> None:
+    """No other user can read a file of this folder."""
+    files = [path for path in folder.rglob("*") if not path.is_symlink()]
+    opened = [path for path in files if path.stat().st_mode & 0o077]
+    assert files
+    assert not opened
+
+
+def assert_figures_only(metrics: str) -> None:
+    """Each line has a number, and labels of one word. Prompts of these tasks have a question mark."""
+    lines = [line for line in metrics.splitlines() if not line.startswith("#")]
+    pattern = re.compile(
+        r"rollway_\w+(\{(\w+=\"[^\s?]+\",?)+\})? ([\d.e+-]+|nan|[+-]?inf)", re.I
+    )
+    assert lines
+    assert not [line for line in lines if not pattern.fullmatch(line)]
 
 
 def test_every_socket_and_file_of_a_run_is_guarded(work: Workspace) -> None:
@@ -120,13 +149,15 @@ def test_every_socket_and_file_of_a_run_is_guarded(work: Workspace) -> None:
         assert set(ports) == {engine, scrape}, "these are all ports"
         for path in CONTROLS:
             assert as_nobody(lambda path=path: post(engine, path)) == "401"
+        for path in FACTS:
+            assert as_nobody(lambda path=path: get(engine, path))[:3] == "401"
         assert as_nobody(lambda: post(engine, "/health")) in ("200", "405")
+        status, _, metrics = as_nobody(lambda: get(scrape, "/metrics")).partition(" ")
+        assert status == "200"
+        assert_figures_only(metrics)
         assert len(paths) == 3, "clients, workers, and the trainer"
         assert_private(paths)
-        files = [path for path in work.run.rglob("*") if not path.is_symlink()]
-        opened = [path for path in files if path.stat().st_mode & 0o077]
-        assert files
-        assert not opened
+        assert_owner_only(work.run)
         before = work.metrics()[-1]["step"]
         work.wait_for_step(process, before + 2)
         log = (work.run / "logs" / "engine.log").read_text()
@@ -167,6 +198,7 @@ def test_an_evaluation_listens_at_private_sockets_only(
         assert not ports
         assert len(paths) == 2, "clients, and workers"
         assert_private(paths)
+        assert_owner_only(tmp_path / "outputs")
 
 
 def test_a_served_environment_listens_at_private_sockets_or_demands_keys(
@@ -185,6 +217,7 @@ def test_a_served_environment_listens_at_private_sockets_or_demands_keys(
         ports, paths = listening(marked_processes(str(tmp_path)))
         assert not ports
         assert_private(paths)
+        assert_owner_only(tmp_path / "outputs")
     server, _ = make_keys(tmp_path / "keys")
     _, other = make_keys(tmp_path / "other")
     unknown = read_client_keys(other)

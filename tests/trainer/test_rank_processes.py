@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 from safetensors.torch import load_file
 from tests.trainer.test_step import sample, write
@@ -87,6 +88,7 @@ async def test_two_ranks_take_the_steps_of_one_until_one_of_them_is_killed(
             answers = [await ranks.train(order) for order in orders]
             results.append([answer[0].published for answer in answers])
             check_kept(run)
+            check_ports(ranks)
             if num_ranks == 2:
                 ranks.processes[1].kill()
                 with pytest.raises(
@@ -102,6 +104,17 @@ async def started(spec: TrainerSpec) -> AsyncIterator[RankProcesses]:
     async with start_ranks(spec, point) as (ranks, loaded):
         assert (loaded.packing, loaded.note) == ("packed", "")
         yield ranks
+
+
+def check_ports(ranks: RankProcesses) -> None:
+    """Ranks listen for each other at this machine alone, and a single rank does not listen."""
+    hosts = {
+        found.laddr.ip
+        for process in ranks.processes
+        for found in psutil.Process(process.pid).net_connections("inet")
+        if found.status == psutil.CONN_LISTEN
+    }
+    assert hosts == ({"127.0.0.1"} if len(ranks.processes) > 1 else set())
 
 
 def check_kept(run: RunDir) -> None:

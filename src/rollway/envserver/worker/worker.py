@@ -3,6 +3,7 @@
 import asyncio
 import faulthandler
 import logging
+import resource
 import socket
 from contextlib import AsyncExitStack
 
@@ -87,6 +88,7 @@ class Worker:
         self._failures = FailureLog()
         self._log = WorkerLog(prepared.part.place)
         self._unread = Rarely()
+        self._file_limit = _file_limit()
 
     @property
     def in_flight(self) -> int:
@@ -143,8 +145,7 @@ class Worker:
         self, run: Run, tasks: asyncio.TaskGroup, group: LiveGroup | None = None
     ) -> None:
         live = self._running[run.rollout_id] = LiveRollout(run)
-        context = owned_by(run.serial)
-        tasks.create_task(self._run(live, group), name=run.rollout_id, context=context)
+        tasks.create_task(self._run(live, group), name=run.rollout_id)
 
     def _finish_if_drained(self) -> None:
         if self._is_draining and not self._running and not self._num_task_requests:
@@ -188,7 +189,10 @@ class Worker:
     async def _play_and_commit(
         self, live: LiveRollout, group: LiveGroup | None
     ) -> RolloutEnd:
-        code = live.code = BoundedCode(play(self._kit, live, group), name=live.run.rollout_id)
+        # only user code has this context: our own code for one rollout may die of what another did
+        context, playing = owned_by(live.run.serial), play(self._kit, live, group)
+        code = BoundedCode(playing, name=live.run.rollout_id, context=context)
+        live.code = code
         live.cancel_running = code.cancel
         try:
             played = await code.wait()
@@ -214,6 +218,7 @@ class Worker:
             await self.send(ReplaceMe(sendable(reason)[:MAX_REASON]))
 
     async def _settle(self, run: Run, end: RolloutEnd) -> None:
+        self._check_file_limit()
         if isinstance(end.outcome, Failed):
             origin = (
                 f"environment '{self._spec.id}', task '{run.task.id}', attempt {run.attempt}"
@@ -230,6 +235,16 @@ class Worker:
             await self._wire.send(settled)
         else:
             await self._wire.send_multipart([settled, end.frame], copy=False)
+
+    def _check_file_limit(self) -> None:
+        """End this worker if user code has lowered its limit of open files. Every rollout may fail then,
+        so this one's end is not sent. The router finds the one at fault: each worker it runs in ends."""
+        if (limit := _file_limit()) < self._file_limit:
+            log.error(
+                "code of a rollout lowered RLIMIT_NOFILE to %d, so this worker ends: limit resources "
+                "in processes that your code starts", limit,
+            )  # fmt: skip
+            end_at_once(1)
 
     async def _send_tasks(self, request: NextTasks) -> None:
         """Send tasks. The environment's `tasks()` may block, so it runs in a separate process."""
@@ -260,6 +275,10 @@ class Worker:
 
     async def send(self, message: msgspec.Struct) -> None:
         await self._wire.send(encode(message))
+
+
+def _file_limit() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def _name_unsendable(answer: Tasks) -> Tasks:

@@ -216,11 +216,11 @@ def _die_with(parent_pid: int) -> None:
         sys.exit(1)
 
 
-def end_at_once() -> NoReturn:
+def end_at_once(code: int = 0) -> NoReturn:
     """End this process without waiting for coroutines and threads that refuse to end."""
     logging.shutdown()
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 def raise_file_limit() -> None:

@@ -291,10 +291,10 @@ def last_log_lines(log: Path) -> str:
     return "\n  | ".join([f"; last lines of {log}:", *lines]) if lines else ""
 
 
-async def _keep_bounded(log: Path) -> None:
+async def _keep_bounded(log: Path, look_every_s: float) -> None:
     """Bound a log while its process lives: user code may print without end."""
     while True:
-        await asyncio.sleep(LOOK_AT_LOG_S)
+        await asyncio.sleep(look_every_s)
         with suppress(OSError):
             await thread(cut_log, log, MAX_LOG_BYTES)
 
@@ -312,13 +312,19 @@ def cut_log(log: Path, most: int) -> None:
 
 @asynccontextmanager
 async def start_part(
-    name: str, entry: str, spec: Any, *, log: Path | None = None, pass_fds: Sequence[int] = ()
+    name: str,
+    entry: str,
+    spec: Any,
+    *,
+    log: Path | None = None,
+    pass_fds: Sequence[int] = (),
+    look_at_log_s: float = LOOK_AT_LOG_S,
 ) -> AsyncIterator[Part]:
     """Start a part with its spec. Leaving the block ends it. A part that was never ready is killed at
     once: it has nothing to finish, and does not listen while it loads a model."""
     async with child.start(name, entry, log=log, pass_fds=pass_fds) as process:
         part, process.reports_itself = Part(process), True
-        bounding = asyncio.create_task(_keep_bounded(log)) if log else None
+        bounding = asyncio.create_task(_keep_bounded(log, look_at_log_s)) if log else None
         try:
             await process.send_spec(spec)
             yield part
