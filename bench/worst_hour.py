@@ -5,8 +5,9 @@
 Every round does one thing to a run with two engines: kills one of its processes, stops one for a while,
 fills the disk, or lets one engine stop in the middle of a reply. A run that ended is resumed. Engines
 and trainer are stand-ins without a model. In the end every rollout must have settled once and every step
-be trained once, no process may be left, and no process of ours may have grown. Only root fills a disk.
-Exits with 1 if anything of that does not hold. --full is 30 rounds.
+be trained once, no process may be left, no process of ours may have grown, and only those rollouts may
+have failed whose own code raises or exits. While an engine stalls, the run keeps a quarter of its pace.
+Only root fills a disk. Exits with 1 if anything of that does not hold. --full is 30 rounds.
 """
 
 import asyncio
@@ -43,6 +44,11 @@ FULL_ROUNDS = 30
 KILLED = ("orchestrator", "router", ".w0", ".w1", ".score0", "launcher")
 STOPPED = ("orchestrator", "router", ".w0", ".w1", ".score0")
 LATENCY_S = 0.1
+LEAST_PACE = 0.25
+INNOCENT = (
+    "outcome = 'failed' AND task_id % 23 != 0 AND task_id % 31 != 0 AND task_id % 301 != 0"
+)
+"""Rollouts that failed although their own code, in loopback/rowdy.py, neither raises nor exits."""
 STALL_S, FULL_STALL_S = 5.0, 25.0
 MAX_GROWTH_MB, MAX_NEW_FILES = 40.0, 25
 OURS = ("orchestrator", "router", "launcher")
@@ -116,6 +122,8 @@ class Ordeal:
         self._process: subprocess.Popen[str] | None = None
         self.growth = Growth()
         self.told: Counter[str] = Counter()
+        self.paces: list[float] = []
+        """Steps a second while an engine stalled, as a share of those just before."""
 
     def processes(self) -> dict[str, list[psutil.Process]]:
         """Return the processes of the run by what they do."""
@@ -216,13 +224,17 @@ class Ordeal:
         return f"stopped {kind}"
 
     def _stall(self) -> str:
-        engine, before = self._chance.choice(self._engines), self.num_steps
+        engine, usual = self._chance.choice(self._engines), self._steps_a_second(STALL_S)
         engine.is_stalled = True
-        time.sleep(self._stall_s)
-        if self.num_steps == before:
-            raise SystemExit("no step was trained while one of two engines was stalled")
+        pace = self._steps_a_second(self._stall_s)
         engine.is_stalled = False
+        self.paces.append(pace / usual)
         return "stalled an engine"
+
+    def _steps_a_second(self, seconds: float) -> float:
+        before = self.num_steps
+        time.sleep(seconds)
+        return (self.num_steps - before) / seconds
 
     def _fill(self) -> str:
         assert self._disk is not None
@@ -262,7 +274,11 @@ class Ordeal:
             failed = ask(
                 "SELECT boundary, count(*) FROM rollouts WHERE outcome = 'failed' GROUP BY boundary"
             )
-        return {"steps": len(steps), "ends": ends, "failed": dict(failed)}
+            innocent = ask(f"SELECT rollout_id, error FROM rollouts WHERE {INNOCENT}")
+            assert not innocent, f"{len(innocent)} rollouts failed for others: {innocent[:3]}"
+        paces = [round(pace, 2) for pace in self.paces]
+        assert all(pace >= LEAST_PACE for pace in paces), f"pace beside a stall: {paces}"
+        return {"steps": len(steps), "ends": ends, "failed": dict(failed), "paces": paces}
 
 
 @contextmanager
@@ -319,7 +335,8 @@ def run(folder: Path, args: Namespace) -> Ordeal:
         trainer.stop()
         figures = ordeal.check()
     print(f"{figures['steps']} steps, each once; ends of rollouts: {figures['ends']}")
-    print(f"failed: {figures['failed']}")
+    print(f"failed, each because of its own code: {figures['failed']}")
+    print(f"pace while an engine stalled, as a share of the pace before: {figures['paces']}")
     print(f"done to it: {', '.join(f'{what} {n}' for what, n in ordeal.told.most_common())}")
     finish("worst_hour", {**figures, "done": dict(ordeal.told), "growth": ordeal.growth.figures()},
            args.json)  # fmt: skip

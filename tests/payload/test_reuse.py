@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -208,8 +209,13 @@ def test_refs_in_use_always_read_what_was_written(plan: list[tuple[str, int]]) -
         asyncio.run(_play(Path(folder), plan))
 
 
+async def _insist(what: str, call: Callable[[], None]) -> None:
+    call()
+
+
 async def _play(folder: Path, plan: list[tuple[str, int]]) -> None:
-    keeper, reader = SegmentKeeper(SegmentReader(folder)), SegmentReader(folder)
+    keeper = SegmentKeeper(SegmentReader(folder), _insist)
+    reader = SegmentReader(folder)
     writers = [SegmentWriter(folder, SegmentName(f"w{n}", 0), 4000) for n in range(2)]
     held: dict[PayloadRef, int] = {}
     seen: list[tuple[int, object]] = []

@@ -1,19 +1,22 @@
 """Writes results as they arrive, off the event loop. Transcripts are copied from payload, not parsed."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from io import FileIO
 
 import msgspec
 
 from ..errors import PayloadError, RunDirError
-from ..loop.lanes.threads import thread_to_the_end
+from ..loop.lanes.threads import thread, thread_to_the_end
 from ..payload.in_use import SegmentKeeper
 from ..payload.reader import SegmentReader
 from ..records.payload import PayloadRef
 from .folder import EvalFolder
 from .result import RolloutResult
+
+log = logging.getLogger(__name__)
 
 MAX_QUEUED = 1_000
 QueuedResult = tuple[RolloutResult, PayloadRef | None]
@@ -27,7 +30,7 @@ class ResultRecorder:
         self._path = folder.results
         self._file = file
         self._segments = SegmentReader(folder.payload)
-        self._keeper = SegmentKeeper(self._segments)
+        self._keeper = SegmentKeeper(self._segments, _attempt)
         self._queue: asyncio.Queue[QueuedResult | None] = asyncio.Queue(MAX_QUEUED)
         self._error: RunDirError | None = None
 
@@ -68,6 +71,14 @@ class ResultRecorder:
 
     async def stop(self) -> None:
         await self._queue.put(None)
+
+
+async def _attempt(what: str, call: Callable[[], None]) -> None:
+    """Make a call that an evaluation can do without."""
+    try:
+        await thread(call)
+    except OSError as error:
+        log.warning("%s failed: %s", what, error)
 
 
 @asynccontextmanager

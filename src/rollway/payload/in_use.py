@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from ..errors import PayloadError
-from ..loop.lanes.threads import thread
 from ..records.payload import PayloadRef, SegmentName
 from .reader import SegmentReader
 
@@ -75,15 +74,11 @@ Attempt = Callable[[str, Callable[[], None]], Awaitable[object]]
 """Makes a call that blocks. The text says what the call does."""
 
 
-async def _insist(what: str, call: Callable[[], None]) -> None:
-    await thread(call)
-
-
 class SegmentKeeper:
     """Keeps the segments of a payload directory whose refs are in use, and removes the others. A segment
     that `attempt` did not remove is looked at again when a writer begins its next one."""
 
-    def __init__(self, reader: SegmentReader, attempt: Attempt = _insist) -> None:
+    def __init__(self, reader: SegmentReader, attempt: Attempt) -> None:
         self._reader = reader
         self._attempt = attempt
         self._live = LiveRefs()

@@ -2,13 +2,8 @@
 
 import asyncio
 import math
-import os
-import shutil
-import tempfile
-import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from pathlib import Path
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Literal
 
 from msgspec import Struct, msgpack
@@ -20,15 +15,15 @@ from ..errors import (
     ModelError,
     PartDied,
     RollwayError,
-    RunDirError,
     StateError,
 )
 from ..loop.processes import child
 from ..loop.processes.part import describe_death
+from ..loop.processes.scratch import scratch_folder
 from ..records.batch import LeftOutRow
 from ..records.engine import Published
 from ..records.ids import PolicyVersion
-from ..rundir.rundir import RunDir, lock_folder
+from ..rundir.rundir import RunDir
 from ..transport.batch import Batch
 
 
@@ -116,8 +111,6 @@ FAILURES = {"model": ModelError, "gradient": GradientError, "state": StateError}
 MAX_CHANGE = 1e-3
 """How far weights that are trained again may be from what they were, as a share of their size."""
 PREFIX = "rollway-ranks-"
-NEW_S = 10.0
-"""A folder this new is never removed, because it exists for a moment before it is locked."""
 ENTRY = "rollway.trainer.rank:serve_rank"
 HINDSIGHT_S = 0.5
 """How long to wait for other failures after one: the first to be noticed is not always the cause."""
@@ -151,31 +144,15 @@ async def start_ranks(
             name = f"trainer-rank.{rank}" if rank else "trainer-rank"
             started = child.start(name, entry, log=logs / f"{name}.log", computes=True)
             processes.append(await stack.enter_async_context(started))
-        with meeting_place() as meeting:
+        with scratch_folder(PREFIX) as folder:
             packing = before.packing if before else ""
             starts = [
-                RankStart(spec, point, rank, meeting, packing)
+                RankStart(spec, point, rank, str(folder / "meeting"), packing)
                 for rank in range(len(processes))
             ]
             frames = map(msgpack.encode, starts)
             ready = await _gather(list(map(_ask, processes, frames)))
         yield RankProcesses(processes), ready[0]
-
-
-@contextmanager
-def meeting_place() -> Iterator[str]:
-    """Yield the path of a file through which ranks find each other, in a folder that is locked until it
-    is removed. Folders that killed processes left behind are removed first."""
-    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError, RunDirError):
-            found = left.stat()
-            is_old = time.time() - found.st_mtime > NEW_S
-            if is_old and found.st_uid == os.getuid():
-                with lock_folder(left, "uses it"):
-                    shutil.rmtree(left, ignore_errors=True)
-    new = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
-    with new as folder, lock_folder(Path(folder), "removes it"):
-        yield f"{folder}/meeting"
 
 
 async def _gather(questions: list[Coroutine[Any, Any, RankDone]]) -> list[RankDone]:

@@ -5,7 +5,7 @@ import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -231,11 +231,12 @@ async def connect(
 
 
 def _remove_batches(landing: Path, steps: range) -> None:
-    """Remove the payload of some steps. A killed trainer may have left it."""
-    for folder in landing.glob(f"{PREFIX}*"):
-        step = folder.name.removeprefix(PREFIX)
-        if step.isdigit() and int(step) in steps:
-            shutil.rmtree(folder, ignore_errors=True)
+    """Remove the payload of some steps, if the disk lets us. A killed trainer may have left it."""
+    with suppress(OSError):
+        for folder in landing.glob(f"{PREFIX}*"):
+            step = folder.name.removeprefix(PREFIX)
+            if step.isdigit() and int(step) in steps:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _make_empty(folder: Path) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import socket
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from ...config.specs import VllmSpec
 from ...errors import EngineError
 from ...loop.processes import child
 from ...loop.processes.part import Parent, describe_death, run_part, unchanged
+from ...loop.processes.scratch import scratch_folder
 from ...model.shape import read_shape
 from ..engines.control import open_api
 from ..engines.link import EngineAccess, EngineApi
@@ -32,6 +32,7 @@ END_S = 4.0
 """How long vLLM may take to end by itself, before it is killed."""
 GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 PACKAGE = Path(__file__).parents[2]
+PREFIX = "rollway-vllm-"
 
 
 async def vllm_server(spec: VllmSpec, parent: Parent) -> None:
@@ -71,9 +72,9 @@ def _command(spec: VllmSpec, plugin_folder: Path) -> VllmCommand:
 def _plugin_folder() -> Iterator[Path]:
     """Give a folder with nothing but a link to this package. vLLM may run in a venv without rollway, and
     must not see the other packages of this one."""
-    with tempfile.TemporaryDirectory(prefix="rollway-vllm-") as folder:
-        (Path(folder) / PACKAGE.name).symlink_to(PACKAGE)
-        yield Path(folder)
+    with scratch_folder(PREFIX) as folder:
+        (folder / PACKAGE.name).symlink_to(PACKAGE)
+        yield folder
 
 
 @asynccontextmanager

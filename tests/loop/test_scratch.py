@@ -1,4 +1,4 @@
-"""The folder in which ranks find each other is private, and is removed however its trainer ended."""
+"""A scratch folder is private, and is removed however its process ended."""
 
 import os
 import stat
@@ -8,15 +8,15 @@ from pathlib import Path
 
 HOLD = """
 import sys
-from rollway.trainer.rank_processes import meeting_place
-with meeting_place() as path:
+from rollway.loop.processes.scratch import scratch_folder
+with scratch_folder("rollway-test-") as path:
     print(path, flush=True)
     sys.stdin.read()
 """
 
 
 def hold(temporary: Path) -> "subprocess.Popen[str]":
-    """Start a process that keeps a meeting place until its input ends."""
+    """Start a process that keeps a scratch folder until its input ends."""
     return subprocess.Popen(
         [sys.executable, "-c", HOLD], env={**os.environ, "TMPDIR": str(temporary)}, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -25,10 +25,10 @@ def hold(temporary: Path) -> "subprocess.Popen[str]":
 
 def folder_of(process: "subprocess.Popen[str]") -> Path:
     assert process.stdout is not None
-    return Path(process.stdout.readline().strip()).parent
+    return Path(process.stdout.readline().strip())
 
 
-def test_folders_of_killed_trainers_are_removed_and_those_in_use_stay(
+def test_folders_of_killed_processes_are_removed_and_those_in_use_stay(
     tmp_path: Path,
 ) -> None:
     with hold(tmp_path) as dead, hold(tmp_path) as new, hold(tmp_path) as living:
