@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollway.payload.blob import Blob, build, parse
+from rollway.payload.blob import Column, build, parse
 from rollway.payload.store import ByteWindow, FrameStore
 
 pytestmark = pytest.mark.anyio
 
 
-def blob_of(size: int, value: int = 1) -> Blob:
-    return build({"a": [np.full(size, value, np.uint8)]})
+def column_of(size: int, value: int = 1) -> dict[str, Column]:
+    return {"a": [np.full(size, value, np.uint8)]}
 
 
 async def test_a_stored_blob_comes_back_as_a_frame_beside_its_ref() -> None:
-    stored = await FrameStore(1 << 20).store(blob_of(100, 7))
+    stored = await FrameStore(1 << 20).store(column_of(100, 7))
     assert stored.ref.is_frame
     assert stored.frame is not None
     assert len(stored.frame) == stored.ref.length
@@ -26,29 +26,29 @@ async def test_a_stored_blob_comes_back_as_a_frame_beside_its_ref() -> None:
 
 
 async def test_at_the_bound_appends_wait_for_the_receiver() -> None:
-    store = FrameStore(3 * blob_of(1000).length)
-    waiting = [asyncio.create_task(store.store(blob_of(1000))) for _ in range(5)]
+    store = FrameStore(3 * build(column_of(1000)).length)
+    waiting = [asyncio.create_task(store.store(column_of(1000))) for _ in range(5)]
     done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     while len(done) < 3:
         done |= (await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED))[0]
         pending = {task for task in waiting if not task.done()}
-    store.taken(blob_of(1000).length)
+    store.taken(build(column_of(1000)).length)
     fourth = await waiting[3]
     assert not waiting[4].done()
     waiting[4].cancel()
     store.taken(3 * fourth.ref.length)
-    await store.store(blob_of(2000))
+    await store.store(column_of(2000))
 
 
 async def test_a_cancelled_append_gives_its_bytes_back() -> None:
     store = FrameStore(1000)
-    append = asyncio.create_task(store.store(blob_of(100_000)))
+    append = asyncio.create_task(store.store(column_of(100_000)))
     await asyncio.sleep(0)
     append.cancel()
     with pytest.raises(asyncio.CancelledError):
         await append
     await store.store(
-        blob_of(200_000)
+        column_of(200_000)
     )  # more than the window: only if nothing else is on its way
 
 

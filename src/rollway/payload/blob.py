@@ -24,8 +24,11 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..errors import UNREADABLE, PayloadError
+from ..records.turn import SpooledRoutes
 
 ALIGN = 64
+WIDEST = 8
+"""Bytes of the widest dtype."""
 METADATA = "__metadata__"
 OPENING = b'{"__metadata__":{"crc32c":"'
 """How every header begins; the eight digits follow."""
@@ -36,7 +39,10 @@ _KINDS = {"U8": "uint8", "U16": "uint16", "I32": "int32", "I64": "int64", "F32":
 _DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in _KINDS.items()}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
-Column = Sequence[NDArray[np.generic]]
+TEXT = "transcript"
+"""The column of JSON. Spaces behind it change nothing, and align the columns that follow."""
+
+Column = Sequence[NDArray[np.generic] | SpooledRoutes]
 """The chunks of one column."""
 Columns = dict[str, NDArray[np.generic]]
 Buffer = bytes | memoryview
@@ -59,11 +65,14 @@ _metadata = msgspec.json.Decoder(_Metadata)
 
 
 class Blob(Struct, frozen=True):
-    """The buffers to write, in order: a header that still lacks its checksum, then the columns."""
+    """The buffers to write, in order: a header that still lacks its checksum, then the columns. Between
+    the two, `num_behind` bytes with the checksum `behind` may be in the file already."""
 
     length: int
     head: bytes
     data: tuple[memoryview, ...]
+    num_behind: int = 0
+    behind: int = 0
 
 
 class BlobHeader(Struct, frozen=True):
@@ -82,24 +91,74 @@ def pad(length: int) -> int:
 
 def build(columns: Mapping[str, Column]) -> Blob:
     """Lay out columns, each given as chunks of one dtype and trailing shape. Copies no column."""
+    header, data = _lay_out(sorted(columns.items(), key=_narrowness))
+    header += b" " * pad(8 + len(header))
+    head = len(header).to_bytes(8, "little") + header
+    return Blob(len(head) + sum(chunk.nbytes for chunk in data), head, tuple(data))
+
+
+def build_behind(
+    columns: Mapping[str, Column], head_bytes: int, num_behind: int, checksum: int
+) -> Blob | None:
+    """Lay out columns behind chunks that are in a file already: `num_behind` bytes with this checksum,
+    after room for the header. Return None if a layout needs them in another order, or more room."""
+    spooled = {name: chunks for name, chunks in columns.items() if _is_spooled(chunks)}
+    before = [chunk for chunks in (*spooled.values(), columns[TEXT]) for chunk in chunks]
+    spaces = np.full(-sum(chunk.nbytes for chunk in before) % WIDEST, ord(" "), np.uint8)
+    rest = columns.keys() - spooled.keys() - {TEXT}
+    ordered: list[tuple[str, Column]] = [
+        *spooled.items(),
+        (TEXT, (*columns[TEXT], spaces)),
+        *sorted(((name, columns[name]) for name in sorted(rest)), key=_narrowness),
+    ]
+    header, data = _lay_out(ordered)
+    num_spaces = head_bytes - 8 - len(header)
+    if num_spaces < 0 or not _begin_with(before, num_behind):
+        return None
+    head = (head_bytes - 8).to_bytes(8, "little") + header + b" " * num_spaces
+    num_bytes = num_behind + sum(chunk.nbytes for chunk in data)
+    return Blob(head_bytes + num_bytes, head, tuple(data), num_behind, checksum)
+
+
+def _narrowness(column: tuple[str, Column]) -> int:
+    return -column[1][0].dtype.itemsize
+
+
+def _is_spooled(chunks: Column) -> bool:
+    return any(isinstance(chunk, SpooledRoutes) for chunk in chunks)
+
+
+def _begin_with(
+    chunks: Sequence[NDArray[np.generic] | SpooledRoutes], num_behind: int
+) -> bool:
+    """Return whether chunks begin with all that is in the file, and the rest is in memory."""
+    offset = 0
+    for chunk in chunks:
+        if isinstance(chunk, SpooledRoutes) != (offset < num_behind) and chunk.nbytes:
+            return False
+        if isinstance(chunk, SpooledRoutes) and chunk.start != offset:
+            return False
+        offset += chunk.nbytes
+    return True
+
+
+def _lay_out(columns: Iterable[tuple[str, Column]]) -> tuple[bytes, list[memoryview]]:
+    """Return the JSON of the header for columns in this order, and the chunks that are in memory."""
     entries: dict[str, object] = {METADATA: _Metadata("0" * 8, "0" * 8)}
     data: list[memoryview] = []
     offset = 0
-    for name, chunks in sorted(columns.items(), key=lambda item: -item[1][0].dtype.itemsize):
+    for name, chunks in columns:
         start, num_items = offset, 0
         for chunk in chunks:
             num_items += len(chunk)
-            if chunk.nbytes:
-                offset += chunk.nbytes
+            offset += chunk.nbytes
+            if chunk.nbytes and not isinstance(chunk, SpooledRoutes):
                 data.append(np.ascontiguousarray(chunk).data)
         _, *item = chunks[0].shape
         entries[name] = ColumnEntry(
             _NAMES[chunks[0].dtype], (num_items, *item), (start, offset)
         )
-    header = msgspec.json.encode(entries)
-    header += b" " * pad(8 + len(header))
-    head = len(header).to_bytes(8, "little") + header
-    return Blob(len(head) + offset, head, tuple(data))
+    return msgspec.json.encode(entries), data
 
 
 def mark_of(segment: str) -> bytes:
@@ -109,7 +168,7 @@ def mark_of(segment: str) -> bytes:
 
 def seal(blob: Blob, segment: str = "") -> list[Buffer]:
     """Return the blob's bytes in order, with its checksum. For the thread lane: it reads all data."""
-    checksum = 0
+    checksum = blob.behind
     for chunk in blob.data:
         checksum = crc32c(chunk, checksum)
     digits = _digits(checksum) + _BETWEEN + mark_of(segment)

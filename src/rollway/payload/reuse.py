@@ -13,6 +13,8 @@ from ..errors import PayloadError
 from .lock import open_exclusively
 
 SPARE = ".spare"
+SPOOL = ".spool"
+"""Ends the name of a file with the routes of a running rollout."""
 
 
 def make_spare(path: Path) -> None:
@@ -26,18 +28,21 @@ def make_spare(path: Path) -> None:
 
 def take_spare(path: Path) -> bool:
     """Rename a spare file to `path`, with the bytes it holds. Return False if there is none."""
-    for spare in path.parent.glob(f"*{SPARE}"):
-        with suppress(FileNotFoundError):  # another writer was faster
-            if os.access(spare, os.W_OK):
-                spare.rename(path)
-                return True
+    with os.scandir(path.parent) as found:
+        for spare in found:
+            if spare.name.endswith(SPARE) and os.access(spare, os.W_OK):
+                with suppress(FileNotFoundError):  # another writer was faster
+                    os.rename(spare, path)
+                    return True
     return False
 
 
 def remove_spares(folder: Path) -> None:
-    """Give the space of spare files back, when nothing is written here for a while."""
-    for spare in folder.glob(f"*{SPARE}"):
-        spare.unlink(missing_ok=True)
+    """Give back the space of spare files, and of spools that killed workers left, when nothing is
+    written here for a while."""
+    for ending in (SPARE, SPOOL):
+        for file in folder.glob(f"*{ending}"):
+            file.unlink(missing_ok=True)
 
 
 def remove_segments(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """One segment file while it is written. Everything here blocks, so it runs in the thread lane."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,7 +27,7 @@ class OpenSegment:
         try:
             lock_shared(self._file, path)
             if durable:
-                _sync_folder(path.parent)
+                sync_folder(path.parent)
         except OSError:
             self.close()
             path.unlink(missing_ok=True)
@@ -37,7 +37,7 @@ class OpenSegment:
         """Write a blob at the next multiple of 64, if durable through to the disk. Return its offset."""
         offset = self.end + pad(self.end)
         try:
-            end = _write_all(self._file, parts, offset)
+            end = write_all(self._file, parts, offset)
             if self._durable:
                 self._sync()
         except OSError:
@@ -65,6 +65,24 @@ class OpenSegment:
             os.ftruncate(self._file, self.end)
 
 
+def become_segment(
+    file: Path, path: Path, parts: Mapping[int, Sequence[Buffer]], *, durable: bool
+) -> None:
+    """Write the last parts of a file, each at its offset, cut it behind them, and give it the name of a
+    segment. Its name appears once it is whole."""
+    opened = os.open(file, os.O_RDWR)
+    try:
+        end = max(write_all(opened, buffers, offset) for offset, buffers in parts.items())
+        os.ftruncate(opened, end)
+        if durable:
+            os.fsync(opened)
+    finally:
+        os.close(opened)
+    file.rename(path)
+    if durable:
+        sync_folder(path.parent)
+
+
 def _new_file(path: Path) -> int:
     """Create a file with a new name. It takes over a spare file if there is one."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -74,7 +92,7 @@ def _new_file(path: Path) -> int:
     return os.open(path, os.O_RDWR)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make a new file's name as durable as its bytes."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -83,7 +101,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
-def _write_all(file: int, parts: Sequence[Buffer], offset: int) -> int:
+def write_all(file: int, parts: Sequence[Buffer], offset: int) -> int:
     """Call `pwritev` until everything is written; return where the last part ends."""
     views, index = [memoryview(part).cast("B") for part in parts], 0
     while index < len(views):

@@ -6,13 +6,15 @@ it to a segment. Readers find segments either way (`SegmentReader`).
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Protocol
 
 from msgspec import Struct
 
 from ..loop.lanes.threads import thread_to_the_end
 from ..records.payload import PayloadRef, frame_ref
-from .blob import Blob, join
+from .blob import Column, build, join
+from .spool import Spool
 
 
 class Stored(Struct, frozen=True):
@@ -23,10 +25,14 @@ class Stored(Struct, frozen=True):
 
 
 class PayloadStore(Protocol):
-    """The worker's side. A blob that is stored no longer needs the memory of its rollout."""
+    """The worker's side. Columns that are stored no longer need the memory of their rollout."""
 
-    async def store(self, blob: Blob) -> Stored:
-        """Keep a blob. Wait while the store is at its bound; raise PayloadError if it cannot."""
+    def new_spool(self) -> Spool | None:
+        """Return a place for the routes of a rollout that begins. None keeps them in memory."""
+
+    async def store(self, columns: Mapping[str, Column], spool: Spool | None) -> Stored:
+        """Keep a rollout's columns. Wait while the store is at its bound; raise PayloadError if it
+        cannot."""
 
     def taken(self, num_bytes: int) -> None:
         """The receiver has these bytes: as many may follow."""
@@ -38,7 +44,13 @@ class FrameStore:
     def __init__(self, window_bytes: int) -> None:
         self._window = ByteWindow(window_bytes)
 
-    async def store(self, blob: Blob) -> Stored:
+    def new_spool(self) -> None:
+        """Keep routes in memory, where frames are, too."""
+
+    async def store(
+        self, columns: Mapping[str, Column], spool: Spool | None = None
+    ) -> Stored:
+        blob = build(columns)
         await self._window.take(blob.length)
         try:
             frame = await thread_to_the_end(join, blob)

@@ -2,16 +2,21 @@
 
 import asyncio
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+from msgspec import structs
+
 from ..errors import PayloadError
 from ..loop.lanes.threads import thread_to_the_end
 from ..records.payload import PayloadRef, SegmentName
-from .blob import Blob, Buffer, check_data, relabel, seal
-from .segment import OpenSegment
+from ..records.turn import Routes, SpooledRoutes
+from .blob import Blob, Buffer, Column, build, build_behind, check_data, relabel, seal
+from .segment import OpenSegment, become_segment
+from .spool import HEAD_BYTES, Spool
 from .store import Stored
 
 Durability = Literal["process", "host"]
@@ -36,11 +41,17 @@ class SegmentWriter:
         first: SegmentName,
         segment_bytes: int,
         durability: Durability = "process",
+        spool_bytes: int = 1 << 20,
     ) -> None:
         self._folder = folder
         self._segment_bytes = segment_bytes
         self._durable = durability == "host"
         self._next = first
+        self._next_whole = structs.replace(first, writer=f"{first.writer}.whole")
+        """The next segment that was a spool. These have an order of their own, because a writer never
+        returns to an older segment."""
+        self._num_spools = 0
+        self._spool_bytes = spool_bytes
         self._segment: OpenSegment | None = None
         self._lock = asyncio.Lock()
 
@@ -52,18 +63,53 @@ class SegmentWriter:
         """Write a blob that another process sealed, if its checksum is right."""
         return await self._append(partial(_check_and_relabel, frame), len(frame))
 
-    async def store(self, blob: Blob) -> Stored:
-        return Stored(await self.append(blob))
+    def new_spool(self) -> Spool:
+        self._num_spools += 1
+        path = self._folder / f"{self._next.owner}-{self._num_spools}"
+        return Spool(path, self._spool_bytes)
+
+    async def store(
+        self, columns: Mapping[str, Column], spool: Spool | None = None
+    ) -> Stored:
+        """Write columns. A spool becomes their segment if its routes are in the order of the rows, as
+        they are unless conversations took turns."""
+        if spool is not None:
+            await spool.end()
+        if spool is None or not spool.num_bytes:
+            return Stored(await self.append(build(columns)))
+        blob = build_behind(columns, HEAD_BYTES, spool.num_bytes, spool.checksum)
+        if blob is not None:
+            ref = await self._adopt(spool, blob)
+            spool.num_bytes = 0  # its file is a segment now
+            return Stored(ref)
+        with spool.read() as spooled:
+            return Stored(await self.append(build(_read_spooled(columns, spooled))))
 
     def taken(self, num_bytes: int) -> None:
         """Do nothing: no append waits for the receiver, because the bytes are in a file."""
 
     async def _append(self, parts: Parts, length: int) -> PayloadRef:
+        return await self._write(length, partial(self._commit, parts, length))
+
+    async def _adopt(self, spool: Spool, blob: Blob) -> PayloadRef:
+        return await self._write(blob.length, partial(self._finish, spool, blob))
+
+    async def _write(self, length: int, write: Callable[[], PayloadRef]) -> PayloadRef:
         async with self._lock:
             try:
-                return await thread_to_the_end(self._commit, parts, length)
+                return await thread_to_the_end(write)
             except OSError as error:
                 raise PayloadError(self._explain(error, length)) from None
+
+    def _finish(self, spool: Spool, blob: Blob) -> PayloadRef:
+        """Turn a spool into a segment with one blob."""
+        while (path := self._folder / str(self._next_whole)).exists():
+            self._next_whole = self._next_whole.following()
+        head, *data = seal(blob, path.name)
+        parts = {0: [head], len(head) + blob.num_behind: data}
+        become_segment(spool.path, path, parts, durable=self._durable)
+        self._next_whole = self._next_whole.following()
+        return PayloadRef(path.name, 0, blob.length)
 
     def _commit(self, parts: Parts, length: int) -> PayloadRef:
         """Do the whole append in one call of the thread lane. The lock lets only one run at a time."""
@@ -100,6 +146,19 @@ class SegmentWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _read_spooled(columns: Mapping[str, Column], spooled: memoryview) -> dict[str, Column]:
+    """Return the same columns with views of what is spooled."""
+
+    def view(chunk: SpooledRoutes) -> Routes:
+        end = chunk.start + chunk.nbytes
+        return np.frombuffer(spooled[chunk.start : end], chunk.dtype).reshape(chunk.shape)
+
+    return {
+        name: [view(chunk) if isinstance(chunk, SpooledRoutes) else chunk for chunk in chunks]
+        for name, chunks in columns.items()
+    }
 
 
 def _check_and_relabel(frame: memoryview, segment: str) -> Sequence[Buffer]:

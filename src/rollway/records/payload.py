@@ -37,8 +37,13 @@ class SegmentName(Struct, frozen=True):
     generation: int = 0
 
     def __str__(self) -> str:
+        return f"{self.owner}-{self.number:04d}.seg"
+
+    @property
+    def owner(self) -> str:
+        """How the names of all segments of this writer begin, since it was last started."""
         prefix = f"r{self.generation}." if self.generation else ""
-        return f"{prefix}{self.writer}.{self.incarnation}-{self.number:04d}.seg"
+        return f"{prefix}{self.writer}.{self.incarnation}"
 
     def following(self) -> "SegmentName":
         return structs.replace(self, number=self.number + 1)

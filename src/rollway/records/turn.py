@@ -1,5 +1,6 @@
 """A turn: one engine call inside a rollout, as columns."""
 
+import math
 from typing import Annotated, Any
 
 import numpy as np
@@ -10,6 +11,22 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Routes = NDArray[Any]
 """Expert ids `[tokens, layers, topk]`, uint8 or uint16."""
+
+
+class SpooledRoutes(Struct, frozen=True):
+    """Routes that a file holds, from byte `start` of its data on. Only this record is in memory."""
+
+    start: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 MINUS_INFINITY = -9998.0
 """A logprob up to this is none: vLLM writes -9999 for minus infinity, which JSON does not know."""

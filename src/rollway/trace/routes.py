@@ -5,9 +5,17 @@ one. A row of n tokens therefore knows n − 1 routes, and the next turn's reply
 """
 
 import numpy as np
+from msgspec import Struct
 
 from ..errors import TraceError
-from ..records.turn import Routes, Turn
+from ..records.turn import Routes, SpooledRoutes, Turn
+
+
+class RouteChunk(Struct, eq=False):
+    """The routes of one turn that are new to a row: in memory, or where a file holds them."""
+
+    routes: Routes | SpooledRoutes
+
 
 _DTYPES = np.dtype(np.uint8), np.dtype(np.uint16)
 

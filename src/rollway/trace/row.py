@@ -6,9 +6,9 @@ from numpy.typing import NDArray
 
 from ..records.ids import PolicyVersion
 from ..records.rollout import RowSummary
-from ..records.turn import Floats, Ints, Routes, Turn
+from ..records.turn import Floats, Ints, Routes, SpooledRoutes, Turn
 from .detect import detect
-from .routes import check_routes, new_routes
+from .routes import RouteChunk, check_routes, new_routes
 
 NOT_SAMPLED = -1
 """The version of a token that no policy sampled."""
@@ -24,7 +24,7 @@ class Row(Struct, frozen=True):
     logprobs: Floats
     temperatures: Floats
     versions: Ints
-    routes: tuple[Routes, ...] | None
+    routes: tuple[Routes | SpooledRoutes, ...] | None
     engine: str = ""
     """The engine that drew its tokens; empty if there were several."""
     is_approximate: bool = False
@@ -46,9 +46,9 @@ class Row(Struct, frozen=True):
             self.is_approximate,
         )
 
-    def columns(self) -> dict[str, tuple[NDArray[np.generic], ...]]:
+    def columns(self) -> dict[str, tuple[NDArray[np.generic] | SpooledRoutes, ...]]:
         """Return the chunks of each column, by the name the column is stored under."""
-        columns: dict[str, tuple[NDArray[np.generic], ...]] = {
+        columns: dict[str, tuple[NDArray[np.generic] | SpooledRoutes, ...]] = {
             "token_ids": (self.token_ids,),
             "logprobs": (self.logprobs,),
             "temperatures": (self.temperatures,),
@@ -78,7 +78,8 @@ class OpenRow:
     def __init__(self, turn: Turn) -> None:
         self._ids = bytearray()
         self._spans: list[RowSpan] = []
-        self._routes: list[Routes] | None = None if turn.routes is None else []
+        self._routes: list[RouteChunk] | None = None if turn.routes is None else []
+        self._is_closed = False
         self.num_tokens = 0
         self.extend(turn)
 
@@ -94,7 +95,7 @@ class OpenRow:
         num_prompt = len(turn.prompt_ids) - num_before
         check_routes(turn, has_routes=self._routes is not None)
         if self._routes is not None:
-            self._routes.append(new_routes(turn, num_before))
+            self._routes.append(RouteChunk(new_routes(turn, num_before)))
         self._ids += turn.prompt_ids[num_before:].tobytes()
         self._ids += turn.completion_ids.tobytes()
         columns = turn.logprobs, turn.versions, turn.temperature, turn.engine
@@ -102,12 +103,29 @@ class OpenRow:
         self._spans.append(span)
         self.num_tokens += num_prompt + num_sampled
 
+    @property
+    def last_routes(self) -> RouteChunk | None:
+        return self._routes[-1] if self._routes else None
+
+    def close(self) -> None:
+        """Add the last token's route. It is zero: the engine never processed that token."""
+        if self._routes and not self._is_closed:
+            last = self._routes[-1].routes
+            _, *grid = last.shape
+            self._routes.append(RouteChunk(np.zeros((1, *grid), last.dtype)))
+            self._is_closed = True
+
+    def reopen(self) -> RouteChunk | None:
+        """Take back the last token's route if it was added: the next turn brings it."""
+        if not self._routes or not self._is_closed:
+            return None
+        self._is_closed = False
+        return self._routes.pop()
+
     def finish(self) -> Row:
-        """Lay out the columns. The last token's route is zero: the engine never processed that token."""
+        """Lay out the columns."""
+        self.close()
         count, routes = self.num_tokens, self._routes
-        if routes:
-            _, *grid = routes[-1].shape
-            routes = [*routes, np.zeros((1, *grid), routes[-1].dtype)]
         loss_mask, logprobs = np.zeros(count, np.uint8), np.zeros(count, np.float32)
         temperatures, versions = (
             np.ones(count, np.float32),
@@ -128,7 +146,7 @@ class OpenRow:
             logprobs=logprobs,
             temperatures=temperatures,
             versions=versions,
-            routes=tuple(routes) if routes else None,
+            routes=tuple(chunk.routes for chunk in routes) if routes else None,
             engine=engines.pop() if len(engines) == 1 else "",
             is_approximate=any(span.is_approximate for span in self._spans),
         )

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import TraceError
-from ..records.turn import Ints, Turn
-from .routes import first_position
+from ..records.turn import Ints, Routes, SpooledRoutes, Turn
+from .routes import RouteChunk, first_position
 from .row import OpenRow, Row
 
 
@@ -30,6 +30,11 @@ class Trace:
         self._rows: list[OpenRow] = []
         self._route_format: tuple[np.dtype[Any], tuple[int, ...]] | None = None
         self._reserved: set[OpenRow | None] = set()
+        self._loose: list[RouteChunk] = []
+        """The routes that are in memory, in the order of their turns."""
+        self._last: OpenRow | None = None
+        """The row of the last turn."""
+        self.num_loose_bytes = 0
 
     @contextmanager
     def place_for(self, prompt_ids: Ints) -> Iterator[RowPlace]:
@@ -56,10 +61,45 @@ class Trace:
                 f"from position {place.routes_start}"
             )
         self._check_route_format(turn)
-        if place.row is None:
-            self._rows.append(OpenRow(turn))
-        else:
-            place.row.extend(turn)
+        row = self._extend(turn, place.row)
+        if self._last not in (None, row):
+            self._last.close()
+            self._hold(self._last)
+        self._hold(row)
+        self._last = row
+
+    def _extend(self, turn: Turn, row: OpenRow | None) -> OpenRow:
+        if row is None:
+            self._rows.append(row := OpenRow(turn))
+            return row
+        taken_back = row.reopen()
+        if taken_back in self._loose:
+            self._loose.remove(taken_back)
+            self.num_loose_bytes -= taken_back.routes.nbytes
+        row.extend(turn)
+        return row
+
+    def _hold(self, row: OpenRow) -> None:
+        """Count the last routes of a row as in memory."""
+        if (chunk := row.last_routes) is not None:
+            self._loose.append(chunk)
+            self.num_loose_bytes += chunk.routes.nbytes
+
+    def loose_routes(self) -> list[Routes]:
+        """Return the routes that are in memory, in the order of their turns. Where another row follows,
+        a row's last route, of zeros, is among them, so that rows lie one behind the other in a file."""
+        return [
+            chunk.routes
+            for chunk in self._loose
+            if not isinstance(chunk.routes, SpooledRoutes)
+        ]
+
+    def spooled(self, places: list[SpooledRoutes]) -> None:
+        """A file holds the first loose routes, at these places: forget them."""
+        for chunk, place in zip(self._loose, places, strict=False):
+            self.num_loose_bytes -= chunk.routes.nbytes
+            chunk.routes = place
+        del self._loose[: len(places)]
 
     def _check_route_format(self, turn: Turn) -> None:
         """Raise TraceError if the routes have another dtype or shape than earlier in the rollout."""

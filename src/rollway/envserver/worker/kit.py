@@ -29,6 +29,7 @@ from ...loop.lanes.lanes import Lane, ProcessLane
 from ...loop.lanes.memory import load_and_limit
 from ...loop.watch.run import LoopWatch
 from ...model.shape import read_shape
+from ...payload.spool import remove_spools
 from ...payload.store import FrameStore, PayloadStore
 from ...payload.writer import SegmentWriter
 from ...records.payload import SegmentName
@@ -172,10 +173,19 @@ async def open_engines(
                 yield TokenSpeakers(engines, renderer, prepared.policies)
 
 
+SPOOL_ABOVE_BYTES = 128 << 20
+"""Routes that all rollouts of a worker may keep in memory. A file of its own costs a rollout some work,
+so its routes stay in memory up to its share, within these limits."""
+MIN_LOOSE_BYTES, MAX_LOOSE_BYTES = 32 << 10, 1 << 20
+
+
 def open_store(part: WorkerSpec) -> AbstractContextManager[PayloadStore]:
     server, payload = part.server, part.server.payload
     if payload.store == "frames":
         return nullcontext(FrameStore(server.limits.frames_mb << 20))
+    folder, max_bytes = Path(server.payload_dir), server.limits.segment_mb << 20
     first = SegmentName(part.place_name, part.life, generation=server.generation)
-    max_bytes = server.limits.segment_mb << 20
-    return SegmentWriter(Path(server.payload_dir), first, max_bytes, payload.durability)
+    remove_spools(folder, first.owner.removesuffix(str(part.life)))
+    share = SPOOL_ABOVE_BYTES // server.env.local.concurrency
+    spool_bytes = min(MAX_LOOSE_BYTES, max(MIN_LOOSE_BYTES, share))
+    return SegmentWriter(folder, first, max_bytes, payload.durability, spool_bytes)

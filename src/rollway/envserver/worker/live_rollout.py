@@ -2,6 +2,7 @@
 
 import asyncio
 import heapq
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,9 +12,12 @@ from msgspec import Struct
 from ...envs.environment import Environment
 from ...envs.rollout import Reply, Rollout
 from ...loop.bounded_code import BoundedCode
+from ...payload.spool import Spool
 from ...records.rollout import Failed, Timing
 from ...trace.trace import Trace
 from ...wire.messages import Phase, RolloutProgress, Run
+
+log = logging.getLogger(__name__)
 
 MAX_REPORTED = 256
 """One RolloutPhases reports at most this many rollouts: those that are longest in their phase."""
@@ -22,8 +26,10 @@ MAX_REPORTED = 256
 class LiveRollout:
     """The state of one running rollout. An engine that answers with messages leaves the trace empty."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, spool: Spool | None = None) -> None:
         self.run = run
+        self.spool = spool
+        self._is_spooling = False
         self.phase: Phase = "starting"
         self.since_s = time.monotonic()
         """When the current phase began."""
@@ -94,6 +100,23 @@ class LiveRollout:
         aside = LiveRollout(self.run)
         aside.code = self.code
         return aside
+
+    @property
+    def num_route_bytes(self) -> int:
+        return self.trace.num_loose_bytes + (self.spool.num_bytes if self.spool else 0)
+
+    async def spool_routes(self) -> None:
+        """Move routes from memory to the spool if they are many. Children may ask at the same time."""
+        trace, spool = self.trace, self.spool
+        if spool is None or trace.num_loose_bytes < spool.least_bytes or self._is_spooling:
+            return
+        self._is_spooling = True
+        try:
+            trace.spooled(await spool.append(trace.loose_routes()))
+        except OSError as error:
+            log.warning("routes of %s stay in memory: %s", self.run.rollout_id, error)
+        finally:
+            self._is_spooling = False
 
     async def stay_if_given_up(self) -> None:
         """Never return to code that was given up: its rollout has settled, and must not change."""

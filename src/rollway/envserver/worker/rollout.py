@@ -20,7 +20,7 @@ from ...envs.toolbox import Toolbox
 from ...envs.tools import Toolset
 from ...errors import LaneTimeout, PayloadError
 from ...loop.bounded_code import must_end_within
-from ...payload.blob import Blob, build, row_columns
+from ...payload.blob import TEXT, Column, row_columns
 from ...payload.store import PayloadStore
 from ...records.ids import PolicyVersion
 from ...records.rollout import Failed, Outcome, Scored, Timing
@@ -149,7 +149,7 @@ async def commit(
     live.enter("committing")
     rows = live.trace.finish()
     try:
-        stored = await store.store(_blob(rows, finished.rollout))
+        stored = await store.store(_columns(rows, finished.rollout), live.spool)
     except PayloadError as error:
         return RolloutEnd(Failed("worker", str(error)))
     except UnicodeEncodeError as error:
@@ -173,7 +173,7 @@ async def commit(
     return RolloutEnd(scored, stored.frame)
 
 
-def _blob(rows: tuple[Row, ...], rollout: Rollout) -> Blob:
+def _columns(rows: tuple[Row, ...], rollout: Rollout) -> dict[str, Column]:
     """Return the rows' columns, and the transcript as JSON for people who want to read it."""
     transcript = np.frombuffer(msgspec.json.encode(rollout.messages), np.uint8)
-    return build({**row_columns(row.columns() for row in rows), "transcript": (transcript,)})
+    return {**row_columns(row.columns() for row in rows), TEXT: (transcript,)}

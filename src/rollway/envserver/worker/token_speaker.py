@@ -29,7 +29,8 @@ class TokenSpeaker:
         self._live = live
         self._history: list[Message] = []
         """The messages up to and including the last reply."""
-        self._last_turn: Turn | None = None
+        self._last_ids: tuple[Ints, Ints] | None = None
+        """Of the last turn: its prompt and its reply. Its routes are not kept."""
         self._last_prompt = EMPTY_PROMPT
 
     def child(self) -> "TokenSpeaker":
@@ -51,22 +52,23 @@ class TokenSpeaker:
             )
             await live.stay_if_given_up()
             live.trace.add(turn, place)
+            await live.spool_routes()
         live.engines[turn.engine] = None
         live.versions += [
             int(np.minimum.reduce(turn.versions)), int(np.maximum.reduce(turn.versions)),
         ]  # fmt: skip
         reply = await self._parse(turn, tools)
         live.count(reply, time.monotonic() - start_s)
-        self._last_turn = turn
+        self._last_ids = turn.prompt_ids, turn.completion_ids
         self._history = [*messages, reply.message]
         return reply
 
     @property
     def tokens_left(self) -> int | None:
-        window, last = self._engine.max_context, self._last_turn
+        window = self._engine.max_context
         if not window:
             return None
-        num_used = len(last.prompt_ids) + len(last.completion_ids) if last else 0
+        num_used = sum(map(len, self._last_ids or ()))
         return max(0, window - num_used)
 
     def _fit(self, num_prompt: int) -> Sampling:
@@ -94,11 +96,8 @@ class TokenSpeaker:
     async def _prompt_ids(self, messages: Sequence[Message], tools: Tools) -> Ints:
         """Extend the last turn if the history is untouched, else render all messages again."""
         num_old = len(self._history)
-        if self._last_turn is not None and list(messages[:num_old]) == self._history:
-            last = self._last_turn
-            extended = await self._renderer.extend(
-                last.prompt_ids, last.completion_ids, messages[num_old:], tools
-            )
+        if self._last_ids is not None and list(messages[:num_old]) == self._history:
+            extended = await self._renderer.extend(*self._last_ids, messages[num_old:], tools)
             if extended is not None:
                 return extended
         return np.array(await self._renderer.prompt(messages, tools), np.int32)

@@ -144,7 +144,7 @@ class Worker:
     def _begin(
         self, run: Run, tasks: asyncio.TaskGroup, group: LiveGroup | None = None
     ) -> None:
-        live = self._running[run.rollout_id] = LiveRollout(run)
+        live = self._running[run.rollout_id] = LiveRollout(run, self._store.new_spool())
         tasks.create_task(self._run(live, group), name=run.rollout_id)
 
     def _finish_if_drained(self) -> None:
@@ -183,6 +183,8 @@ class Worker:
         finally:
             if group is not None:
                 group.leave(live.run.rollout_id)
+            if live.spool is not None:
+                await live.spool.discard()
             del self._running[live.run.rollout_id]
             self._finish_if_drained()
 
