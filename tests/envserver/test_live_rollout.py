@@ -5,7 +5,12 @@ from typing import Any
 import pytest
 
 import rollway as rw
-from rollway.envserver.worker.live_rollout import MAX_REPORTED, LiveRollout, progress
+from rollway.envserver.worker.live_rollout import (
+    LEAST_GROWTH,
+    MAX_REPORTED,
+    LiveRollout,
+    progress,
+)
 from rollway.records.ids import PolicyVersion, RolloutId
 from rollway.records.turn import Sampling
 from rollway.wire.messages import Run
@@ -79,3 +84,14 @@ def test_progress_reports_the_rollouts_that_are_longest_in_their_phase() -> None
         5,
     )
     assert reported[0].since_s > reported[1].since_s > reported[-1].since_s
+
+
+def test_progress_reports_all_rollouts_whose_routes_have_grown() -> None:
+    rollouts = [live(str(n)) for n in range(2 * MAX_REPORTED)]
+    for rollout in rollouts:
+        rollout.trace.num_loose_bytes = LEAST_GROWTH
+    told: dict[str, int] = {}
+    for _ in range(2):
+        told |= {report.rollout_id: report.num_bytes for report in progress(rollouts)}
+    assert sum(told.values()) == len(rollouts) * LEAST_GROWTH
+    assert len(progress(rollouts)) == MAX_REPORTED, "those that are longest in their phase"

@@ -28,6 +28,7 @@ from rollway.orchestrator.core.commands import (
 from rollway.orchestrator.core.core import Core
 from rollway.orchestrator.core.events import (
     Credited,
+    PayloadGrew,
     Started,
     TasksArrived,
     Tick,
@@ -204,6 +205,16 @@ def test_dispatching_slows_down_before_the_payload_budget() -> None:
     assert core.num_in_flight == 16, (
         "with 4 live and 12 coming there was room for one more group"
     )
+
+
+def test_what_running_rollouts_have_brought_counts_against_the_budget() -> None:
+    core, orders = started(payload_bytes=64 * 40, max_in_flight=16, max_outstanding=64)
+    play(core, PayloadGrew({orders[0].rollout_id: 64 * 30, orders[1].rollout_id: 64 * 12}))
+    assert core.view().live_bytes == 64 * 42
+    for order in orders[4:8]:
+        assert not orders_in(settle(core, order, Failed("env", "x"))), "there is no room"
+    assert core.admission.is_held_back
+    assert orders_in(settle(core, orders[0], Failed("env", "x"))), "what it brought is gone"
 
 
 def test_a_budget_that_no_batch_fits_into_is_named() -> None:

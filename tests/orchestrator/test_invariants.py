@@ -37,6 +37,7 @@ from rollway.orchestrator.core.commands import (
 from rollway.orchestrator.core.core import Core
 from rollway.orchestrator.core.events import (
     Credited,
+    PayloadGrew,
     Started,
     TasksArrived,
     Tick,
@@ -191,6 +192,7 @@ class World(RuleBasedStateMachine):
         )
         self.core = Core(self.spec, Step(self.published + 1), restored.cursors)
         self.running: dict[RolloutId, Order] = {}
+        self.grown: dict[RolloutId, int] = {}
         self.settled = {end.rollout_id for group in restored.groups for end in group.settled}
         ends = [end.outcome for group in restored.groups for end in group.settled]
         members = [
@@ -309,6 +311,7 @@ class World(RuleBasedStateMachine):
     def end(self, id: RolloutId, outcome: Outcome) -> None:
         """The ledger hears of it first."""
         del self.running[id]
+        self.grown.pop(id, None)
         self.settled.add(id)
         settled = Settled(id, 1, WorkerName("w"), outcome)
         self.ledger.ends[id] = settled
@@ -329,6 +332,14 @@ class World(RuleBasedStateMachine):
             row = RowSummary(GIBBERISH, 4, ("gibberish",))
             outcome = msgspec.structs.replace(outcome, rows=(*outcome.rows, row))
         self.end(id, outcome)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), size=st.integers(0, 1000))
+    def grow(self, data: st.DataObject, size: int) -> None:
+        """A report may also name a rollout that has settled."""
+        id = data.draw(st.sampled_from(sorted(self.running)))
+        self.grown[id] = size
+        self.hear(PayloadGrew({id: size, **dict.fromkeys(self.settled, 7)}))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), boundary=st.sampled_from(["env", "engine", "worker"]))
@@ -414,6 +425,8 @@ class World(RuleBasedStateMachine):
         assert self.core.admission.budget.live_bytes == 64 * len(
             self.held - self.kept_refs
         ), "live bytes are counted exactly"
+        running = self.core.admission.budget.num_bytes - self.core.admission.budget.live_bytes
+        assert running == sum(self.grown.values()), "and those of running rollouts"
         evals = sum(order.split == "eval" for order in self.running.values())
         share = EVAL_SHARE if self.settings.max_off_policy_steps else 1.0
         assert evals <= max(EVALS.num_rollouts, share * self.settings.max_in_flight)

@@ -201,10 +201,12 @@ class RolloutProgress(Struct, frozen=True):
     """Seconds in this phase."""
     num_turns: int
     num_tokens: int
+    num_bytes: int = 0
+    """Routes that it has brought so far."""
 
 
 class RolloutPhases(Struct, frozen=True, tag="progress"):
-    """Where the rollouts of one worker are, the longest in their phase first. Sent once a second."""
+    """Where the rollouts of one worker are. Sent once a second."""
 
     worker: WorkerName
     rollouts: tuple[RolloutProgress, ...]

@@ -20,7 +20,9 @@ from ...wire.messages import Phase, RolloutProgress, Run
 log = logging.getLogger(__name__)
 
 MAX_REPORTED = 256
-"""One RolloutPhases reports at most this many rollouts: those that are longest in their phase."""
+"""One RolloutPhases reports at most this many rollouts that are longest in their phase, and this many
+whose routes have grown most since they were reported."""
+LEAST_GROWTH = 1 << 20
 
 
 class LiveRollout:
@@ -30,6 +32,8 @@ class LiveRollout:
         self.run = run
         self.spool = spool
         self._is_spooling = False
+        self.told_bytes = 0
+        """Bytes of routes at the last report."""
         self.phase: Phase = "starting"
         self.since_s = time.monotonic()
         """When the current phase began."""
@@ -102,6 +106,11 @@ class LiveRollout:
         return aside
 
     @property
+    def growth(self) -> int:
+        """Bytes of routes that no report has counted yet."""
+        return self.num_route_bytes - self.told_bytes
+
+    @property
     def num_route_bytes(self) -> int:
         return self.trace.num_loose_bytes + (self.spool.num_bytes if self.spool else 0)
 
@@ -133,9 +142,14 @@ class Finished(Struct, frozen=True):
 
 
 def progress(rollouts: Iterable[LiveRollout]) -> tuple[RolloutProgress, ...]:
-    """Report where rollouts are, those that are longest in their phase first."""
+    """Report where rollouts are: those that are longest in their phase, and those that have grown."""
     now_s = time.monotonic()
-    oldest = heapq.nsmallest(MAX_REPORTED, rollouts, key=lambda live: live.since_s)
+    rollouts = list(rollouts)
+    chosen = heapq.nsmallest(MAX_REPORTED, rollouts, key=lambda live: live.since_s)
+    grown = [live for live in rollouts if live.growth >= LEAST_GROWTH]
+    chosen += heapq.nlargest(MAX_REPORTED, grown, key=lambda live: live.growth)
+    for live in chosen:
+        live.told_bytes = live.num_route_bytes
     return tuple(
         RolloutProgress(
             live.run.rollout_id,
@@ -143,6 +157,7 @@ def progress(rollouts: Iterable[LiveRollout]) -> tuple[RolloutProgress, ...]:
             now_s - live.since_s,
             live.num_turns,
             live.num_tokens,
+            live.told_bytes,
         )
-        for live in oldest
+        for live in dict.fromkeys(chosen)
     )

@@ -28,6 +28,7 @@ from .commands import (
 from .events import (
     Credited,
     Event,
+    PayloadGrew,
     Started,
     TasksArrived,
     Tick,
@@ -107,6 +108,9 @@ class Core:
                 concurrency.on_engine_load(event, self.num_in_flight)
             case WorkerLag(p90_s=lag_s):
                 concurrency.on_worker_lag(lag_s)
+            case PayloadGrew(sizes=sizes):
+                known = {name: size for name, size in sizes.items() if self._is_open(name)}
+                self.admission.budget.grew(known)
         return []
 
     def _restore(self, restored: Restored) -> Commands:
@@ -159,9 +163,10 @@ class Core:
 
     def _on_settled(self, event: Settled, *, may_retry: bool = True) -> Commands:
         rollout_id, outcome = event.rollout_id, event.outcome
-        group = self.groups.group_of(rollout_id)
-        if group is None and self.evals.groups.group_of(rollout_id) is None:
+        if not self._is_open(rollout_id):
             return []  # a duplicate
+        group = self.groups.group_of(rollout_id)
+        self.admission.budget.settled(rollout_id)
         if isinstance(outcome, Scored):
             self.admission.budget.hold(outcome.ref.length)
         self.first_rollouts.settled(outcome)
@@ -176,6 +181,10 @@ class Core:
         if retry is not None:
             return self._dispatch(group, [retry])
         return self._close(settled_group, group.task) if settled_group else []
+
+    def _is_open(self, rollout_id: RolloutId) -> bool:
+        groups = self.groups, self.evals.groups
+        return any(found.group_of(rollout_id) is not None for found in groups)
 
     def _note_answer(self, env: str, event: Settled) -> None:
         owes_more = self.groups.in_flight[env] > 0 or self.tasks.is_waiting_for(env)

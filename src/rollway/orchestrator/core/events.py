@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from ...records.engine import EngineLoad
-from ...records.ids import GroupId, PolicyVersion
+from ...records.ids import GroupId, PolicyVersion, RolloutId
 from ...records.restored import Restored
 from ...records.rollout import Settled
 from ...records.task import Split, Task
@@ -47,6 +47,12 @@ class WorkerLag(Struct, frozen=True):
     p90_s: float
 
 
+class PayloadGrew(Struct, frozen=True):
+    """How many bytes some running rollouts have brought so far."""
+
+    sizes: dict[RolloutId, int]
+
+
 class Tick(Struct, frozen=True):
     now_s: float
     has_room: bool = True
@@ -72,4 +78,5 @@ Event = (
     | WeightsApplied
     | EngineLoad
     | WorkerLag
+    | PayloadGrew
 )

@@ -25,7 +25,7 @@ def view(core: "Core") -> CoreView:
         max_in_flight=admission.concurrency.limit,
         ready=ready.num_rollouts,
         batch_size=ready.rollouts_a_batch,
-        live_bytes=admission.budget.live_bytes,
+        live_bytes=admission.budget.num_bytes,
         is_held_back=admission.is_held_back,
         num_retries=core.retries.num_retries,
         pools={pool: core.tasks.pooled(pool) for pool in POOLS},

@@ -19,7 +19,7 @@ from ...records.rollout import Failed, Scored, Settled
 from ...records.text import one_line
 from ...transport.batch import BatchSender
 from ...wire.messages import RolloutPhases, ServerStats, Tasks, WorkerLost
-from ..core.events import Event, TasksArrived, VersionPublished, WorkerLag
+from ..core.events import Event, PayloadGrew, TasksArrived, VersionPublished, WorkerLag
 from .bookkeeper import Bookkeeper
 from .fleet import LOOK_EVERY_S, EngineFleet
 
@@ -52,6 +52,8 @@ async def from_env(
                 await events.put(TasksArrived(env, start, tasks, exhausted, split))
             case RolloutPhases() as progress:
                 books.tracker.progressed(progress)
+                sizes = {report.rollout_id: report.num_bytes for report in progress.rollouts}
+                await events.put(PayloadGrew(sizes))
             case ServerStats(stats=stats):
                 await parent.on_stats(stats)
                 await events.put(WorkerLag(stats.lag.p90))

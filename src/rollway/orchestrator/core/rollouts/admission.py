@@ -6,6 +6,7 @@ The core asks with numbers, and the answer is yes or no. Time arrives by `tick`.
 from ....config.sections import OrchestratorConfig
 from ....config.specs import CoreSpec
 from ....records.engine import EngineLoad
+from ....records.ids import RolloutId
 
 FULL_CACHE, FREE_CACHE = 0.95, 0.85
 """Above the first an engine evicts requests to make room. Below the second it has room to spare."""
@@ -75,12 +76,14 @@ class StartRate:
 
 
 class PayloadBudget:
-    """Bounds live payload. It counts the bytes of settled rollouts exactly, and expects every rollout in
-    flight to bring as many bytes as the mean of those that have settled."""
+    """Bounds live payload. It counts the bytes of settled rollouts, and those that running ones have
+    brought so far. It expects all in flight to bring as many as the mean of those that have settled."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
         self.live_bytes = 0
+        self._running: dict[RolloutId, int] = {}
+        self._running_bytes = 0
         self._num_seen = 0
         self._bytes_seen = 0
 
@@ -89,6 +92,21 @@ class PayloadBudget:
         self._num_seen += 1
         self._bytes_seen += num_bytes
 
+    def grew(self, sizes: dict[RolloutId, int]) -> None:
+        """Count what running rollouts have brought."""
+        for rollout_id, num_bytes in sizes.items():
+            self._running_bytes += num_bytes - self._running.get(rollout_id, 0)
+            self._running[rollout_id] = num_bytes
+
+    def settled(self, rollout_id: RolloutId) -> None:
+        """Count a rollout among the running ones no more."""
+        self._running_bytes -= self._running.pop(rollout_id, 0)
+
+    @property
+    def num_bytes(self) -> int:
+        """All bytes that are written and not trained."""
+        return self.live_bytes + self._running_bytes
+
     @property
     def mean_bytes(self) -> float:
         """The mean size of a rollout's payload; 0 before the first has settled."""
@@ -96,7 +114,8 @@ class PayloadBudget:
 
     def has_room(self, num_rollouts: int) -> bool:
         """Return whether this many rollouts, running or about to run, fit beside what is live."""
-        return self.live_bytes + num_rollouts * self.mean_bytes <= self._budget_bytes
+        expected = max(num_rollouts * self.mean_bytes, self._running_bytes)
+        return self.live_bytes + expected <= self._budget_bytes
 
 
 class Admission:
