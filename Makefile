@@ -3,6 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 4
+# every process of every test would compile torch again
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test test-all quick test-vllm lint docs bench clean
 

@@ -17,8 +17,8 @@ SILENT = {"warn_p90_ms": 0, "warn_p99_ms": 0, "warn_max_ms": 0}
 
 
 def hold_the_loop(seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
         pass
 
 
@@ -30,27 +30,31 @@ async def hold_often(watch: LoopWatch, seconds: float, times: int) -> ProcessSta
     return watch.take()
 
 
+def held(stats: ProcessStats) -> list[Stall]:
+    """Return what code of the loop did. On a busy machine, cores are missing too."""
+    return [stall for stall in stats.stalls if stall.kind == "loop"]
+
+
 def test_stalls_are_summed_by_place(caplog: pytest.LogCaptureFixture) -> None:
     async def main(watch: LoopWatch) -> None:
         stats = await hold_often(watch, 0.3, times=3)
         assert stats.lag.max >= 0.25
         assert stats.lag.med < 0.1
-        stalls = list(stats.stalls)
+        stalls = held(stats)
         while (
             sum(stall.count for stall in stalls) < 3
         ):  # the thread that watches may be late itself
             await asyncio.sleep(0.05)
-            stalls += watch.take().stalls
+            stalls += held(watch.take())
         assert sum(stall.count for stall in stalls) == 3
         assert {stall.function for stall in stalls} == {"hold_the_loop"}
         assert all(stall.where.startswith(f"{__file__}:") for stall in stalls)
         assert sum(stall.total_s for stall in stalls) >= 0.75
         assert max(stall.longest_s for stall in stalls) >= 0.25
-        assert {stall.kind for stall in stalls} == {"loop"}
-        assert watch.take().stalls == ()
+        assert not held(watch.take())
 
     run("test", WatchSpec(stall_ms=100, tick_ms=5, **SILENT), main)
-    first = caplog.records[0].message
+    first = next(line for line in caplog.messages if "held" in line)
     assert f"by {__file__}:" in first
     assert "hold_the_loop" in first
 

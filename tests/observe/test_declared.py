@@ -8,7 +8,7 @@ from rollway.observe.declared import DECLARED, SECTIONS, Metric
 EXAMPLES = {
     "reward": "exact", "metric": "length", "env": "reverse-text", "condition": "max_turns",
     "sign": "gibberish", "boundary": "engine", "phase": "queue", "process": "my-env.w0", "stat": "p99",
-    "pool": "easy", "k": "4", "engine": "10.0.0.7:8000",
+    "pool": "easy", "k": "4", "engine": "10.0.0.7:8000", "cause": "core",
 }  # fmt: skip
 UNITS = {
     "", "reward", "fraction", "rollouts", "tokens", "turns", "groups", "tasks", "versions", "version",

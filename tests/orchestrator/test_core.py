@@ -212,7 +212,7 @@ def test_what_running_rollouts_have_brought_counts_against_the_budget() -> None:
     play(core, PayloadGrew({orders[0].rollout_id: 64 * 30, orders[1].rollout_id: 64 * 12}))
     assert core.view().live_bytes == 64 * 42
     for order in orders[4:8]:
-        assert not orders_in(settle(core, order, Failed("env", "x"))), "there is no room"
+        assert not orders_in(settle(core, order, Failed("env", "x"))), "all room is taken"
     assert core.admission.is_held_back
     assert orders_in(settle(core, orders[0], Failed("env", "x"))), "what it brought is gone"
 

@@ -167,6 +167,10 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                "than `watch.stall_ms`", is_live=True, is_summed=True),
         Metric("stalls/{process}/seconds", "s", "how long the event loop was held in all these stalls",
                is_live=True, is_summed=True),
+        Metric("late/{process}/{cause}", "s", "how long the event loop of a process was late because of "
+               "`code` that ran in it, another `thread` that kept the GIL, the garbage `collector`, a "
+               "`core` that was not free, or `memory` that was read from a disk",
+               is_live=True, is_summed=True),
         Metric("slow_calls/{process}/count", "", "how many calls in the lanes of a process took longer "
                "than `watch.stall_ms`", is_live=True, is_summed=True),
         Metric("slow_calls/{process}/seconds", "s", "how long all these slow calls took",

@@ -5,12 +5,14 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from ..loop.processes.part import STATS_EVERY_S
+from ..loop.watch.causes import added
 from ..loop.watch.lag import merge
 from ..loop.watch.run import LoopWatch
 from ..loop.watch.stall_text import late_text
 from ..loop.watch.stalls import StallTotals
-from ..records.lag import LagStats, ProcessStats, Stall
+from ..records.lag import LagStats, ProcessStats, Stall, Waits
 from .console import Screen, stall_line
+from .cores import CoreWatch
 
 Listener = Callable[[ProcessStats], None]
 
@@ -23,6 +25,7 @@ class ProcessHealth:
         self._screen = screen
         self._on_heard = on_heard
         self._culprits: defaultdict[str, StallTotals] = defaultdict(StallTotals)
+        self._cores = CoreWatch()
         self.latest: dict[str, ProcessStats] = {}
         """The last report of each process."""
         self.whole_run: defaultdict[str, LagStats] = defaultdict(LagStats)
@@ -36,6 +39,7 @@ class ProcessHealth:
     def hear(self, stats: ProcessStats) -> None:
         name = stats.process
         self.latest[name] = stats
+        self._cores.hear(stats)
         self.whole_run[name] = merge(self.whole_run[name], stats.lag)
         for stall in stats.stalls:
             total, is_worth_a_line = self._culprits[name].add(stall)
@@ -52,10 +56,12 @@ class ProcessHealth:
         return sorted(held, key=lambda culprit: -culprit[1].total_s)
 
     async def watch_own_loop(self, loop_watch: LoopWatch) -> None:
-        """Hear the reports of this process, too, until cancelled."""
+        """Hear the reports of this process, too, and say if cores are missing, until cancelled."""
         while True:
             await asyncio.sleep(STATS_EVERY_S)
             self.hear(loop_watch.take())
+            if line := await self._cores.look():
+                self._screen.line(line)
 
 
 class Lags:
@@ -65,6 +71,7 @@ class Lags:
         self._since: defaultdict[str, LagStats] = defaultdict(LagStats)
         self._last: dict[str, LagStats] = {}
         self._stalls: defaultdict[str, StallTotals] = defaultdict(StallTotals)
+        self._waits: defaultdict[str, Waits] = defaultdict(Waits)
         self.rss_bytes: dict[str, int] = {}
 
     def add(self, stats: ProcessStats) -> None:
@@ -72,6 +79,7 @@ class Lags:
         self.rss_bytes |= {name: stats.rss_bytes, **stats.children}
         for stall in stats.stalls:
             self._stalls[name].add(stall)
+        self._waits[name] = added(self._waits[name], stats.waits)
         self._since[name] = merge(self._since[name], stats.lag)
 
     def take(self) -> dict[str, LagStats]:
@@ -79,6 +87,11 @@ class Lags:
         self._last.update(self._since)
         self._since.clear()
         return dict(sorted(self._last.items()))
+
+    def take_waits(self) -> dict[str, Waits]:
+        """Return why each process was late since the last call."""
+        taken, self._waits = dict(sorted(self._waits.items())), defaultdict(Waits)
+        return taken
 
     def take_stalls(self) -> dict[str, tuple[Stall, ...]]:
         """Return what held each process since the last call, without processes that were not held."""

@@ -19,7 +19,7 @@ from ..records.lag import ProcessStats
 from ..records.situation import CoreView
 from .declared import DECLARED, LABEL, Metric
 from .report import EvalDone, StepDone
-from .step_metrics import lag_metrics, stall_metrics
+from .step_metrics import lag_metrics, late_metrics, stall_metrics
 
 UNITS = {"s": "seconds", "bytes": "bytes", "fraction": "ratio"}
 
@@ -86,6 +86,7 @@ class PrometheusExporter:
             **{f"rss/{child}": rss for child, rss in stats.children.items()},
             f"process_in_flight/{process}": stats.in_flight,
             **stall_metrics({process: stats.stalls}),
+            **late_metrics({process: stats.waits}),
         })  # fmt: skip
 
     def on_progress(self, core: CoreView) -> None:

@@ -6,12 +6,12 @@ from statistics import fmean
 from typing import Any, get_args
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ..config.plan import env_name
 from ..records.batch import BatchManifest
 from ..records.group import ClosedGroup
-from ..records.lag import LAG_STATS, LagStats, Stall
+from ..records.lag import LAG_STATS, LagStats, Stall, Waits
 from ..records.rollout import Boundary, Detection, Scored
 
 PHASES = ("queue", "engine", "env", "scoring", "total")
@@ -152,12 +152,27 @@ def lag_metrics(lags: Mapping[str, LagStats]) -> dict[str, float]:
     }
 
 
+KINDS = {"loop": "stalls", "lane": "slow_calls"}
+
+
+def late_metrics(waits: Mapping[str, Waits]) -> dict[str, float]:
+    """Return the seconds for which each process's loop was late, by cause."""
+    return {
+        f"late/{process}/{field.removesuffix('_s')}": seconds
+        for process, each in waits.items()
+        for field, seconds in structs.asdict(each).items()
+        if seconds
+    }
+
+
 def stall_metrics(stalls: Mapping[str, Iterable[Stall]]) -> dict[str, float]:
     """Return how often and how long each event loop was held, and the same for slow calls in lanes."""
     metrics: defaultdict[str, float] = defaultdict(int)
     for process, held in stalls.items():
         for stall in held:
-            kind = "stalls" if stall.kind == "loop" else "slow_calls"
+            kind = KINDS.get(stall.kind)
+            if kind is None:
+                continue  # late_metrics count these
             metrics[f"{kind}/{process}/count"] += stall.count
             metrics[f"{kind}/{process}/seconds"] += stall.total_s
     return metrics

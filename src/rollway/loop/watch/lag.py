@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ...config.specs import WatchSpec
-from ...records.lag import LagStats, LateWindow, Stall
+from ...records.lag import LagStats, LateWindow, Stall, Waits
 from .rarely import Rarely
 
 FINEST_S = 10e-6
 GROWTH = 1.05
 """Each bucket is this much wider than the one before, so a merged quantile is at most 5 % too high."""
+NONE = Waits()
 MAX_TICKS = 1_000
 """The number of lags that are kept one by one before they are summed up."""
 
@@ -114,13 +115,16 @@ class Lateness:
         self._limits_s = {stat: limit / 1000 for stat, limit in limits_ms.items() if limit}
         self._late_windows = Rarely()
 
-    def judge(self, lag: LagStats, holds: Sequence[Stall]) -> LateWindow | None:
+    def judge(
+        self, lag: LagStats, holds: Sequence[Stall], waits: Waits = NONE
+    ) -> LateWindow | None:
         """Return a warning if a window with these holds is late, the 1st, 2nd, 4th, 8th, … time."""
         limits_s = self._limits_s
         ratios = [(getattr(lag, stat) / limit_s, stat) for stat, limit_s in limits_s.items()]
         ratio, stat = max(ratios, default=(0.0, ""))
         if ratio <= 1 or not self._late_windows.add():
             return None
-        longest = max(holds, key=lambda stall: stall.total_s, default=None)
+        by_code = [stall for stall in holds if stall.where]
+        longest = max(by_code, key=lambda stall: stall.total_s, default=None)
         count = self._late_windows.count
-        return LateWindow(stat, getattr(lag, stat), limits_s[stat], count, longest)
+        return LateWindow(stat, getattr(lag, stat), limits_s[stat], count, longest, waits)

@@ -51,12 +51,12 @@ class LoopWatch:
     def take(self, in_flight: int = 0) -> ProcessStats:
         """Return the window since the last call. Log a warning if it was too late."""
         lag = self._lag.take()
-        stalls, brief = self._stalls.take()
-        late = self._lateness.judge(lag, (*stalls, *brief))
+        stalls, brief, waits = self._stalls.take()
+        late = self._lateness.judge(lag, (*stalls, *brief), waits)
         if late is not None:
             log.warning("%s", late_text(late))
         slow = (*stalls, *self._slow_calls.take())
-        return ProcessStats(self.name, lag, rss_bytes(), in_flight, slow, late)
+        return ProcessStats(self.name, lag, rss_bytes(), in_flight, slow, late, waits)
 
 
 WatchedMain = Callable[[LoopWatch], Coroutine[Any, Any, T]]

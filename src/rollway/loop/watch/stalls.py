@@ -4,17 +4,23 @@ import logging
 import sys
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 
 from msgspec import structs
+from msgspec.structs import replace
 
-from ...records.lag import Stall
+from ...records.lag import Stall, StallKind, Waits
 from . import stacks
+from .causes import added, causes
+from .kernel import Beat, CollectorClock, OwnClock
 from .rarely import Rarely
 from .stall_text import stall_text
+from .threads import ThreadWatch
 
 log = logging.getLogger(__name__)
+
+Lines = Counter[stacks.StackLine | None]
 
 NOTICE_S = 0.005
 """A loop that is overdue by less is left alone: on a busy machine an idle loop is overdue too."""
@@ -26,68 +32,103 @@ an idle process 0.35 % and 0.7 % of a core, and no lag that shows."""
 class StallWatch:
     """Watches the thread it is created in, between one `beat()` and the next. The loop's own ticker
     calls `beat()`, so an idle loop beats too. Code that holds the loop longer than the budget is a stall
-    and is logged; code that holds it for less is only counted."""
+    and is logged; code that holds it for less is only counted. Time for which something else was at
+    fault, by the numbers of the kernel and the interpreter, is blamed on no code."""
 
     def __init__(self, tick_s: float, budget_s: float) -> None:
         self._tick_s = tick_s
         self._budget_s = budget_s
-        now_s = time.monotonic()
-        self._beats_s = (now_s, now_s)
+        self._collector = CollectorClock()
+        self._clock = OwnClock(self._collector)
+        self._last = self._clock.now()
+        self._late: deque[tuple[Beat, Beat]] = deque(maxlen=MAX_LATE)
+        """Beats that came late, each with the one before, until they are judged."""
         self._stopped = threading.Event()
         self._loop_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._watch, name="stall-watch", daemon=True)
         self._lock = threading.Lock()
         self._stalls, self._brief, self._log = StallTotals(), StallTotals(), StallLog()
+        self._waits = Waits()
         self.on_held: Callable[[str], None] = lambda where: None
         """The watching thread calls this while the loop is held, with the line that holds it."""
 
     def __enter__(self) -> "StallWatch":
+        self._collector.__enter__()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._thread.join()
+        self._collector.__exit__()
+        self._clock.close()
 
     def beat(self) -> None:
-        self._beats_s = (self._beats_s[1], time.monotonic())
+        before, self._last = self._last, self._clock.now()
+        if self._last.time_s - before.time_s > self._tick_s + NOTICE_S:
+            self._late.append((before, self._last))
 
-    def take(self) -> tuple[tuple[Stall, ...], tuple[Stall, ...]]:
-        """Return what ended since the last call: stalls, and holds shorter than the budget."""
+    def take(self) -> tuple[tuple[Stall, ...], tuple[Stall, ...], Waits]:
+        """Return what ended since the last call: stalls, holds shorter than the budget, and the seconds
+        of each cause."""
         with self._lock:
-            return self._stalls.take(), self._brief.take()
+            waits, self._waits = self._waits, Waits()
+            return self._stalls.take(), self._brief.take(), waits
 
     def _watch(self) -> None:
+        threads = ThreadWatch(self._stopped, {self._loop_thread, threading.get_ident()})
         relaxed_s = min(RELAXED_S, self._budget_s / 4)
         pause_s, relax_at_s = relaxed_s, 0.0
-        while not self._stopped.wait(pause_s):
-            started_s, now_s = self._beats_s[1], time.monotonic()
-            if now_s - started_s > self._tick_s + NOTICE_S:
-                self._follow(started_s)
+        lines: Lines = Counter()
+        while not threads.pause(pause_s):
+            before, now_s = self._last, time.monotonic()
+            if now_s - before.time_s > self._tick_s + NOTICE_S:
+                lines = self._follow(before, threads)
                 pause_s, relax_at_s = min(ALERT_S, relaxed_s), now_s + 1.0
             elif now_s > relax_at_s:
                 pause_s = relaxed_s
+            while self._late:
+                earlier, later = self._late.popleft()
+                self._judge(
+                    earlier, later, lines if earlier is before else Counter(), threads
+                )
+        threads.close()
 
-    def _follow(self, started_s: float) -> None:
-        """Sample the stack until the loop beats again, then count the line seen most often."""
+    def _follow(self, before: Beat, threads: ThreadWatch) -> Lines:
+        """Sample the stack until the loop beats again. Return how often each line was seen."""
         pause_s = min(ALERT_S, self._budget_s / 4)
-        samples: Counter[stacks.StackLine | None] = Counter()
-        while self._beats_s[1] == started_s and not self._stopped.is_set():
+        lines: Lines = Counter()
+        while self._last is before and not self._stopped.is_set():
             stack = stacks.from_frame(sys._current_frames().get(self._loop_thread))
-            if stack and self._beats_s[1] == started_s:
+            if stack and self._last is before:
                 line = None if stacks.is_waiting(stack) else stacks.find_user_line(stack)
-                samples[line] += 1
+                lines[line] += 1
                 if line is not None:
                     self.on_held(str(line))
-            self._stopped.wait(pause_s)
-        line = max(samples, key=lambda line: samples[line], default=None)
-        if line is None:
-            return  # the loop was late because it got no CPU; the lag shows that
-        # the hold ended with the first beat after `started_s`; another beat may have come since
-        previous_s, last_s = self._beats_s
-        ended_s = last_s if previous_s == started_s else previous_s
-        held_s = ended_s - started_s - self._tick_s
-        self._add(Stall(line.where, line.function, 1, held_s, held_s))
+            threads.pause(pause_s)
+        return lines
+
+    def _judge(self, before: Beat, after: Beat, lines: Lines, threads: ThreadWatch) -> None:
+        """Count why a beat was late, and name the code if it was at fault."""
+        missing = threads.between(before.time_s, after.time_s)
+        waits, keeper = causes(before, after, self._tick_s, missing), missing.keeper
+        line = max(lines, key=lambda line: lines[line], default=None)
+        stalls = []
+        if line is not None and waits.code_s > NOTICE_S:
+            where, function, held_s = line.where, line.function, waits.code_s
+            stalls.append(Stall(where, function, 1, held_s, held_s))
+        if keeper is not None and waits.thread_s > NOTICE_S:
+            held_s = waits.thread_s
+            stalls.append(replace(keeper, total_s=held_s, longest_s=held_s))
+        others: dict[StallKind, float] = {
+            "collector": waits.collector_s, "core": waits.core_s, "memory": waits.memory_s,
+        }  # fmt: skip
+        long = {kind: held_s for kind, held_s in others.items() if held_s >= self._budget_s}
+        stalls += [Stall("", "", 1, held_s, held_s, kind) for kind, held_s in long.items()]
+        with self._lock:
+            self._waits = added(self._waits, waits)
+        for stall in stalls:
+            self._add(stall)
 
     def _add(self, stall: Stall) -> None:
         with self._lock:
@@ -99,6 +140,7 @@ class StallWatch:
 
 
 MAX_PLACES = 100
+MAX_LATE = 1_000
 ELSEWHERE = "(other places)"
 
 _Place = tuple[str, str, str, str, bool]

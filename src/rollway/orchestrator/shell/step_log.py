@@ -15,7 +15,13 @@ from ...evals.statistics import eval_metrics
 from ...loop.processes.part import Parent
 from ...observe.health import Lags
 from ...observe.report import EvalDone, Notice, StepDone
-from ...observe.step_metrics import lag_metrics, speed, stall_metrics, stall_records
+from ...observe.step_metrics import (
+    lag_metrics,
+    late_metrics,
+    speed,
+    stall_metrics,
+    stall_records,
+)
 from ...observe.upkeep import Upkeep
 from ...records.group import ClosedGroup
 from ...records.ids import PolicyVersion, Step
@@ -156,6 +162,7 @@ class StepLog:
             **gauges(self._view()),
             **{f"rss/{process}": rss for process, rss in self._lags.rss_bytes.items()},
             **stall_metrics(stalls),
+            **late_metrics(self._lags.take_waits()),
             **self.phases.take(step),
         }
         rest = {"stalls": stall_records(stalls), "time": time.time()}
