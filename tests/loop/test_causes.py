@@ -76,9 +76,11 @@ def of_kind(stats: ProcessStats, kind: str) -> list[Stall]:
 
 def test_a_thread_that_keeps_the_gil_is_named_with_its_line() -> None:
     stats = watched(in_thread(keep_the_gil))
-    (stall,) = of_kind(stats, "thread")
-    assert (stall.call, stall.function) == ("greedy", "keep_the_gil")
-    assert stall.where.startswith(__file__)
+    named = [
+        stall for stall in of_kind(stats, "thread") if stall.where
+    ]  # not if it has ended
+    assert {(stall.call, stall.function) for stall in named} == {("greedy", "keep_the_gil")}
+    assert named[0].where.startswith(__file__)
     assert stats.waits.thread_s > 0.3
     assert not of_kind(stats, "loop")
 

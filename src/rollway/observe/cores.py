@@ -82,9 +82,9 @@ def core_line(waited_s: dict[str, float], before: Used, after: Used) -> str:
     if foreign < sum(busy.values()) / 2:
         advice = "use a machine with more cores, or fewer server.workers and server.scoring_processes"
     process = max(waited_s, key=lambda name: waited_s[name])
+    total, longest = ms(sum(waited_s.values())), ms(waited_s[process])
     using = ", ".join(f"{name} {share:.0%}" for name, share in busy.items())
     return (
-        f"Too few cores: event loops waited {ms(sum(waited_s.values()))} ms for one in the last minute, "
-        f"{process} alone {ms(waited_s[process])} ms. {os.cpu_count()} are there, used by {using}: "
-        f"{advice}"
+        f"Too few cores: event loops waited {total} ms for a core in the last minute, "
+        f"{process} alone {longest} ms. This machine has {os.cpu_count()}, used by {using}: {advice}"
     )

@@ -19,7 +19,8 @@ def stall_text(stall: Stall) -> str:
     held = f"for {longest}" if stall.count == 1 else often
     match stall.kind:
         case "thread":
-            return f"loop held {held} by thread '{stall.call}', which kept the GIL at {place}"
+            at = f" at {place}" if place else ""
+            return f"loop held {held} by thread '{stall.call}', which kept the GIL{at}"
         case "collector":
             return f"loop held {held} by the garbage collector"
         case "core":
@@ -46,7 +47,7 @@ def late_text(late: LateWindow) -> str:
 
 
 def waits_text(waits: Waits) -> str:
-    """Name the causes of lateness that are no code of the loop, each with its milliseconds."""
+    """Name the causes of lateness other than the loop's own code, each with its milliseconds."""
     causes = {
         "want of a core": waits.core_s,
         "another thread that kept the GIL": waits.thread_s,
