@@ -6,7 +6,7 @@ Every round does one thing to a run with two engines: kills one of its processes
 fills the disk, or lets one engine stop in the middle of a reply. A run that ended is resumed. Engines
 and trainer are stand-ins without a model. In the end every rollout must have settled once and every step
 be trained once, no process may be left, no process of ours may have grown, and only those rollouts may
-have failed whose own code raises or exits. While an engine stalls, the run keeps a quarter of its pace.
+have failed whose own code raises or exits, or for which a full disk had no room. While an engine stalls, the run keeps a quarter of its pace.
 Only root fills a disk. Exits with 1 if anything of that does not hold. --full is 30 rounds.
 """
 
@@ -46,9 +46,11 @@ STOPPED = ("orchestrator", "router", ".w0", ".w1", ".score0")
 LATENCY_S = 0.1
 LEAST_PACE = 0.25
 INNOCENT = (
-    "outcome = 'failed' AND task_id % 23 != 0 AND task_id % 31 != 0 AND task_id % 301 != 0"
+    "outcome = 'failed' AND task_id % 23 != 0 AND task_id % 31 != 0 AND task_id % 301 != 0 "
+    "AND error NOT LIKE '%No space left on device%'"
 )
-"""Rollouts that failed although their own code, in loopback/rowdy.py, neither raises nor exits."""
+"""Rollouts that failed although their own code, in loopback/rowdy.py, neither raises nor exits, and the
+disk had room for what they brought."""
 STALL_S, FULL_STALL_S = 5.0, 25.0
 MAX_GROWTH_MB, MAX_NEW_FILES = 40.0, 25
 OURS = ("orchestrator", "router", "launcher")
