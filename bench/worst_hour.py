@@ -6,8 +6,9 @@ Every round does one thing to a run with two engines: kills one of its processes
 fills the disk, or lets one engine stop in the middle of a reply. A run that ended is resumed. Engines
 and trainer are stand-ins without a model. In the end every rollout must have settled once and every step
 be trained once, no process may be left, no process of ours may have grown, and only those rollouts may
-have failed whose own code raises or exits, or for which a full disk had no room. While an engine stalls, the run keeps a quarter of its pace.
-Only root fills a disk. Exits with 1 if anything of that does not hold. --full is 30 rounds.
+have failed whose own code raises or exits, or for which a full disk had no room. While an engine stalls,
+the run keeps a quarter of its pace. Only root fills a disk. Exits with 1 if anything of that does not
+hold. --full is 30 rounds.
 """
 
 import asyncio
