@@ -44,9 +44,9 @@ lint: $(READY)  ## ruff and mypy --strict
 docs: $(READY)  ## Write the pages of docs/ that are made from code
 	$(BIN)/python docs/generate.py
 
-bench: $(READY)  ## Run the benchmarks behind the README's numbers (FULL=1 for the full sizes)
+bench: $(READY)  ## Run the benchmarks behind the README's numbers (FULL=1: the full sizes); a missed bar ends it
 	@for bench in bench/*.py; do \
-	  printf '\n== %s\n' "$$bench"; $(BIN)/python $$bench $(if $(FULL),--full) || exit 1; \
+	  printf '\n== %s\n' "$$bench"; $(BIN)/python $$bench $(if $(FULL),--full) $(if $(STRICTNESS),--strictness $(STRICTNESS)) || exit 1; \
 	done
 
 clean:  ## Remove the venv, caches and all runs

@@ -18,7 +18,7 @@ from loopback import nap
 from loopback.control import tick
 from loopback.engine import EngineSpec, serve
 from loopback.processes import Started, cpu_s, started
-from loopback.report import arguments, finish, lag_figures, table
+from loopback.report import Bars, arguments, finish, lag_figures, table
 from step import Plane, Workload, plane
 
 from rollway.config.sections import EnvConfig, OrchestratorConfig, ServerConfig
@@ -28,6 +28,8 @@ from rollway.records.lag import LagStats, ProcessStats
 
 NAP_S = 10.0
 BATCH, WORKERS = 256, 2
+P99_BAR_MS, MAX_BAR_MS = 6.0, 40.0
+"""How much later than the control's a loop may be."""
 WARM_S = 15.0
 """Until rollouts settle as fast as they start, and not all at once."""
 COLUMNS = ("p50 ms", "p99 ms", "max ms", "blocked s")
@@ -52,7 +54,6 @@ class Crowd(Workload):
     def orchestrator(self) -> OrchestratorConfig:
         return OrchestratorConfig(
             batch_size=BATCH, group_size=8, max_in_flight=self.rollouts, max_off_policy_steps=64,
-            save_rollouts=False,
         )  # fmt: skip
 
     @property
@@ -136,7 +137,13 @@ def main() -> None:
     )
     print(f"orchestrator p99 over the control's, ms: {ours['p99 ms'] - bare['p99 ms']:.3g}")
     print(f"orchestrator max over the control's, ms: {ours['max ms'] - bare['max ms']:.3g}")
+    bars = Bars(args)
+    for name in ("orchestrator", "router", "worker"):
+        for key, bar in (("p99 ms", P99_BAR_MS), ("max ms", MAX_BAR_MS)):
+            over = figures["lag"][name][key] - bare[key]
+            bars.at_most(f"{name} {key} over the control's", over, bar)
     finish("inflight", figures, args.json)
+    bars.check()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """One step, from the engine's reply bytes to a batch the trainer has opened, by three strategies.
 
     python bench/step.py [--full] [--rollouts 32] [--turns 10] [--tokens 4000] [--bytes 384]
+                         [--old FOLDER]
 
 R rollouts of T turns grow to L tokens each. Every reply carries the routes of all positions so far, in
 base64, as an engine without prefix omission sends them. --full is 256 × 20 × 18,000 tokens × 384 bytes:
@@ -12,13 +13,18 @@ rollway   the real env server and the real orchestrator, and a trainer that open
 
 Read "copied" as bytes moved by user code per byte of reply, counted by hand at each copy (see COPIES).
 "boundary" is the time from the last rollout settled to the batch opened by the trainer. A *control*
-process with a bare loop ticks beside each. rollway runs three times, and its median counts.
+process with a bare loop ticks beside each. rollway runs three times, and its median counts. Then a step
+of few rollouts with 3,072 bytes a token. `--old` is a checkout of another version of this repository,
+which takes turns with this one.
 """
 
 import asyncio
+import json
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 import time
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable
@@ -35,7 +41,7 @@ from loopback.engine import EngineSpec, serve
 from loopback.model import write_model
 from loopback.opener import opening_trainer
 from loopback.processes import Started, children, cpu_s, peak_bytes, started
-from loopback.report import QUIET, arguments, finish, lag_figures, table
+from loopback.report import QUIET, Bars, arguments, finish, lag_figures, table
 from loopback.threads import WorkerSpec, threads_worker
 
 from rollway.config.sections import (
@@ -59,6 +65,9 @@ from rollway.rundir.rundir import RunDir
 from rollway.wire.messages import ServerStats
 
 FULL = {"rollouts": 256, "turns": 20, "tokens": 18_000, "bytes": 384}
+ROOT = Path(__file__).parents[1]
+MEASURE, COMPARED = "--measure", ("wall s", "CPU s/rollout")
+MOST_GROWN_MB = 300.0
 SCAFFOLD = 20
 """Tokens of a turn that the renderer adds around a message."""
 SETTLE_S, MOST_REST_S = 2.0, 8.0
@@ -117,7 +126,6 @@ class Workload:
             batch_size=self.rollouts,
             group_size=8,
             max_in_flight=self.rollouts,
-            save_rollouts=False,
         )
 
     @property
@@ -348,10 +356,64 @@ def compare_one(threads: dict[str, Any], ours: dict[str, Any]) -> dict[str, floa
     }
 
 
+def judge(figure: dict[str, Any], bars: Bars) -> None:
+    grew = figure["processes"]["worker"]["grew MB"]
+    bars.at_most("what the worker grew by, in MB,", grew, MOST_GROWN_MB)
+
+
+def measure_wide(args: Namespace, bars: Bars) -> dict[str, Any]:
+    """One step with routes of which each token has eight times as many bytes."""
+    rollouts, wide = args.rollouts if args.full else args.rollouts // 8, 8 * args.bytes
+    work = Workload(Namespace(**{**vars(args), "rollouts": rollouts, "bytes": wide}))
+    with started(serve, work.engine) as engine, started(tick) as control:
+        url = f"http://127.0.0.1:{engine.pipe.recv()}"
+        figure = measure("rollway", work, url, control)
+    print(
+        f"\n{rollouts} rollouts with {wide:,} bytes a token, {work.reply_gb:.1f} GB of replies: wall "
+        f"{figure['wall s']:.1f} s, {figure['CPU s/rollout'] * 1000:.0f} ms CPU a rollout"
+    )
+    table(figure["processes"], COLUMNS)
+    judge(figure, bars)
+    return figure
+
+
+def of_version(tree: Path, args: Namespace) -> dict[str, float]:
+    """Return what a step costs the package of another checkout."""
+    sizes = [str(getattr(args, name)) for name in FULL]
+    command = [sys.executable, __file__, MEASURE, *sizes]
+    env = {**os.environ, "PYTHONPATH": str(tree / "src")}
+    done = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def compare_versions(old: Path, args: Namespace, bars: Bars) -> dict[str, float]:
+    """Measure time and CPU of a step of another version and of this one, taking turns."""
+    found: dict[Path, list[dict[str, float]]] = {old: [], ROOT: []}
+    for _ in range(3):
+        for tree, figures in found.items():
+            figures.append(of_version(tree, args))
+    ratios = {}
+    for key in COMPARED:
+        ours, theirs = (median(figure[key] for figure in found[tree]) for tree in (ROOT, old))
+        ratios[f"{key}, as a share of the other version's"] = ours / theirs
+        bars.at_most(f"{key}, as a share of the other version's,", ours / theirs, 1.0)
+    return ratios
+
+
+def measure_once(sizes: list[str]) -> dict[str, float]:
+    work = Workload(Namespace(**dict(zip(FULL, map(int, sizes), strict=True))))
+    with started(serve, work.engine) as engine, started(tick) as control:
+        url = f"http://127.0.0.1:{engine.pipe.recv()}"
+        figure = measure("rollway", work, url, control)
+    return {key: figure[key] for key in COMPARED}
+
+
 def main() -> None:
     args = arguments(
         __doc__, rollouts=(32, "rollouts"), turns=(10, "turns of a rollout"),
         tokens=(4000, "tokens of a rollout"), bytes=(384, "bytes of routes a token"),
+        old=("", "a checkout of another version"),
     )  # fmt: skip
     if args.full:
         args = Namespace(**{**vars(args), **FULL})
@@ -361,6 +423,7 @@ def main() -> None:
         f"{work.reply_gb:.1f} GB of replies"
     )
     figures: dict[str, list[dict[str, Any]]] = {}
+    bars = Bars(args)
     with started(serve, work.engine) as engine, started(tick) as control:
         url = f"http://127.0.0.1:{engine.pipe.recv()}"
         for strategy in ORDER:
@@ -372,12 +435,21 @@ def main() -> None:
                 f"{figure['copied']:.1f} bytes copied a byte"
             )
             table(figure["processes"], COLUMNS)
+    wide = measure_wide(args, bars)
     print("\nmedians of rollway's passes:")
     ratios = compare(figures)
     for name, value in ratios.items():
         print(f"{name}: {value:.3g}")
-    finish("step", {**figures, "ratios": ratios}, args.json)
+    for figure in figures["rollway"]:
+        judge(figure, bars)
+    if args.old:
+        ratios |= compare_versions(Path(args.old).resolve(), args, bars)
+    finish("step", {**figures, "wide": wide, "ratios": ratios}, args.json)
+    bars.check()
 
 
 if __name__ == "__main__":
-    main()
+    if MEASURE in sys.argv:
+        print(json.dumps(measure_once(sys.argv[-len(FULL) :])))
+    else:
+        main()

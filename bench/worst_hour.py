@@ -52,7 +52,7 @@ INNOCENT = (
 )
 """Rollouts that failed although their own code, in loopback/rowdy.py, neither raises nor exits, and the
 disk had room for what they brought."""
-STALL_S, FULL_STALL_S = 5.0, 25.0
+PACE_S, STALL_S = 5.0, 25.0
 MAX_GROWTH_MB, MAX_NEW_FILES = 40.0, 25
 OURS = ("orchestrator", "router", "launcher")
 """Processes without user code: these may not grow."""
@@ -120,7 +120,6 @@ class Ordeal:
         self._work = work
         self._engines = engines
         self._chance = random.Random(args.seed)
-        self._stall_s = FULL_STALL_S if args.full else STALL_S
         self._disk = disk
         self._process: subprocess.Popen[str] | None = None
         self.growth = Growth()
@@ -227,9 +226,9 @@ class Ordeal:
         return f"stopped {kind}"
 
     def _stall(self) -> str:
-        engine, usual = self._chance.choice(self._engines), self._steps_a_second(STALL_S)
+        engine, usual = self._chance.choice(self._engines), self._steps_a_second(PACE_S)
         engine.is_stalled = True
-        pace = self._steps_a_second(self._stall_s)
+        pace = self._steps_a_second(STALL_S)
         engine.is_stalled = False
         self.paces.append(pace / usual)
         return "stalled an engine"

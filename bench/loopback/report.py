@@ -17,7 +17,7 @@ LATE_S = 0.005
 
 
 def arguments(doc: str | None, **defaults: tuple[Any, str]) -> argparse.Namespace:
-    """--full, --json, and one option per default."""
+    """--full, --json, --strictness, and one option per default."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -27,12 +27,38 @@ def arguments(doc: str | None, **defaults: tuple[Any, str]) -> argparse.Namespac
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the same figures as JSON"
     )
+    parser.add_argument(
+        "--strictness", type=float, default=1.0, metavar="X",
+        help="make every bar X times as hard: with 1000 nothing passes (default 1)",
+    )  # fmt: skip
     for name, (value, help) in defaults.items():
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(
             option, type=type(value), default=value, help=f"{help} (default {value})"
         )
     return parser.parse_args()
+
+
+class Bars:
+    """What a bench promises. It prints the figures that miss their bars, and then ends with 1."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._strictness = args.strictness
+        self._missed: list[str] = []
+
+    def at_most(self, what: str, value: float, bar: float) -> None:
+        bar /= self._strictness
+        if value > bar:
+            self._missed.append(f"{what} is {value:.3g}, and may be {bar:.3g} at most")
+
+    def at_least(self, what: str, value: float, bar: float) -> None:
+        bar *= self._strictness
+        if value < bar:
+            self._missed.append(f"{what} is {value:.3g}, and must be {bar:.3g} at least")
+
+    def check(self) -> None:
+        if self._missed:
+            raise SystemExit("\n".join(["", "MISSED:", *self._missed]))
 
 
 def table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> None:

@@ -318,6 +318,23 @@ async def test_an_engine_that_stops_in_the_middle_of_a_reply_costs_only_itself()
         await asyncio.gather(*stuck, return_exceptions=True)
 
 
+async def test_an_engine_that_went_away_is_asked_by_one_request_until_it_answers() -> None:
+    async with versioned_engine() as a, versioned_engine() as b, pool_of(a, b) as pool:
+        a.busy, a.stalls = [(503, "0")], True
+        first = asyncio.create_task(ask(pool.pin(0), 0))
+        await a.wait_until(lambda: len(prompts(a)) == 2)  # and now it is silent
+        async with asyncio.timeout(IDLE_S / 2):
+            await asyncio.gather(*(ask(pool.pin(0), n) for n in range(10, 16)))
+        assert not first.done()
+        assert (prompts(a), len(prompts(b))) == ([0, 0], 6)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        a.stalls = False
+        await ask(pool.pin(0), 1)
+        await asyncio.gather(*(ask(pool.pin(0), n) for n in range(20, 26)))
+    assert len(prompts(a)) == 2 + 1 + 6
+
+
 async def test_a_reply_that_is_larger_than_any_right_one_is_refused() -> None:
     rules = ReplyRules(wants_routes=False, shape=ModelShape(num_layers=2, vocab_size=100))
     assert rules.most_bytes(10) < 2 << 20

@@ -35,14 +35,25 @@ class _Member:
         """Until when the engine itself asked to be left alone."""
         self.asked = ""
         """What it said then."""
+        self.is_doubtful = False
+        """It went away, and has not answered since."""
+        self.num_asked = 0
+        """Requests that it has not answered yet."""
         self._rest_s = FIRST_REST_S
 
+    @property
+    def is_tried(self) -> bool:
+        """Whether one request finds out if it is back. If it is not, that request will wait long."""
+        return self.is_doubtful and self.num_asked > 0
+
     def note_answer(self) -> None:
+        self.is_doubtful = False
         self._rest_s = FIRST_REST_S
 
     def note_loss(self, error: EngineError) -> None:
         """Leave the engine alone for a while, or for as long as it asks. When many requests fail at
         once, only the first counts."""
+        self.is_doubtful = True
         now_s = time.monotonic()
         asked_s = error.retry_after_s if isinstance(error, EngineAway) else None
         if asked_s is not None:
@@ -97,14 +108,15 @@ class EnginePool:
     ) -> tuple[int, _Member]:
         """Return the member at `index`, or the next one that does not rest, and its index. If all rest,
         wait for the first that may be asked again, but not beyond `until_s`. Raise EngineError if that
-        one asked to be left alone for longer."""
+        one asked to be left alone for longer. One that went away is asked by one request at a time until
+        it answers, unless there is no other."""
         members, now_s = self._members_for(policy), time.monotonic()
         order = [*range(index, len(members)), *range(index)]
 
-        def reluctance(number: int) -> tuple[bool, float]:
+        def reluctance(number: int) -> tuple[bool, bool, float]:
             member = members[number]
             is_refused = member.engine.url in policy.refused
-            return is_refused, max(now_s, member.rests_until_s)
+            return is_refused, member.is_tried, max(now_s, member.rests_until_s)
 
         chosen = min(order, key=reluctance)
         member = members[chosen]
@@ -147,6 +159,7 @@ class PinnedEngine:
                 self._index, self._policy, (since_s or pause_began_s) + patience_s
             )
             paused_s = time.monotonic() - pause_began_s
+            member.num_asked += 1
             try:
                 turn = await member.engine.complete(
                     prompt, sampling, stop_ids, routes_start, self._policy
@@ -165,6 +178,8 @@ class PinnedEngine:
             else:
                 member.note_answer()
                 return turn
+            finally:
+                member.num_asked -= 1
 
 
 def _waited_too_long(error: EngineError, waited_s: float) -> EngineError:

@@ -13,7 +13,7 @@ HEAD_BYTES = 4096
 after the machine paused, the loop reads only this much of each and not everything that has arrived."""
 MAX_READS = 16
 """How many pieces of a body are read in a row before the loop may do something else."""
-IDLE_S = 20.0
+IDLE_S = 10.0
 """How long a server may send nothing once a body has begun."""
 NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
