@@ -337,7 +337,7 @@ def run(folder: Path, args: Namespace) -> Ordeal:
         trainer.stop()
         figures = ordeal.check()
     print(f"{figures['steps']} steps, each once; ends of rollouts: {figures['ends']}")
-    print(f"failed, each because of its own code: {figures['failed']}")
+    print(f"failed, by their own code or a full disk: {figures['failed']}")
     print(f"pace while an engine stalled, as a share of the pace before: {figures['paces']}")
     print(f"done to it: {', '.join(f'{what} {n}' for what, n in ordeal.told.most_common())}")
     finish("worst_hour", {**figures, "done": dict(ordeal.told), "growth": ordeal.growth.figures()},

@@ -27,14 +27,18 @@ class Server:
 
 @asynccontextmanager
 async def env_server(
-    env: EnvConfig, url: str, folder: Path, watch: WatchSpec = QUIET
+    env: EnvConfig,
+    url: str,
+    folder: Path,
+    watch: WatchSpec = QUIET,
+    max_context: int | None = None,
 ) -> AsyncIterator[Server]:
     part = RouterSpec(
         env=env,
         model=ModelConfig(
             path=str(folder), renderer="qwen3", template={"enable_thinking": False}
         ),
-        engine=EngineConfig(request_deadline_s=600, routes=True),
+        engine=EngineConfig(request_deadline_s=600, routes=True, max_context=max_context),
         engine_urls=(url,),
         payload=PayloadConfig(),
         payload_dir=str(folder),

@@ -7,7 +7,8 @@ The file leaves room for the header of a blob at its start, so nothing is copied
 import asyncio
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from contextvars import Context
 from pathlib import Path
 
 import numpy as np
@@ -22,45 +23,113 @@ from .segment import write_all
 
 HEAD_BYTES = 16 << 10
 """The room for the header."""
+MAX_OPEN = 512
+"""Files that stay open between two writes. Where more rollouts run, the others are opened each time."""
+
+AT_ONCE = 4
+"""Writes in one call of the thread lane. As many rollouts go on at the same moment when it ends."""
+
+_Write = tuple["Spool", list[memoryview], "asyncio.Future[None]"]
+
+
+class Spooler:
+    """Writes what the spools of a worker take, several in one call of the thread lane: each call makes
+    the loop and a thread wait for each other."""
+
+    def __init__(self) -> None:
+        self._waiting: list[_Write] = []
+        self._writing: asyncio.Task[None] | None = None
+        self.num_open = 0
+
+    async def write(self, spool: "Spool", data: list[memoryview]) -> None:
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((spool, data, written))
+        if self._writing is None:
+            # in a context of its own: it must not end with the rollout that happens to start it
+            self._writing = asyncio.create_task(
+                self._write_waiting(), name="spooler", context=Context()
+            )
+        await written
+
+    async def _write_waiting(self) -> None:
+        while self._waiting:
+            taken, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
+            errors = await thread_to_the_end(self._write_all, taken)
+            for (_, _, written), error in zip(taken, errors, strict=True):
+                if written.done():  # whoever waited was cancelled
+                    continue
+                if error is None:
+                    written.set_result(None)
+                else:
+                    written.set_exception(error)
+        self._writing = None
+
+    def _write_all(self, writes: list[_Write]) -> list[OSError | None]:
+        errors: list[OSError | None] = []
+        for spool, data, _ in writes:
+            try:
+                spool.write(data)
+                errors.append(None)
+            except OSError as error:
+                errors.append(error)
+        return errors
 
 
 class Spool:
-    """Keeps what is appended to it. The file does not exist before the first append, and is open only
-    while it is written, because there is one for each rollout of a worker. It pays off for routes of
-    `least_bytes`."""
+    """Keeps what is appended to it. The file does not exist before the first append. It pays off for
+    routes of `least_bytes`."""
 
-    def __init__(self, path: Path, least_bytes: int) -> None:
+    def __init__(self, path: Path, least_bytes: int, spooler: Spooler) -> None:
         self.path = path.with_name(path.name + SPOOL)
         self.least_bytes = least_bytes
         self.num_bytes = 0
         self.checksum = 0
+        self._spooler = spooler
+        self._file: int | None = None
         self._lock = asyncio.Lock()
         self._has_ended = False
 
     async def append(self, chunks: Sequence[Routes]) -> list[SpooledRoutes]:
         """Write routes behind those before, and return where they are. An append that raises OSError
         changes nothing."""
+        data = [np.ascontiguousarray(chunk).data.cast("B") for chunk in chunks]
         async with self._lock:
             if self._has_ended:
                 raise PayloadError(f"the rollout of {self.path} has ended")
-            return await thread_to_the_end(self._write, chunks)
+            await self._spooler.write(self, data)
+            spooled = []
+            for chunk, raw in zip(chunks, data, strict=True):
+                spooled.append(SpooledRoutes(self.num_bytes, chunk.shape, chunk.dtype))
+                self.checksum = crc32c(raw, self.checksum)
+                self.num_bytes += raw.nbytes
+            return spooled
 
-    def _write(self, chunks: Sequence[Routes]) -> list[SpooledRoutes]:
-        data = [np.ascontiguousarray(chunk).data.cast("B") for chunk in chunks]
-        flags = os.O_RDWR
-        if not self.num_bytes and not take_spare(self.path):
-            flags |= os.O_CREAT
-        file = os.open(self.path, flags, 0o600)
+    def write(self, data: list[memoryview]) -> None:
+        """Write behind what was appended. Runs in the thread lane."""
+        file = self._file
+        if file is None:
+            flags = os.O_RDWR
+            if not self.num_bytes and not take_spare(self.path):
+                flags |= os.O_CREAT
+            file = os.open(self.path, flags, 0o600)
         try:
             write_all(file, data, HEAD_BYTES + self.num_bytes)
         finally:
+            self._keep_or_close(file)
+
+    def _keep_or_close(self, file: int) -> None:
+        if self._file is None and self._spooler.num_open < MAX_OPEN:
+            self._file = file
+            self._spooler.num_open += 1
+        elif self._file is None:
             os.close(file)
-        spooled = []
-        for chunk, raw in zip(chunks, data, strict=True):
-            spooled.append(SpooledRoutes(self.num_bytes, chunk.shape, chunk.dtype))
-            self.checksum = crc32c(raw, self.checksum)
-            self.num_bytes += raw.nbytes
-        return spooled
+
+    def close(self) -> None:
+        """Close the file if it is open. Runs in the thread lane."""
+        file, self._file = self._file, None
+        if file is not None:
+            self._spooler.num_open -= 1
+            os.close(file)
 
     async def end(self) -> None:
         """Wait until what is being appended is written, and take nothing more."""
@@ -80,8 +149,13 @@ class Spool:
     async def discard(self) -> None:
         """Give the space back, if it is still there."""
         await self.end()
+        if self.num_bytes or self._file is not None:
+            await thread(self._discard)
+
+    def _discard(self) -> None:
+        self.close()
         if self.num_bytes:
-            await thread(make_spare, self.path)
+            make_spare(self.path)
 
 
 def remove_spools(folder: Path, prefix: str) -> None:
@@ -89,4 +163,5 @@ def remove_spools(folder: Path, prefix: str) -> None:
     with."""
     for spool in folder.glob(f"*{SPOOL}"):
         if spool.name.startswith(prefix):
-            spool.unlink(missing_ok=True)
+            with suppress(OSError):
+                spool.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from ..records.payload import PayloadRef, SegmentName
 from ..records.turn import Routes, SpooledRoutes
 from .blob import Blob, Buffer, Column, build, build_behind, check_data, relabel, seal
 from .segment import OpenSegment, become_segment
-from .spool import HEAD_BYTES, Spool
+from .spool import HEAD_BYTES, Spool, Spooler
 from .store import Stored
 
 Durability = Literal["process", "host"]
@@ -52,6 +52,7 @@ class SegmentWriter:
         returns to an older segment."""
         self._num_spools = 0
         self._spool_bytes = spool_bytes
+        self._spooler = Spooler()
         self._segment: OpenSegment | None = None
         self._lock = asyncio.Lock()
 
@@ -66,7 +67,7 @@ class SegmentWriter:
     def new_spool(self) -> Spool:
         self._num_spools += 1
         path = self._folder / f"{self._next.owner}-{self._num_spools}"
-        return Spool(path, self._spool_bytes)
+        return Spool(path, self._spool_bytes, self._spooler)
 
     async def store(
         self, columns: Mapping[str, Column], spool: Spool | None = None
@@ -103,6 +104,7 @@ class SegmentWriter:
 
     def _finish(self, spool: Spool, blob: Blob) -> PayloadRef:
         """Turn a spool into a segment with one blob."""
+        spool.close()
         while (path := self._folder / str(self._next_whole)).exists():
             self._next_whole = self._next_whole.following()
         head, *data = seal(blob, path.name)

@@ -111,6 +111,9 @@ class EnginePool:
         one asked to be left alone for longer. One that went away is asked by one request at a time until
         it answers, unless there is no other."""
         members, now_s = self._members_for(policy), time.monotonic()
+        pinned = members[index]
+        if not pinned.is_doubtful and now_s >= pinned.rests_until_s and not policy.refused:
+            return index, pinned  # nearly always
         order = [*range(index, len(members)), *range(index)]
 
         def reluctance(number: int) -> tuple[bool, bool, float]:
@@ -125,7 +128,8 @@ class EnginePool:
                 f"{member.asked}, and a request waits for an engine for at most {self.patience_s:g} s "
                 "(engine.patience_s)"
             )
-        await asyncio.sleep(max(0.0, min(member.rests_until_s, until_s) - now_s))
+        if (rest_s := min(member.rests_until_s, until_s) - now_s) > 0:
+            await asyncio.sleep(rest_s)
         return chosen, member
 
     def _members_for(self, policy: ExpectedPolicy) -> list[_Member]:
