@@ -26,15 +26,17 @@ HEAD_BYTES = 16 << 10
 MAX_OPEN = 512
 """Files that stay open between two writes. Where more rollouts run, the others are opened each time."""
 
+PAUSE_S = 0.01
+"""How long the first write waits for others, so that one call of the thread lane makes many: each call
+makes the loop and a thread wait for each other."""
 AT_ONCE = 4
-"""Writes in one call of the thread lane. As many rollouts go on at the same moment when it ends."""
+"""Rollouts that go on at the same moment once their writes are done."""
 
 _Write = tuple["Spool", list[memoryview], "asyncio.Future[None]"]
 
 
 class Spooler:
-    """Writes what the spools of a worker take, several in one call of the thread lane: each call makes
-    the loop and a thread wait for each other."""
+    """Writes what the spools of a worker take, many in one call of the thread lane."""
 
     def __init__(self) -> None:
         self._waiting: list[_Write] = []
@@ -53,15 +55,13 @@ class Spooler:
 
     async def _write_waiting(self) -> None:
         while self._waiting:
-            taken, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
+            await asyncio.sleep(PAUSE_S)
+            taken, self._waiting = self._waiting, []
             errors = await thread_to_the_end(self._write_all, taken)
-            for (_, _, written), error in zip(taken, errors, strict=True):
-                if written.done():  # whoever waited was cancelled
-                    continue
-                if error is None:
-                    written.set_result(None)
-                else:
-                    written.set_exception(error)
+            for number, (write, error) in enumerate(zip(taken, errors, strict=True)):
+                if number % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                _tell(write, error)
         self._writing = None
 
     def _write_all(self, writes: list[_Write]) -> list[OSError | None]:
@@ -73,6 +73,16 @@ class Spooler:
             except OSError as error:
                 errors.append(error)
         return errors
+
+
+def _tell(write: _Write, error: OSError | None) -> None:
+    _, _, written = write
+    if written.done():  # whoever waited was cancelled
+        return
+    if error is None:
+        written.set_result(None)
+    else:
+        written.set_exception(error)
 
 
 class Spool:
