@@ -23,7 +23,7 @@ from step import Workload, plane
 
 from rollway.loop.processes.part import Part
 from rollway.model.tiny import write_tokenizer
-from rollway.payload.reuse import SPARE
+from rollway.payload.reuse import SPARES
 from rollway.rundir.rundir import RunDir
 
 MAX_STEPS = 100_000
@@ -46,7 +46,7 @@ class Samples:
             self._rss[name].append(rss_bytes(pid) / 1e6)
             self._files[name].append(open_files(pid))
         self.segments.append(len(list(self._run.payload.glob("*.seg"))))
-        self.spares.append(len(list(self._run.payload.glob(f"*{SPARE}"))))
+        self.spares.append(len(list((self._run.payload / SPARES).glob("*"))))
 
     def rows(self) -> dict[str, dict[str, float]]:
         rows = {}

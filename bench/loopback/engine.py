@@ -16,7 +16,6 @@ from rollway.inference.replies.routes import encode_npy
 from rollway.loop.watch.run import LoopWatch, run
 
 LATENCY_S = 0.05
-MODELS = b'{"data": [{"id": "bench"}]}'
 
 
 class EngineSpec(msgspec.Struct):
@@ -27,6 +26,12 @@ class EngineSpec(msgspec.Struct):
     drawn: int
     full: bool = False
     latency_s: float = LATENCY_S
+    context: int | None = None
+    """How long a text may be; None if the engine does not say."""
+
+    @property
+    def models(self) -> bytes:
+        return msgspec.json.encode({"data": [{"id": "bench", "max_model_len": self.context}]})
 
 
 class Asked(msgspec.Struct):
@@ -92,7 +97,7 @@ class Connected(asyncio.Protocol):
 
     def _answer(self, head: bytes, body: bytes) -> None:
         if head.startswith(b"get"):
-            self._transport.write(http(MODELS))
+            self._transport.write(http(self._spec.models))
             return
         if not head.startswith(b"post /v1/completions"):
             self._transport.write(http(b"{}"))  # new weights are as good as the old

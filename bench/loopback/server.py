@@ -27,18 +27,14 @@ class Server:
 
 @asynccontextmanager
 async def env_server(
-    env: EnvConfig,
-    url: str,
-    folder: Path,
-    watch: WatchSpec = QUIET,
-    max_context: int | None = None,
+    env: EnvConfig, url: str, folder: Path, watch: WatchSpec = QUIET
 ) -> AsyncIterator[Server]:
     part = RouterSpec(
         env=env,
         model=ModelConfig(
             path=str(folder), renderer="qwen3", template={"enable_thinking": False}
         ),
-        engine=EngineConfig(request_deadline_s=600, routes=True, max_context=max_context),
+        engine=EngineConfig(request_deadline_s=600, routes=True),
         engine_urls=(url,),
         payload=PayloadConfig(),
         payload_dir=str(folder),

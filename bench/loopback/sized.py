@@ -6,6 +6,7 @@ import rollway as rw
 from rollway.records.task import Message
 
 LARGE = 15_000_000
+TEXT = "so it goes " * (LARGE // 11)
 TURNS, ROWS = 200, 500
 
 
@@ -24,10 +25,10 @@ class Sized(rw.Environment):
                     await chat.say(f"{number} {task.prompt}")
             case "a transcript of 15 MB":
                 await chat.say(task.prompt)
-                chat.messages.append(Message("user", "so it goes " * (LARGE // 11)))
+                chat.messages.append(Message("user", TEXT))
             case "15 MB of tool output":
                 await chat.say(task.prompt)
-                chat.messages.append(Message("user", "so it goes " * (LARGE // 11)))
+                chat.messages.append(Message("user", TEXT))
                 await chat.go_on()
             case _:
                 await chat.say(task.prompt)

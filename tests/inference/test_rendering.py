@@ -74,12 +74,11 @@ async def test_long_texts_are_rendered_in_the_process_lane(tiny_moe: Path) -> No
         renderer = Renderer(SyncRenderer(qwen3(tiny_moe)), qwen3(tiny_moe), lane)
         long = [Message("user", "x" * (INLINE_CHARS + 1))]
         ids = await renderer.prompt(long)
-        assert ids == SyncRenderer(qwen3(tiny_moe)).prompt(long)
-        prompt, drawn = np.array(ids, np.int32), np.array([7], np.int32)
-        extended = await renderer.extend(prompt, drawn, long)
+        assert ids.tolist() == SyncRenderer(qwen3(tiny_moe)).prompt(long)
+        extended = await renderer.extend(ids, np.array([7], np.int32), long)
         assert extended is not None
         assert extended[: len(ids) + 1].tolist() == [*ids, 7]
-        assert (await renderer.parse([70] * (INLINE_CHARS + 1))).content
+        assert (await renderer.parse(np.full(INLINE_CHARS + 1, 70, np.int32))).content
 
 
 def test_an_error_names_the_wrong_renderer_or_option(tiny_moe: Path) -> None:

@@ -18,7 +18,13 @@ from rollway.payload.blob import Blob, build
 from rollway.payload.in_use import SegmentKeeper
 from rollway.payload.lock import lock_shared, open_exclusively
 from rollway.payload.reader import SegmentReader
-from rollway.payload.reuse import make_spare, remove_segments, remove_spares, take_spare
+from rollway.payload.reuse import (
+    SPARES,
+    make_spare,
+    remove_segments,
+    remove_spares,
+    take_spare,
+)
 from rollway.payload.scan import RecoveryReport, WholeBlob, map_segment, recover, scan
 from rollway.payload.writer import SegmentWriter
 from rollway.records.payload import PayloadRef, SegmentName
@@ -110,7 +116,7 @@ async def test_an_error_while_a_segment_is_locked_is_not_one_of_its_lock(
         open_exclusively(path, os.O_RDWR),
     ):
         raise OSError("no space left")
-    path.with_name(path.name + ".spare").mkdir()
+    (tmp_path / SPARES).touch()
     make_spare(path)
     assert not path.exists(), "it cannot be renamed, so it is removed"
 

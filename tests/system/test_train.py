@@ -16,7 +16,7 @@ from tests.doubles.stand_ins import CopyingTrainer
 from tests.doubles.workspace import DEADLINE_S, Workspace
 
 from rollway.observe.declared import DECLARED
-from rollway.payload.reuse import SPARE
+from rollway.payload.reuse import SPARES
 
 pytestmark = [pytest.mark.system]
 
@@ -43,13 +43,14 @@ def test_a_whole_run_that_is_interrupted_and_resumed(
     and --resume takes the run to its end."""
     port = free_port()
     options = (*TWO_WORKERS, *EVALS, "--set", f"metrics.prometheus.port={port}")
-    spare = work.run / "payload" / f"one.0-0000.seg{SPARE}"
+    spare = work.run / "payload" / SPARES / "one.0-0000.seg"
     with work.training(*options, *ENDLESS) as process:
         work.wait_for_step(process, 2)
         check_scraped(port)
         while not (work.run / "checkpoints" / "step_2").exists():  # written beside training
             assert process.poll() is None
             time.sleep(0.05)
+        spare.parent.mkdir(exist_ok=True)
         spare.touch()
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=DEADLINE_S)
@@ -274,8 +275,9 @@ def test_a_killed_orchestrator_ends_the_run_with_the_reason(light: Workspace) ->
 
 
 def test_an_orchestrator_that_is_stopped_gives_spare_space_back(light: Workspace) -> None:
-    spare = light.run / "payload" / f"one.0-0000.seg{SPARE}"
+    spare = light.run / "payload" / SPARES / "one.0-0000.seg"
     with light.training(*ENDLESS) as process:
+        spare.parent.mkdir(exist_ok=True)
         spare.touch()
         (orchestrator,) = light.find("rollway.orchestrator.shell.main:main")
         orchestrator.terminate()

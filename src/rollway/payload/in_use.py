@@ -1,7 +1,7 @@
 """Decides when a segment can be removed: its writer is done with it, and every ref in it is released."""
 
 from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
+from functools import lru_cache, partial
 
 from ..errors import PayloadError
 from ..records.payload import PayloadRef, SegmentName
@@ -60,11 +60,16 @@ class LiveRefs:
     def unused(self, files: Iterable[str]) -> list[str]:
         """Return those of `files` that are segments and may be removed. Some never had a ref: a worker
         may die, or its rollout be cancelled, after the write and before the ref is sent."""
-        return [file for file in files if SegmentName.parse(file) and self.is_unused(file)]
+        return [file for file in files if _parse(file) and self.is_unused(file)]
+
+
+@lru_cache(1 << 14)
+def _parse(file: str) -> SegmentName | None:
+    return SegmentName.parse(file)
 
 
 def _split(segment: str) -> tuple[_Writer, _Order]:
-    name = SegmentName.parse(segment)
+    name = _parse(segment)
     if name is None:
         raise PayloadError(f"'{segment}' is not the name of a segment")
     return (name.generation, name.writer), (name.incarnation, name.number)
@@ -82,15 +87,24 @@ class SegmentKeeper:
         self._reader = reader
         self._attempt = attempt
         self._live = LiveRefs()
+        self._num_new = 0
+        """Segments that began since all were looked at."""
+        self._num_found = 0
 
     async def hold(self, ref: PayloadRef) -> None:
-        """Take a ref in use. If it is the first of a new segment, remove older ones that are unused."""
-        if self._live.hold(ref):
-            found: list[str] = []
-            list_all = self._reader.segments
-            await self._attempt("Listing the payload", lambda: found.extend(list_all()))
-            for segment in self._live.unused(found):
-                await self._remove(segment)
+        """Take a ref in use. If it is the first of a new segment, remove older ones that are unused. Where
+        there are thousands, all are looked at only when a quarter as many are new."""
+        if not self._live.hold(ref):
+            return
+        self._num_new += 1
+        if 4 * self._num_new < self._num_found:
+            return
+        found: list[str] = []
+        list_all = self._reader.segments
+        await self._attempt("Listing the payload", lambda: found.extend(list_all()))
+        self._num_new, self._num_found = 0, len(found)
+        for segment in self._live.unused(found):
+            await self._remove(segment)
 
     async def _remove(self, segment: str) -> None:
         remove = partial(self._reader.remove, segment)

@@ -6,13 +6,15 @@ it costs a worker a tenth of its CPU. So a payload folder keeps its largest size
 """
 
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
 from ..errors import PayloadError
 from .lock import open_exclusively
 
-SPARE = ".spare"
+SPARES = "spares"
+"""The folder of spare files within the payload folder. There may be thousands of other files."""
 SPOOL = ".spool"
 """Ends the name of a file with the routes of a running rollout."""
 
@@ -21,16 +23,18 @@ def make_spare(path: Path) -> None:
     """Turn the file of an unused segment into a spare one. Remove it if a process still has views."""
     try:
         with open_exclusively(path, os.O_RDONLY):
-            path.rename(path.with_name(path.name + SPARE))
+            spares = path.parent / SPARES
+            spares.mkdir(mode=0o700, exist_ok=True)
+            path.rename(spares / path.name)
     except (PayloadError, OSError):
         path.unlink(missing_ok=True)
 
 
 def take_spare(path: Path) -> bool:
     """Rename a spare file to `path`, with the bytes it holds. Return False if there is none."""
-    with os.scandir(path.parent) as found:
+    with suppress(FileNotFoundError), os.scandir(path.parent / SPARES) as found:
         for spare in found:
-            if spare.name.endswith(SPARE) and os.access(spare, os.W_OK):
+            if os.access(spare, os.W_OK):
                 with suppress(FileNotFoundError):  # another writer was faster
                     os.rename(spare, path)
                     return True
@@ -40,9 +44,9 @@ def take_spare(path: Path) -> bool:
 def remove_spares(folder: Path) -> None:
     """Give back the space of spare files, and of spools that killed workers left, when nothing is
     written here for a while."""
-    for ending in (SPARE, SPOOL):
-        for file in folder.glob(f"*{ending}"):
-            file.unlink(missing_ok=True)
+    for spool in folder.glob(f"*{SPOOL}"):
+        spool.unlink(missing_ok=True)
+    shutil.rmtree(folder / SPARES, ignore_errors=True)
 
 
 def remove_segments(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """A rollout's rows, which grow turn by turn as replies arrive."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -117,6 +117,14 @@ class Trace:
 
     def finish(self) -> tuple[Row, ...]:
         return tuple(row.finish() for row in self._rows)
+
+    def finish_in_slices(self) -> Generator[None, None, tuple[Row, ...]]:
+        """Do the same, and yield after each row: there may be hundreds."""
+        rows = []
+        for row in self._rows:
+            rows.append(row.finish())
+            yield
+        return tuple(rows)
 
     def _longest_prefix(self, prompt_ids: Ints) -> OpenRow | None:
         free = [row for row in self._rows if row not in self._reserved]

@@ -176,7 +176,7 @@ async def open_engines(
 SPOOL_ABOVE_BYTES = 64 << 20
 """Routes that all rollouts of a worker may keep in memory. A file of its own costs a rollout some work,
 so its routes stay in memory up to its share, within these limits."""
-MIN_LOOSE_BYTES, MAX_LOOSE_BYTES = 32 << 10, 1 << 20
+MIN_LOOSE_BYTES, MAX_LOOSE_BYTES = 128 << 10, 1 << 20
 
 
 def open_store(part: WorkerSpec) -> AbstractContextManager[PayloadStore]:

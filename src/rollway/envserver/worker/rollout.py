@@ -3,11 +3,10 @@
 import asyncio
 import inspect
 import time
+from collections.abc import Generator
 from contextlib import AsyncExitStack
 from functools import partial
 
-import msgspec
-import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -20,15 +19,17 @@ from ...envs.toolbox import Toolbox
 from ...envs.tools import Toolset
 from ...errors import LaneTimeout, PayloadError
 from ...loop.bounded_code import must_end_within
-from ...payload.blob import TEXT, Column, row_columns
+from ...loop.coroutines import run_in_slices
+from ...payload.blob import TEXT, row_columns
 from ...payload.store import PayloadStore
 from ...records.ids import PolicyVersion
-from ...records.rollout import Failed, Outcome, Scored, Timing
+from ...records.rollout import Failed, Outcome, RowSummary, Scored, Timing
 from ...trace.row import Row
 from ..failures import failed, too_late
 from .group import LiveGroup
 from .kit import Kit
 from .live_rollout import Finished, LiveRollout
+from .transcript import transcript
 
 PLAIN_MARGIN_S = 2.0
 """Plain code is ended this long before the rollout's deadline, so that its lane can name the line."""
@@ -147,9 +148,11 @@ async def commit(
 ) -> RolloutEnd:
     """Write the rollout's columns, and only then return that it is scored."""
     live.enter("committing")
-    rows = live.trace.finish()
+    rows = await run_in_slices(live.trace.finish_in_slices())
     try:
-        stored = await store.store(_columns(rows, finished.rollout), live.spool)
+        columns = row_columns(row.columns() for row in rows)
+        text = await run_in_slices(transcript(finished.rollout.messages))
+        stored = await store.store({**columns, TEXT: text}, live.spool)
     except PayloadError as error:
         return RolloutEnd(Failed("worker", str(error)))
     except UnicodeEncodeError as error:
@@ -160,7 +163,7 @@ async def commit(
         reward=total(kind, rewards),
         rewards=rewards,
         metrics=metrics,
-        rows=tuple(row.summary() for row in rows),
+        rows=await run_in_slices(_summaries(rows)),
         ref=stored.ref,
         num_turns=finished.rollout.num_turns,
         stop=finished.rollout.stop,
@@ -173,7 +176,9 @@ async def commit(
     return RolloutEnd(scored, stored.frame)
 
 
-def _columns(rows: tuple[Row, ...], rollout: Rollout) -> dict[str, Column]:
-    """Return the rows' columns, and the transcript as JSON for people who want to read it."""
-    transcript = np.frombuffer(msgspec.json.encode(rollout.messages), np.uint8)
-    return {**row_columns(row.columns() for row in rows), TEXT: (transcript,)}
+def _summaries(rows: tuple[Row, ...]) -> Generator[None, None, tuple[RowSummary, ...]]:
+    summaries = []
+    for row in rows:
+        summaries.append(row.summary())
+        yield
+    return tuple(summaries)

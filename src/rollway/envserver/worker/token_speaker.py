@@ -83,7 +83,7 @@ class TokenSpeaker:
         return replace(sampling, max_tokens=min(sampling.max_tokens, window - num_prompt))
 
     async def _parse(self, turn: Turn, tools: Tools) -> Reply:
-        parsed = await self._renderer.parse(turn.completion_ids.tolist(), tools)
+        parsed = await self._renderer.parse(turn.completion_ids, tools)
         return Reply(
             text=parsed.content,
             reasoning=parsed.reasoning,
@@ -100,7 +100,7 @@ class TokenSpeaker:
             extended = await self._renderer.extend(*self._last_ids, messages[num_old:], tools)
             if extended is not None:
                 return extended
-        return np.array(await self._renderer.prompt(messages, tools), np.int32)
+        return await self._renderer.prompt(messages, tools)
 
 
 class TokenSpeakers:

@@ -160,11 +160,11 @@ class Renderer:
         self._lane = lane
         self.stop_ids = renderer.stop_ids
 
-    async def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+    async def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> Ints:
         args = tuple(messages), tuple(tools)
         if _num_chars(messages) <= INLINE_CHARS:
-            return self._renderer.prompt(*args)
-        return await self._call_lane(SyncRenderer.prompt, *args)
+            return np.array(self._renderer.prompt(*args), np.int32)
+        return await self._call_lane(_prompt, *args)
 
     async def extend(
         self,
@@ -175,27 +175,49 @@ class Renderer:
     ) -> Ints | None:
         """Return the next prompt, or None, like `SyncRenderer.extend`. The renderer gets only the end of
         a long prompt, because earlier turns do not change."""
-        cut = max(0, len(prompt_ids) - TAIL_TOKENS)
-        tail: list[int] = prompt_ids[cut:].tolist()
-        args = tail, completion_ids.tolist(), tuple(new), tuple(tools)
+        tail = prompt_ids[max(0, len(prompt_ids) - TAIL_TOKENS) :]
+        args = tail, completion_ids, tuple(new), tuple(tools)
         if _num_chars(new) + len(completion_ids) <= INLINE_CHARS:
-            extended = self._renderer.extend(*args)
+            added = _added(self._renderer, *args)
         else:
-            extended = await self._call_lane(SyncRenderer.extend, *args)
-        num_kept = len(tail)
-        if extended is None or extended[:num_kept] != tail:
-            return None
-        return np.concatenate([prompt_ids, np.array(extended[num_kept:], np.int32)])
+            added = await self._call_lane(_added, *args)
+        return None if added is None else np.concatenate([prompt_ids, added])
 
-    async def parse(self, completion_ids: list[int], tools: Tools = ()) -> ParsedReply:
+    async def parse(self, completion_ids: Ints, tools: Tools = ()) -> ParsedReply:
         if len(completion_ids) <= INLINE_CHARS:
-            return self._renderer.parse(completion_ids, tools)
-        return await self._call_lane(SyncRenderer.parse, completion_ids, tuple(tools))
+            return self._renderer.parse(completion_ids.tolist(), tools)
+        return await self._call_lane(_parsed, completion_ids, tuple(tools))
 
-    async def _call_lane(self, method: Callable[..., T], *args: Any) -> T:
+    async def _call_lane(self, call: Callable[..., T], *args: Any) -> T:
         return await self._lane.call(
-            _call_renderer, method, self._model, *args, deadline_s=LANE_DEADLINE_S
+            _call_renderer, call, self._model, *args, deadline_s=LANE_DEADLINE_S
         )
+
+
+# Ids pass to and from the lane as arrays: a list of a million would hold the loop while it is unpacked.
+
+
+def _prompt(renderer: SyncRenderer, messages: Sequence[Message], tools: Tools) -> Ints:
+    return np.array(renderer.prompt(messages, tools), np.int32)
+
+
+def _added(
+    renderer: SyncRenderer,
+    tail: Ints,
+    completion_ids: Ints,
+    new: Sequence[Message],
+    tools: Tools,
+) -> Ints | None:
+    """Return what follows on the end of a prompt; None if the renderer cannot extend prompts."""
+    before = tail.tolist()
+    extended = renderer.extend(before, completion_ids.tolist(), new, tools)
+    if extended is None or extended[: len(before)] != before:
+        return None
+    return np.array(extended[len(before) :], np.int32)
+
+
+def _parsed(renderer: SyncRenderer, completion_ids: Ints, tools: Tools) -> ParsedReply:
+    return renderer.parse(completion_ids.tolist(), tools)
 
 
 class ReplyTokenizer:
@@ -231,8 +253,8 @@ def _renderer_of(model: bytes) -> SyncRenderer:
     return SyncRenderer(msgspec.json.decode(model, type=ModelConfig))
 
 
-def _call_renderer(method: Callable[..., T], model: bytes, *args: Any) -> T:
-    return method(_renderer_of(model), *args)
+def _call_renderer(call: Callable[..., T], model: bytes, *args: Any) -> T:
+    return call(_renderer_of(model), *args)
 
 
 def _renderer_config(model: ModelConfig) -> Any:
