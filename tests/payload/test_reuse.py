@@ -37,7 +37,7 @@ def blob_of(size: int, value: int = 1) -> Blob:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
 async def release_a_segment(folder: Path, sizes: tuple[int, ...] = (5000, 5000, 5000)) -> int:

@@ -92,8 +92,8 @@ class SegmentKeeper:
         self._num_found = 0
 
     async def hold(self, ref: PayloadRef) -> None:
-        """Take a ref in use. If it is the first of a new segment, remove older ones that are unused. Where
-        there are thousands, all are looked at only when a quarter as many are new."""
+        """Take a ref in use. If it is the first of a new segment, remove older ones that are unused. All
+        are looked at once a quarter as many are new, because there may be thousands."""
         if not self._live.hold(ref):
             return
         self._num_new += 1

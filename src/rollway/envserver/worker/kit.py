@@ -169,7 +169,8 @@ async def open_engines(
             is_patient = prepared.part.is_patient
             policy = ExpectedPolicy()
             async with open_pool(config, policy, replies, is_patient=is_patient) as engines:
-                renderer = Renderer(prepared.renderer, server.model, rendering)
+                most = engines.max_context
+                renderer = Renderer(prepared.renderer, server.model, rendering, most)
                 yield TokenSpeakers(engines, renderer, prepared.policies)
 
 

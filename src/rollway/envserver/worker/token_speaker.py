@@ -78,7 +78,7 @@ class TokenSpeaker:
         if not window:
             return sampling
         if num_prompt >= window:
-            self._live.overrun = f"{num_prompt} tokens, and the engine takes {window}"
+            self._live.overrun = f"{window} tokens or more, and the engine takes {window}"
             raise Stopped(CONTEXT_FULL)
         return replace(sampling, max_tokens=min(sampling.max_tokens, window - num_prompt))
 

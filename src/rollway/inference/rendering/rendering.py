@@ -152,18 +152,23 @@ def _tool_call(index: int, parsed: Any) -> ToolCall:
 
 
 class Renderer:
-    """Renders for an event loop: short texts at once, long ones in the process lane."""
+    """Renders for an event loop: short texts at once, long ones in the process lane. Of a prompt that is
+    longer than `most` tokens, which no engine takes, only the first `most + 1` come back."""
 
-    def __init__(self, renderer: SyncRenderer, model: ModelConfig, lane: Lane) -> None:
+    def __init__(
+        self, renderer: SyncRenderer, model: ModelConfig, lane: Lane, most: int = 0
+    ) -> None:
         self._renderer = renderer
         self._model = msgspec.json.encode(model)
         self._lane = lane
+        self.most = most
+        """0 if it is not known how many tokens an engine takes."""
         self.stop_ids = renderer.stop_ids
 
     async def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> Ints:
-        args = tuple(messages), tuple(tools)
+        args = tuple(messages), tuple(tools), self.most
         if _num_chars(messages) <= INLINE_CHARS:
-            return np.array(self._renderer.prompt(*args), np.int32)
+            return _prompt(self._renderer, *args)
         return await self._call_lane(_prompt, *args)
 
     async def extend(
@@ -176,7 +181,7 @@ class Renderer:
         """Return the next prompt, or None, like `SyncRenderer.extend`. The renderer gets only the end of
         a long prompt, because earlier turns do not change."""
         tail = prompt_ids[max(0, len(prompt_ids) - TAIL_TOKENS) :]
-        args = tail, completion_ids, tuple(new), tuple(tools)
+        args = tail, completion_ids, tuple(new), tuple(tools), self.most
         if _num_chars(new) + len(completion_ids) <= INLINE_CHARS:
             added = _added(self._renderer, *args)
         else:
@@ -197,8 +202,14 @@ class Renderer:
 # Ids pass to and from the lane as arrays: a list of a million would hold the loop while it is unpacked.
 
 
-def _prompt(renderer: SyncRenderer, messages: Sequence[Message], tools: Tools) -> Ints:
-    return np.array(renderer.prompt(messages, tools), np.int32)
+def _prompt(
+    renderer: SyncRenderer, messages: Sequence[Message], tools: Tools, most: int
+) -> Ints:
+    return _first(renderer.prompt(messages, tools), most)
+
+
+def _first(ids: list[int], most: int) -> Ints:
+    return np.array(ids[: most + 1] if most else ids, np.int32)
 
 
 def _added(
@@ -207,13 +218,14 @@ def _added(
     completion_ids: Ints,
     new: Sequence[Message],
     tools: Tools,
+    most: int,
 ) -> Ints | None:
     """Return what follows on the end of a prompt; None if the renderer cannot extend prompts."""
     before = tail.tolist()
     extended = renderer.extend(before, completion_ids.tolist(), new, tools)
     if extended is None or extended[: len(before)] != before:
         return None
-    return np.array(extended[len(before) :], np.int32)
+    return _first(extended[len(before) :], most)
 
 
 def _parsed(renderer: SyncRenderer, completion_ids: Ints, tools: Tools) -> ParsedReply:
