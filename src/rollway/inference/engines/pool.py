@@ -109,7 +109,7 @@ class EnginePool:
         """Return the member at `index`, or the next one that does not rest, and its index. If all rest,
         wait for the first that may be asked again, but not beyond `until_s`. Raise EngineError if that
         one asked to be left alone for longer. One that went away is asked by one request at a time until
-        it answers, unless there is no other."""
+        it answers, unless it is the only one."""
         members, now_s = self._members_for(policy), time.monotonic()
         pinned = members[index]
         if not pinned.is_doubtful and now_s >= pinned.rests_until_s and not policy.refused:
