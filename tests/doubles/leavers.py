@@ -29,7 +29,7 @@ def leave_daemon(name: str, sock: socket.socket) -> None:
 
 def write_garbage(name: str, sock: socket.socket) -> None:
     """Write to all descriptors, as user code may, and live on."""
-    for fd in range(3, 64):
+    for fd in range(3, 1024):
         try:
             os.write(fd, b"garbage" * 100)
         except OSError:
