@@ -27,7 +27,7 @@ def stall_text(stall: Stall) -> str:
             return f"loop late {held} because no core was free"
         case "memory":
             return f"loop late {held} because memory had to be read from a disk"
-    return f"loop held {held} by {place}"
+    return f"loop held {held} by {place or 'code that nobody saw'}"
 
 
 def late_text(late: LateWindow) -> str:

@@ -43,6 +43,8 @@ class StallWatch:
         self._last = self._clock.now()
         self._late: deque[tuple[Beat, Beat]] = deque(maxlen=MAX_LATE)
         """Beats that came late, each with the one before, until they are judged."""
+        self._seen_after, self._seen = self._last, Lines()
+        """The lines at which the loop was seen after its last beat, and how often."""
         self._stopped = threading.Event()
         self._loop_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._watch, name="stall-watch", daemon=True)
@@ -76,37 +78,38 @@ class StallWatch:
             return self._stalls.take(), self._brief.take(), waits
 
     def _watch(self) -> None:
-        threads = ThreadWatch(self._stopped, {self._loop_thread, threading.get_ident()})
+        threads = ThreadWatch(
+            self._stopped, {self._loop_thread, threading.get_ident()}, self._sample
+        )
         relaxed_s = min(RELAXED_S, self._budget_s / 4)
         pause_s, relax_at_s = relaxed_s, 0.0
-        lines: Lines = Counter()
         while not threads.pause(pause_s):
             before, now_s = self._last, time.monotonic()
             if now_s - before.time_s > self._tick_s + NOTICE_S:
-                lines = self._follow(before, threads)
                 pause_s, relax_at_s = min(ALERT_S, relaxed_s), now_s + 1.0
             elif now_s > relax_at_s:
                 pause_s = relaxed_s
             while self._late:
                 earlier, later = self._late.popleft()
-                self._judge(
-                    earlier, later, lines if earlier is before else Counter(), threads
-                )
+                seen = self._seen if earlier is self._seen_after else Counter()
+                self._judge(earlier, later, seen, threads)
         threads.close()
 
-    def _follow(self, before: Beat, threads: ThreadWatch) -> Lines:
-        """Sample the stack until the loop beats again. Return how often each line was seen."""
-        pause_s = min(ALERT_S, self._budget_s / 4)
-        lines: Lines = Counter()
-        while self._last is before and not self._stopped.is_set():
-            stack = stacks.from_frame(sys._current_frames().get(self._loop_thread))
-            if stack and self._last is before:
-                line = None if stacks.is_waiting(stack) else stacks.find_user_line(stack)
-                lines[line] += 1
-                if line is not None:
-                    self.on_held(str(line))
-            threads.pause(pause_s)
-        return lines
+    def _sample(self) -> None:
+        """Note the line that the loop is at if it is overdue. Nothing here gives up the GIL: where code
+        kept it, the loop would go on before it is looked at."""
+        before = self._last
+        if time.monotonic() - before.time_s <= self._tick_s + NOTICE_S:
+            return
+        stack = stacks.from_frame(sys._current_frames().get(self._loop_thread))
+        if not stack or self._last is not before:
+            return
+        if self._seen_after is not before:
+            self._seen_after, self._seen = before, Counter()
+        line = None if stacks.is_waiting(stack) else stacks.find_user_line(stack)
+        self._seen[line] += 1
+        if line is not None:
+            self.on_held(str(line))
 
     def _judge(self, before: Beat, after: Beat, lines: Lines, threads: ThreadWatch) -> None:
         """Count why a beat was late, and name the code if it was at fault."""
@@ -114,9 +117,11 @@ class StallWatch:
         waits, keeper = causes(before, after, self._tick_s, missing), missing.keeper
         line = max(lines, key=lambda line: lines[line], default=None)
         stalls = []
-        if line is not None and waits.code_s > NOTICE_S:
-            where, function, held_s = line.where, line.function, waits.code_s
-            stalls.append(Stall(where, function, 1, held_s, held_s))
+        held_s = waits.code_s
+        if line is not None and held_s > NOTICE_S:
+            stalls.append(Stall(line.where, line.function, 1, held_s, held_s))
+        elif held_s >= self._budget_s:  # the hold ended before this thread could look
+            stalls.append(Stall("", "", 1, held_s, held_s))
         if keeper is not None and waits.thread_s > NOTICE_S:
             held_s = waits.thread_s
             stalls.append(replace(keeper, total_s=held_s, longest_s=held_s))

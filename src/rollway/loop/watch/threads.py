@@ -8,12 +8,15 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ...records.lag import Stall
 from . import stacks
 from .causes import Missing
 from .kernel import OtherThreads, SchedStat, Usage, stolen_s
+
+Stacks = dict[int, list[stacks.StackLine]]
 
 SLACK_S = 0.002
 """A timer may be this late by itself."""
@@ -31,10 +34,14 @@ class Kept(NamedTuple):
 
 
 class ThreadWatch:
-    """Pauses the watching thread, and notes each pause that took too long."""
+    """Pauses the watching thread, and notes each pause that took too long. `on_wake` is called first
+    after each pause."""
 
-    def __init__(self, stopped: threading.Event, without: set[int]) -> None:
+    def __init__(
+        self, stopped: threading.Event, without: set[int], on_wake: Callable[[], None]
+    ) -> None:
         self._stopped = stopped
+        self._on_wake = on_wake
         self._own = SchedStat(threading.get_native_id())
         self._others = OtherThreads(without)
         self._others.look()
@@ -46,15 +53,29 @@ class ThreadWatch:
         due_s, (_, waited_s) = time.monotonic() + seconds, self._own.read()
         if self._stopped.wait(seconds):
             return True
+        self._on_wake()
         now_s = time.monotonic()
+        seen = _stacks() if now_s - due_s > SLACK_S else {}
+        # from here on the GIL is given up now and then, and other threads go on
         late_s = now_s - due_s - (self._own.read()[1] - waited_s)
         busiest = self._others.look()
         if late_s > SLACK_S:
-            keeper = _keeper(busiest) if busiest and busiest.cpu_s > late_s / 2 else None
-            self._kept.append(Kept(now_s - late_s, now_s, keeper))
+            self._note(now_s - late_s, now_s, busiest, seen)
         if not self._stolen or now_s > self._stolen[-1][0] + LOOK_AT_STOLEN_S:
             self._stolen.append((now_s, stolen_s()))
         return False
+
+    def _note(
+        self, start_s: float, end_s: float, busiest: Usage | None, seen: Stacks
+    ) -> None:
+        """Note that this thread did not get on. A thread that kept the GIL may have waited for a core
+        meanwhile: that time is not its fault."""
+        if busiest is not None and busiest.cpu_s + busiest.core_s > (end_s - start_s) / 2:
+            share = busiest.cpu_s / (busiest.cpu_s + busiest.core_s)
+            kept_until_s = start_s + share * (end_s - start_s)
+            self._kept.append(Kept(start_s, kept_until_s, _keeper(busiest, seen)))
+            start_s = kept_until_s
+        self._kept.append(Kept(start_s, end_s, None))
 
     def between(self, start_s: float, end_s: float) -> Missing:
         """Return what the process went without between two moments."""
@@ -78,9 +99,13 @@ class ThreadWatch:
         self._others.close()
 
 
-def _keeper(busiest: Usage) -> Stall:
-    """Return the line at which a thread is, as what kept the GIL."""
-    stack = stacks.from_frame(sys._current_frames().get(busiest.ident))
+def _stacks() -> Stacks:
+    return {ident: stacks.from_frame(frame) for ident, frame in sys._current_frames().items()}
+
+
+def _keeper(busiest: Usage, seen: Stacks) -> Stall:
+    """Return the line at which a thread was, as what kept the GIL."""
+    stack = seen.get(busiest.ident)
     line = stacks.find_user_line(stack) if stack else None
     where, function = (line.where, line.function) if line else ("", "")
     return Stall(where, function, 1, 0.0, 0.0, "thread", busiest.name)
