@@ -22,6 +22,8 @@ from rollway.payload.scan import WholeBlob, map_segment, scan
 from rollway.payload.spool import HEAD_BYTES, Spool, remove_spools
 from rollway.payload.writer import SegmentWriter
 from rollway.records.payload import SegmentName
+from rollway.records.turn import SpooledRoutes
+from rollway.trace.routes import RouteChunk
 from rollway.trace.row import Row
 from rollway.trace.trace import Trace
 
@@ -37,7 +39,8 @@ Talk = list[tuple[int, list[int], list[int], bool]]
 
 
 async def spool_now(trace: Trace, spool: Spool) -> None:
-    trace.spooled(await spool.append(trace.loose_routes()))
+    chunks = trace.loose_routes()
+    trace.spooled(chunks, await spool.append([chunk.in_memory for chunk in chunks]))
 
 
 def columns_of(rows: tuple[Row, ...], text: bytes = b"[1]") -> dict[str, Column]:
@@ -54,6 +57,7 @@ async def play(talk: Talk, spooling: list[bool], dtype: Any, folder: Path) -> bo
     history: dict[int, list[int]] = {}
     with SegmentWriter(folder, SegmentName("w", 0), 1 << 20) as writer:
         spool = writer.new_spool()
+        writing: tuple[list[RouteChunk], list[SpooledRoutes]] | None = None
         for (agent, new, drawn, compact), now in zip(talk, spooling, strict=True):
             prompt = ([agent] if compact or agent not in history else history[agent]) + new
             history[agent] = prompt + drawn
@@ -62,9 +66,16 @@ async def play(talk: Talk, spooling: list[bool], dtype: Any, folder: Path) -> bo
             routes = rng.integers(0, 256, shape, dtype)
             plain.add(turn(prompt, drawn, routes=routes, start=start))
             trace.add(turn(prompt, drawn, routes=routes.copy(), start=start))
+            if writing is not None:  # since before this turn
+                chunks, places = writing
+                trace.spooled(chunks, places)
+                writing = None
             if now:
-                await spool_now(trace, spool)
-                assert trace.num_loose_bytes == 0
+                chunks = trace.loose_routes()
+                writing = chunks, await spool.append([chunk.in_memory for chunk in chunks])
+        if writing is not None:
+            trace.spooled(*writing)
+            assert trace.num_loose_bytes == 0
         expected, rows = plain.finish(), trace.finish()
         stored = await writer.store(columns_of(rows), spool)
         was_adopted = any(spooling) and not spool.num_bytes
@@ -90,8 +101,9 @@ async def play(talk: Talk, spooling: list[bool], dtype: Any, folder: Path) -> bo
 def test_what_was_spooled_equals_what_memory_would_hold(
     talk: Talk, data: st.DataObject, dtype: Any
 ) -> None:
-    """Agents take turns, compact their history, and routes are spooled now and then. If one agent
-    speaks alone, its rows lie one behind the other, and the spool becomes the segment."""
+    """Agents take turns, compact their history, and routes are spooled now and then, while the next turn
+    is added. If one agent speaks alone, its rows lie one behind the other, and the spool becomes the
+    segment."""
     spooling = data.draw(st.lists(st.booleans(), min_size=len(talk), max_size=len(talk)))
     with TemporaryDirectory() as folder:
         was_adopted = asyncio.run(play(talk, spooling, dtype, Path(folder)))
@@ -169,3 +181,34 @@ async def test_a_write_that_fails_leaves_the_spool_as_it_was(tmp_path: Path) -> 
     assert os.listdir(tmp_path) == [stored.ref.segment]
     found = SegmentReader(tmp_path).open(stored.ref)["row0.routes"]
     assert found[:, 0, 0].tolist() == [5, 5, 6, 6, 0]
+
+
+async def test_a_spool_is_given_away_only_once_its_writes_have_ended(tmp_path: Path) -> None:
+    """A rollout may be cancelled while its routes are written. Another one then uses the same file."""
+    with SegmentWriter(tmp_path, SegmentName("w", 0), 1 << 20) as writer:
+        for _ in range(20):
+            cancelled, other = writer.new_spool(), writer.new_spool()
+            writing = asyncio.create_task(cancelled.append([routes_of(100_000, 9)]))
+            await asyncio.sleep(0.011)  # the thread writes now, or will in a moment
+            writing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await writing
+            await cancelled.discard()
+            await other.append([routes_of(1000, 1)])
+            with other.read() as spooled:
+                assert bytes(spooled) == bytes([1]) * len(spooled)
+            await other.discard()
+
+
+async def test_a_spool_whose_first_write_fails_leaves_no_file(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with SegmentWriter(tmp_path, SegmentName("w", 0), 1 << 20) as writer:
+        spool = writer.new_spool()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+        try:
+            with pytest.raises(OSError, match="too large"):
+                await spool.append([routes_of(100)])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        await spool.discard()
+    assert [path.parent.name for path in tmp_path.rglob("*") if path.is_file()] == [SPARES]

@@ -15,7 +15,7 @@ import numpy as np
 from crc32c import crc32c
 
 from ..errors import PayloadError
-from ..loop.lanes.threads import thread, thread_to_the_end
+from ..loop.lanes.threads import thread, thread_to_the_end, to_the_end
 from ..records.turn import Routes, SpooledRoutes
 from .lock import map_file
 from .reuse import SPOOL, make_spare, take_spare
@@ -51,7 +51,7 @@ class Spooler:
             self._writing = asyncio.create_task(
                 self._write_waiting(), name="spooler", context=Context()
             )
-        await written
+        await to_the_end(written)  # the file must not be given away while it is written
 
     async def _write_waiting(self) -> None:
         while self._waiting:
@@ -64,21 +64,21 @@ class Spooler:
                 _tell(write, error)
         self._writing = None
 
-    def _write_all(self, writes: list[_Write]) -> list[OSError | None]:
-        errors: list[OSError | None] = []
+    def _write_all(self, writes: list[_Write]) -> list[Exception | None]:
+        errors: list[Exception | None] = []
         for spool, data, _ in writes:
             try:
                 spool.write(data)
                 errors.append(None)
-            except OSError as error:
+            except (
+                Exception
+            ) as error:  # whatever it is, the one who waits for this write must hear it
                 errors.append(error)
         return errors
 
 
-def _tell(write: _Write, error: OSError | None) -> None:
+def _tell(write: _Write, error: Exception | None) -> None:
     _, _, written = write
-    if written.done():  # whoever waited was cancelled
-        return
     if error is None:
         written.set_result(None)
     else:
@@ -96,6 +96,7 @@ class Spool:
         self.checksum = 0
         self._spooler = spooler
         self._file: int | None = None
+        self._exists = False
         self._lock = asyncio.Lock()
         self._has_ended = False
 
@@ -119,9 +120,10 @@ class Spool:
         file = self._file
         if file is None:
             flags = os.O_RDWR
-            if not self.num_bytes and not take_spare(self.path):
+            if not self._exists and not take_spare(self.path):
                 flags |= os.O_CREAT
             file = os.open(self.path, flags, 0o600)
+            self._exists = True
         try:
             write_all(file, data, HEAD_BYTES + self.num_bytes)
         finally:
@@ -159,13 +161,17 @@ class Spool:
     async def discard(self) -> None:
         """Give the space back, if it is still there."""
         await self.end()
-        if self.num_bytes or self._file is not None:
+        if self._exists:
             await thread(self._discard)
 
     def _discard(self) -> None:
         self.close()
-        if self.num_bytes:
-            make_spare(self.path)
+        make_spare(self.path)
+        self._exists = False
+
+    def become_segment(self) -> None:
+        """Note that the file is a segment now."""
+        self._exists, self.num_bytes = False, 0
 
 
 def remove_spools(folder: Path, prefix: str) -> None:

@@ -81,7 +81,7 @@ class SegmentWriter:
         blob = build_behind(columns, HEAD_BYTES, spool.num_bytes, spool.checksum)
         if blob is not None:
             ref = await self._adopt(spool, blob)
-            spool.num_bytes = 0  # its file is a segment now
+            spool.become_segment()
             return Stored(ref)
         with spool.read() as spooled:
             return Stored(await self.append(build(_read_spooled(columns, spooled))))

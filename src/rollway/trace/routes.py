@@ -16,6 +16,11 @@ class RouteChunk(Struct, eq=False):
 
     routes: Routes | SpooledRoutes
 
+    @property
+    def in_memory(self) -> Routes:
+        assert not isinstance(self.routes, SpooledRoutes)
+        return self.routes
+
 
 _DTYPES = np.dtype(np.uint8), np.dtype(np.uint16)
 

@@ -1,13 +1,13 @@
 """A rollout's rows, which grow turn by turn as replies arrive."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from ..errors import TraceError
-from ..records.turn import Ints, Routes, SpooledRoutes, Turn
+from ..records.turn import Ints, SpooledRoutes, Turn
 from .routes import RouteChunk, first_position
 from .row import OpenRow, Row
 
@@ -85,21 +85,19 @@ class Trace:
             self._loose.append(chunk)
             self.num_loose_bytes += chunk.routes.nbytes
 
-    def loose_routes(self) -> list[Routes]:
+    def loose_routes(self) -> list[RouteChunk]:
         """Return the routes that are in memory, in the order of their turns. Where another row follows,
         a row's last route, of zeros, is among them, so that rows lie one behind the other in a file."""
-        return [
-            chunk.routes
-            for chunk in self._loose
-            if not isinstance(chunk.routes, SpooledRoutes)
-        ]
+        return list(self._loose)
 
-    def spooled(self, places: list[SpooledRoutes]) -> None:
-        """A file holds the first loose routes, at these places: forget them."""
-        for chunk, place in zip(self._loose, places, strict=False):
-            self.num_loose_bytes -= chunk.routes.nbytes
+    def spooled(self, chunks: Sequence[RouteChunk], places: Sequence[SpooledRoutes]) -> None:
+        """A file holds these routes, at these places: forget them. Meanwhile turns may have been added,
+        or a last route taken back."""
+        for chunk, place in zip(chunks, places, strict=True):
+            if chunk in self._loose:
+                self.num_loose_bytes -= chunk.routes.nbytes
+                self._loose.remove(chunk)
             chunk.routes = place
-        del self._loose[: len(places)]
 
     def _check_route_format(self, turn: Turn) -> None:
         """Raise TraceError if the routes have another dtype or shape than earlier in the rollout."""

@@ -121,7 +121,8 @@ class LiveRollout:
             return
         self._is_spooling = True
         try:
-            trace.spooled(await spool.append(trace.loose_routes()))
+            chunks = trace.loose_routes()
+            trace.spooled(chunks, await spool.append([chunk.in_memory for chunk in chunks]))
         except OSError as error:
             log.warning("routes of %s stay in memory: %s", self.run.rollout_id, error)
         finally:

@@ -152,6 +152,8 @@ async def commit(
     try:
         columns = row_columns(row.columns() for row in rows)
         text = await run_in_slices(transcript(finished.rollout.messages))
+        summaries = await run_in_slices(_summaries(rows))
+        # nothing may be awaited from here on: a ref that is sent after one in a newer segment is lost
         stored = await store.store({**columns, TEXT: text}, live.spool)
     except PayloadError as error:
         return RolloutEnd(Failed("worker", str(error)))
@@ -163,7 +165,7 @@ async def commit(
         reward=total(kind, rewards),
         rewards=rewards,
         metrics=metrics,
-        rows=await run_in_slices(_summaries(rows)),
+        rows=summaries,
         ref=stored.ref,
         num_turns=finished.rollout.num_turns,
         stop=finished.rollout.stop,

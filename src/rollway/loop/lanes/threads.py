@@ -16,7 +16,11 @@ async def thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 async def thread_to_the_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Like `thread`, but a cancelled caller waits until the call has ended. A thread cannot be stopped,
     so the buffers it writes to must not be reused while it runs."""
-    running = asyncio.ensure_future(thread(call, *args, **kwargs))
+    return await to_the_end(asyncio.ensure_future(thread(call, *args, **kwargs)))
+
+
+async def to_the_end(running: asyncio.Future[T]) -> T:
+    """Wait for a result. A cancelled caller waits for it too, and is cancelled then."""
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
         try:
