@@ -189,10 +189,9 @@ async def test_a_spool_is_given_away_only_once_its_writes_have_ended(tmp_path: P
         for _ in range(20):
             cancelled, other = writer.new_spool(), writer.new_spool()
             writing = asyncio.create_task(cancelled.append([routes_of(100_000, 9)]))
-            await asyncio.sleep(0.011)  # the thread writes now, or will in a moment
+            await asyncio.sleep(0.01)  # the thread writes now, or has just written
             writing.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await writing
+            await asyncio.gather(writing, return_exceptions=True)
             await cancelled.discard()
             await other.append([routes_of(1000, 1)])
             with other.read() as spooled:
@@ -211,4 +210,4 @@ async def test_a_spool_whose_first_write_fails_leaves_no_file(tmp_path: Path) ->
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         await spool.discard()
-    assert [path.parent.name for path in tmp_path.rglob("*") if path.is_file()] == [SPARES]
+    assert os.listdir(tmp_path) == [SPARES]
